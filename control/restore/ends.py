@@ -17,6 +17,7 @@ from tidewheel.runs import IN_FLIGHT, Cause, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition, RunCompleted, RunRequest
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
+from tidewheel.transitions.drain import drain
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
@@ -98,10 +99,32 @@ def record_ends(
 ) -> int:
     """End the open runs whose completions Kafka has, or these of them; return their number.
 
-    Those that have ended at another time, as by a request that was applied again, get the time of their completion.
+    The end of a run may release others of its workflow, which have ended too. Runs that have ended at another time, as
+    by a request that was applied again, get the time of their completion.
     """
+    known = sorted(history.ends if runs is None else runs)
+    ended = _record_ends(session, installation, history, since, known)
+    while known and _drain(session, installation):
+        ended += _record_ends(session, installation, history, since, known)
+    return ended
+
+
+def _drain(session: Session, installation: Installation) -> int:
+    """Write the runs of children whose parents have ended; return the number of releases."""
+    releases = 0
+    while True:
+        with session.transaction() as connection:
+            done = drain(connection, installation, range(installation.shards))
+        releases += done.releases
+        if not done.more:
+            return releases
+
+
+def _record_ends(
+    session: Session, installation: Installation, history: History, since: datetime, known: Sequence[UUID]
+) -> int:
     ended = 0
-    for some in _parts(sorted(history.ends if runs is None else runs)):
+    for some in _parts(known):
         with session.transaction() as connection:
             found = _runs(connection, some)
             if not found:

@@ -207,6 +207,7 @@ class _Past:
         self.fired = Fired(history)
         self.requested = {UUID(answer.reply.run_id) for answer in history.replies.values() if answer.reply.run_id}
         self._session, self._installation, self._history, self._report = session, installation, history, report
+        self._of_workflows = {UUID(each.job_id) for each in history.runs.values() if each.cause.value == Cause.WORKFLOW}
         self._begun = _ByJob((end.job_id, end.started_at or end.finished_at, run) for run, end in history.ends.items())
         # Runs by REST, CLI or Client: no request creates them again.
         self._direct = _ByJob(
@@ -221,6 +222,8 @@ class _Past:
 
         Runs that had begun by then get their ends.
         """
+        if job in self._of_workflows:
+            job = None  # the ends of other jobs create its runs
         jobs = None if job is None else {job}
         with as_of(until - _BEFORE):  # a filter cancels what was created before it
             self._report.occurrences += fire_again(
@@ -274,9 +277,13 @@ def _write(
 ) -> None:
     if not state.messages_dropped:
         report.occurrences += fire_again(session, installation, fired)
-        created, report.lost = create_missing(session, installation, history)
-        report.runs += created
-        report.ended += record_ends(session, installation, history, report.since)
+        # Those of workflows last: the ends of their parents create them.
+        of_workflows = {run for run, each in history.runs.items() if each.cause.value == Cause.WORKFLOW}
+        for runs in (history.runs.keys() - of_workflows, of_workflows):
+            created, lost = create_missing(session, installation, history, runs=runs)
+            report.runs += created
+            report.lost += lost
+            report.ended += record_ends(session, installation, history, report.since)
         set_chains(session, fired)
         report.unknown = raise_attempts(session, history)
         _drop_messages(session, installation, history, state)

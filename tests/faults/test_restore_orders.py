@@ -26,12 +26,12 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
 RUNS: LiteralString = "SELECT r.run_id FROM runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s"
 MEMBERS: LiteralString = "SELECT ref, run_id FROM batch_runs"
-FILTER: LiteralString = """
-    SELECT r.run_id, r.state FROM runs AS r JOIN jobs AS j USING (job_id)
-     WHERE j.key = 'filtered' AND r.scheduled_at <= %s AND r.state <> 'cancelled'
+STATES: LiteralString = "SELECT r.run_id, r.state FROM runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s"
+OPEN: LiteralString = """
+    SELECT r.run_id FROM job_runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s AND r.scheduled_at <= now()
 """
 PUBLISHED: LiteralString = "SELECT NOT EXISTS (SELECT FROM outbox WHERE publish_at <= now())"
-SETTLED: LiteralString = f"{PUBLISHED} AND NOT EXISTS (TABLE job_runs)"
+SETTLED: LiteralString = f"{PUBLISHED} AND NOT EXISTS (TABLE job_runs) AND NOT EXISTS (TABLE releases)"
 RECURRING = ("chained", "rested", "filtered", "resumed", "root")
 
 
@@ -46,7 +46,7 @@ class Story:
     known: dict[str, str] = field(default_factory=dict[str, str])
     members: Mapping[object, object] = field(default_factory=dict[object, object])
     resumed: set[str] = field(default_factory=set[str])
-    filtered_at: datetime = field(default_factory=now)
+    filtered: set[object] = field(default_factory=set[object])
     held: Held | None = None
     before: int = 0  # effects before the loss
 
@@ -130,10 +130,15 @@ def prepare(story: Story) -> None:
     job("filtered", {"interval": "1s"}, "gated", **one)
     job("resumed", {"interval": "1s"}, "gated", overlap="allow_all")
     job("root", {"interval": "1s"}, "note")
-    job("leaf", {"after": [{"job": "root"}]}, "note")
     job("stubborn", "manual", "stubborn-process")
+    job("called", "manual", "note")
+    job("alarm", "manual", "note")
     story.fleet.start_all(LEASE="PT30S")
     story.request({"type": "job.pause", "key": "resumed"})
+    story.oracle.wait_answered()
+    job("leaf", {"after": [{"job": "root"}]}, "note")
+    job("doomed", "manual", "lost-cause", on_failure="alarm", retry={"max_attempts": 1})
+    story.until_begun("leaf")
     story.until_begun("rested")
     story.request({"type": "job.pause", "key": "rested", "until": (now() + timedelta(seconds=8)).isoformat()})
     story.held = Workload(story.fleet, story.oracle).hold()
@@ -150,13 +155,18 @@ def act(story: Story) -> None:
     story.gate("refused").touch()
     story.until_ended(refused)
 
-    batch = story.request({"type": "batch.submit", "open": True, "runs": [{"ref": "a", "key": "member"}]}).batch_id
+    call = {"finished": {"key": "called"}}
+    first = {"type": "batch.submit", "open": True, "runs": [{"ref": "a", "key": "member"}], "on": call}
+    batch = story.request(first).batch_id
     story.request({"type": "batch.add", "batch_id": batch, "runs": [{"ref": "b", "key": "member"}]})
     after = {"ref": "c", "key": "member", "after": [{"ref": "b"}]}
     story.request({"type": "batch.add", "batch_id": batch, "runs": [after]})
     story.fleet.until(lambda: len(story.begun("member")) == 3, "the runs of the batch have begun")
     story.members = dict(story.fleet.database.rows(MEMBERS))
     story.request({"type": "batch.close", "batch_id": batch})
+    story.until_ended(story.run_of({"type": "job.trigger", "key": "doomed"}))
+    for key in ("called", "alarm"):
+        story.fleet.until(lambda key=key: story.begun(key), f"{key} has begun")
 
     past = {"type": "job.trigger", "key": "past", "run_at": (now() - timedelta(hours=1)).isoformat()}
     story.known["past"] = story.run_of(past)
@@ -183,12 +193,11 @@ def act(story: Story) -> None:
     story.until_begun("resumed", 2)
     story.resumed = {*story.begun("resumed")}
     unreply(story)
-    filtered = "SELECT count(*) > 3 FROM job_runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = 'filtered'"
-    story.fleet.until(lambda: story.fleet.database.value(filtered), "runs wait for the key")
+    story.fleet.until(lambda: len(story.fleet.database.rows(OPEN, ["filtered"])) > 3, "runs wait for the key")
     next(each for each in story.fleet.services if each.role == "scheduler").kill()
     story.fleet.until(lambda: story.fleet.database.value(PUBLISHED), "all is published")
-    story.filtered_at = now()
-    story.request({"type": "runs.cancel", "key": "filtered", "include_started": False})
+    story.filtered = {run for (run,) in story.fleet.database.rows(OPEN, ["filtered"])}
+    story.request({"type": "runs.cancel", "key": "filtered"})
 
 
 def unreply(story: Story) -> None:
@@ -245,7 +254,20 @@ def test_no_attempt_takes_effect_twice(story: Story) -> None:
 
 def test_runs_that_had_ended_take_effect_once(story: Story) -> None:
     """The runs that were in flight are those of the gated jobs."""
-    for key in ("unreplied", "refused", "member", "past", "rest", "single", "filled", "rested", "root", "leaf"):
+    for key in (
+        "unreplied",
+        "refused",
+        "member",
+        "past",
+        "rest",
+        "single",
+        "filled",
+        "rested",
+        "root",
+        "leaf",
+        "called",
+        "alarm",
+    ):
         assert max(Counter(story.begun(key)).values()) == 1, key
 
 
@@ -278,13 +300,19 @@ def test_pause_of_a_fixed_delay_job_ends(story: Story) -> None:
 
 
 def test_filter_cancels_timer_runs_of_its_time(story: Story) -> None:
-    open_before = story.fleet.database.rows(FILTER, [story.filtered_at])
-    assert [state for _, state in open_before] == ["succeeded"]  # it held the key
+    states = dict(story.fleet.database.rows(STATES, ["filtered"]))
+    assert story.filtered
+    assert {states[run] for run in story.filtered} == {"cancelled"}
 
 
 def test_retry_of_a_run_that_was_triggered_over_rest_is_kept(story: Story) -> None:
     assert story.known["retry"] in story.runs("rest")
     assert len(story.runs("rest")) == 2
+
+
+@pytest.mark.parametrize("key", ["called", "alarm"])
+def test_end_triggers_another_job_once(story: Story, key: str) -> None:
+    assert len(story.runs(key)) == 1
 
 
 @pytest.mark.parametrize("key", ["single", "late"])
