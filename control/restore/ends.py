@@ -69,13 +69,16 @@ class _Unclaimed(NamedTuple):
 def create_missing(
     session: Session, installation: Installation, history: History, *, runs: Iterable[UUID] | None = None
 ) -> tuple[int, list[UUID]]:
-    """Create the runs that Kafka has and the database lacks, or these of them; return those of unknown versions."""
+    """Create the runs that Kafka has and the database lacks, or these of them.
+
+    Returns their number, and the runs of unknown versions.
+    """
     created, lost = 0, list[UUID]()
     known = history.runs
     for some in _parts(sorted(known if runs is None else runs)):
         with session.transaction() as connection:
             there = _runs(connection, some)
-            missing = [known[run] for run in some if run not in there]
+            missing = [known[run] for run in some if run not in there and not history.was_taken_back(run)]
             versions = _versions(connection, missing)
             new: list[NewRun] = []
             for each in missing:

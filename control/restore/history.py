@@ -13,6 +13,7 @@ from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.kafka.offsets import read_end_offsets, read_partitions
 from tidewheel.kafka.topics import Topics, read_retention
 from tidewheel.message_signatures import SIGNATURE_HEADER, MessageKeys, SignatureFlaw, digest_of
+from tidewheel.runs import Cause
 from tidewheel.schedules.decision import Skip, SkipReason
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import LifecycleEvent, Reply, RequestType, RunCompleted, RunRequest
@@ -27,12 +28,19 @@ _SILENT_POLLS = 60  # of a second each
 _DECIDED_LATE = frozenset({SkipReason.MISFIRE, SkipReason.CATCH_UP_LIMIT, SkipReason.PAUSED, SkipReason.FROZEN})
 """Reasons that depend on when a scheduler decided; the others follow from the job and its calendars."""
 _NEAR = timedelta(minutes=1)  # a relay publishes a reply some milliseconds after its transaction
+_UPDATED = "io.tidewheel.job.updated.v1"
+_SUBMITTED = ("io.tidewheel.job.created.v1", _UPDATED)
+_PAUSED, _RESUMED = "io.tidewheel.job.paused.v1", "io.tidewheel.job.resumed.v1"
+_DELETED = "io.tidewheel.job.deleted.v1"
+_STOPPED = (_PAUSED, _DELETED)
+_STARTED = ("io.tidewheel.job.created.v1", _RESUMED)
+_STATES = (*_STOPPED, *_STARTED)
 _EVENTS = {
-    RequestType.JOB_SUBMIT: ("io.tidewheel.job.created.v1", "io.tidewheel.job.updated.v1"),
-    RequestType.JOB_ROLLBACK: ("io.tidewheel.job.updated.v1",),
-    RequestType.JOB_PAUSE: ("io.tidewheel.job.paused.v1",),
-    RequestType.JOB_RESUME: ("io.tidewheel.job.resumed.v1",),
-    RequestType.JOB_DELETE: ("io.tidewheel.job.deleted.v1",),
+    RequestType.JOB_SUBMIT: _SUBMITTED,
+    RequestType.JOB_ROLLBACK: (_UPDATED,),
+    RequestType.JOB_PAUSE: (_PAUSED,),
+    RequestType.JOB_RESUME: (_RESUMED,),
+    RequestType.JOB_DELETE: (_DELETED,),
     RequestType.JOB_BACKFILL: ("io.tidewheel.job.backfill_started.v1",),
 }
 """The events of the requests that change a job."""
@@ -95,6 +103,19 @@ class History:
             return last is not None and last.attempt >= request.attempt
         origin = _record(value, Reply).origin
         return origin is not None and (origin.topic, origin.partition, origin.offset) in self.replies
+
+    def was_taken_back(self, run_id: UUID) -> bool:
+        """Return True if a change of its job had taken back this run of a timer before its instant.
+
+        A relay may have published its message nevertheless, and no claim found the run.
+        """
+        run = self.requests.get(run_id)
+        if run is None or run_id in self.ends or run.cause.value != Cause.TIMER.value or run.attempt > 1:
+            return False
+        due = min(run.scheduled_at, run.publish_at)
+        before = [each for each in self.changes.get(run.job_id, ()) if each.at < due]
+        edited = any(each.kind in _SUBMITTED and (each.version or 0) > run.job_version for each in before)
+        return edited or next((each.kind in _STOPPED for each in reversed(before) if each.kind in _STATES), False)
 
     def changed_at(self, answer: Answer, sent_at: datetime) -> datetime | None:
         """Return when a request had changed its job, and take that change; None if Kafka has no event of it."""

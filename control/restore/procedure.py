@@ -38,6 +38,7 @@ _OWNS_DATABASE = _SQL["owns_database"]
 _REFUSE_WRITES = _SQL["refuse_writes"]
 _ACCEPT_WRITES = _SQL["accept_writes"]
 _END_SESSIONS = _SQL["end_sessions"]
+_UNBOUND = _SQL["unbound"]
 _READ_WRITTEN_MESSAGES = _SQL["read_written_messages"]
 _READ_NEEDLESS_REQUESTS = _SQL["read_needless_requests"]
 _DELETE_MESSAGES = _SQL["delete_messages"]
@@ -142,6 +143,7 @@ def restore(
             message = "another `tidewheel restore` works on this database; wait for it"
             raise SettingsError(message)
         with session.transaction() as connection:
+            connection.execute(_UNBOUND)
             installation, now = read_installation(connection, settings), read_now(connection)
             keys = MessageKeys()
             keys.refresh(connection)

@@ -57,6 +57,12 @@ BEGIN
 END
 $do$
 
+-- name: unbound
+-- Lets transactions of this session last as long as they need, also the one that it is in.
+-- No index. No lock.
+-- Why: a session lives for up to 30 s after its end was requested, and a job may have 100,000 runs in one transaction.
+SELECT set_config(p.name, '0', false) FROM pg_settings AS p WHERE p.name = 'transaction_timeout'
+
 -- name: end_sessions
 -- Ends all other sessions of this database, and waits for the end of each; returns their names, with false for those that live.
 -- No index. No lock.

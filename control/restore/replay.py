@@ -162,7 +162,9 @@ class _Runs:
     def find(
         self, received: ReceivedRequest, sent_at: datetime, until: datetime = _LATEST
     ) -> tuple[bool, datetime | None]:
-        """Return true if one of these runs is of a request, and the time at which this was applied if the run has it.
+        """Find a run of a request.
+
+        Returns true if there is one, and the time at which the request was applied if the run has it.
 
         Args:
             received: The request.
@@ -209,7 +211,10 @@ class _Runs:
 def _ranges(
     session: Session, installation: Installation, client: Consumer, history: History, runs: _Runs
 ) -> tuple[dict[Place, tuple[int, int]], int]:
-    """Return the first and the next offset of what is applied again, by partition, and how many Kafka has no more."""
+    """Return the offsets of what is applied again, by partition, and how many requests Kafka has no more.
+
+    The offsets are the first one and the next after the last.
+    """
     last: dict[Place, int] = defaultdict(int)
     origins = [end.origin for end in history.ends.values() if end.origin is not None]
     for topic, partition, offset in [

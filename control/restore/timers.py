@@ -33,7 +33,7 @@ LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 class Fired:
-    """The occurrences that Kafka has: the instants of runs by job, with the runs, and the skipped spans by job."""
+    """The occurrences that Kafka has, by job: the instants of runs, with the runs, and the skipped spans."""
 
     def __init__(self, history: History) -> None:
         self.runs: dict[UUID, dict[datetime, UUID]] = {}
@@ -123,7 +123,10 @@ def fire_again(
 def set_chains(
     session: Session, fired: Fired, *, jobs: Collection[UUID] | None = None, until: datetime = LATEST
 ) -> None:
-    """Set the next time of each fixed_delay job, or of these, whose last run had ended by a time, from that end."""
+    """Set the next time of fixed_delay jobs, or of these, from the end of the last run.
+
+    A job whose last run had not ended by a time keeps its timer.
+    """
     last = fired.last(jobs, until)
     ended = {job: end for job, at in last.items() if (end := fired.ended.get((job, at))) is not None and end <= until}
     named = list(ended)

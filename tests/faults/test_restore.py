@@ -58,21 +58,21 @@ def fleet(server: Server, info: StackInfo, tmp_path: Path) -> Iterator[Fleet]:
 
 
 @contextmanager
-def expired_before(fleet: Fleet, since: datetime) -> Generator[None]:
-    """Let Kafka keep completions for five minutes, and drop the first of each partition.
+def expired_before(fleet: Fleet, since: datetime, bound: str, value: str, unbound: str) -> Generator[None]:
+    """Let Kafka keep completions for five minutes or by size, and drop the first of each partition.
 
     The restore reads from ten minutes before the backup.
     """
     admin, topic = admin_of(fleet.kafka), fleet.topics.completions
     assert since > now() - timedelta(minutes=5)
-    set_topic_config(fleet.kafka, topic, {"retention.ms": "300000"})
+    set_topic_config(fleet.kafka, topic, {bound: value})
     firsts = [TopicPartition(topic, each, 1) for each in admin.list_topics(topic, timeout=30).topics[topic].partitions]
     dropped = [drop.exception(30) is None for drop in admin.delete_records(firsts).values()]
     assert any(dropped)  # a partition without a message has none to drop
     try:
         yield
     finally:
-        set_topic_config(fleet.kafka, topic, {"retention.ms": str(30 * 86_400_000)})
+        set_topic_config(fleet.kafka, topic, {bound: unbound})
 
 
 def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fleet, oracle: Oracle) -> None:
@@ -129,10 +129,11 @@ def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fle
     forged = forge_run(fleet, oracle)
     server.bring_back()
     other = psycopg.connect(fleet.database.url)
-    with expired_before(fleet, since=first):
-        refused = restore(fleet, "--dry-run")
-        assert refused.returncode != 0, refused.stdout
-        assert f"{fleet.topics.completions}: Kafka may have dropped messages" in refused.stderr
+    for bound in (("retention.ms", "300000", str(30 * 86_400_000)), ("retention.bytes", "1000000000", "-1")):
+        with expired_before(fleet, first, *bound):
+            refused = restore(fleet, "--dry-run")
+            assert refused.returncode != 0, refused.stdout
+            assert f"{fleet.topics.completions}: Kafka may have dropped messages" in refused.stderr
     for option, wrong in (("--since", "+1h"), ("--since", "1s"), ("--stopped-at", "+1h"), ("--stopped-at", "1d")):
         refused = restore(fleet, "--yes", option, wrong)
         assert (refused.returncode, refused.stderr.split(":")[1].strip()) == (5, option), refused

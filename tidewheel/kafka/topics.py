@@ -430,6 +430,8 @@ def setting_deviations(
 def read_retention(config: Mapping[str, str], names: Iterable[str]) -> dict[str, timedelta]:
     """Return the time after which Kafka drops messages, of those of these topics where it does.
 
+    It is zero where a topic is bounded by its size.
+
     Raises:
         Unavailable: The broker does not answer, or does not allow to read settings.
     """
@@ -440,10 +442,13 @@ def read_retention(config: Mapping[str, str], names: Iterable[str]) -> dict[str,
     futures = cast("Mapping[ConfigResource, Future[Mapping[str, _Entry]]]", admin.describe_configs(resources))  # pyright: ignore[reportUnknownMemberType]
     for resource, future in futures.items():
         try:
-            kept = int(future.result(timeout=_DESCRIBE_SECONDS)["retention.ms"].value)
+            entries = future.result(timeout=_DESCRIBE_SECONDS)
         except (KafkaException, TimeoutError) as error:
             message = f"the settings of {resource.name} cannot be read: {error}"
             raise Unavailable(message) from error
+        kept = int(entries["retention.ms"].value)
+        if int(entries["retention.bytes"].value) >= 0:
+            kept = 0
         if kept >= 0:
             found[resource.name] = timedelta(milliseconds=kept)
     return found
