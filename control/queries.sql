@@ -1342,3 +1342,17 @@ SELECT day, succeeded, failed, timed_out, cancelled, skipped, attempts, duration
   FROM job_days
  WHERE job_id = %(job_id)s AND day >= (tidewheel_now() AT TIME ZONE 'UTC')::date - %(days)s::integer
  ORDER BY day DESC
+
+-- name: find_job_key
+-- Returns the key of a job of a tenant, deleted or not.
+-- Index: jobs_pkey. No lock.
+SELECT j.key FROM jobs AS j WHERE j.job_id = %(job_id)s AND j.tenant = %(tenant)s
+
+-- name: read_run_payload
+-- Returns a run's own payload with its type, and the definition of its version, whose payload it has otherwise.
+-- Index: job_runs_pkey, the partitions' indexes by run, job_versions_pkey. No lock.
+SELECT i.payload, i.payload_content_type, v.definition
+  FROM runs AS r
+  JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
+  LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
+ WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s

@@ -32,6 +32,8 @@ from tidewheel.control.api.task_tokens import TaskTokensApi
 from tidewheel.control.api.tenants import TenantsApi
 from tidewheel.control.api.workers import Pools
 from tidewheel.control.api.workflows import WorkflowsApi
+from tidewheel.control.console.console import Console
+from tidewheel.control.console.door import Door
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.service import Shutdown
@@ -65,17 +67,22 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),
     )
-    api_keys = KeyCheck(pools.keys, settings.api_key_rate)
+    api_keys, door = KeyCheck(pools.keys, settings.api_key_rate), Door(settings, installation.task_token_key)
+    guard = Middleware(
+        Guard, settings=settings, task_token_key=installation.task_token_key, keys=api_keys, console=door
+    )
     app = FastAPI(
         title="Tidewheel",
         description=_ABOUT,
         openapi_url=None,
-        middleware=[Middleware(Guard, settings=settings, task_token_key=installation.task_token_key, keys=api_keys)],
-        exception_handlers=HANDLERS,
+        middleware=[guard],
+        exception_handlers={kind: door.as_page(handler) for kind, handler in HANDLERS.items()},
         redirect_slashes=False,  # a redirect would go to the host that the caller names
     )
     for api in apis:
         api.add_to(app.router)
+
+    Console(pools.reads, door, api_keys, installation.shards, settings).add_to(app.router)
 
     text = cache(lambda: encoded(openapi(app)))
 

@@ -15,8 +15,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.api_keys import PREFIX, ApiKey, read_key
-from tidewheel.control.api.key_check import BODY_BYTES, KeyCheck, KeyUse
+from tidewheel.control.api.key_check import BODY_BYTES, KeyCheck, KeyUse, ShownKey
 from tidewheel.control.api.problems import Overloaded, on_unavailable, problem, unauthorized
+from tidewheel.control.console.door import PAGE, SIGN_IN, Door
+from tidewheel.control.console.sign_in import SignIn
 from tidewheel.errors import Unavailable
 from tidewheel.redaction import protect
 from tidewheel.settings.api import ApiSettings, is_loopback
@@ -62,8 +64,10 @@ class Guard:
     page in a browser of this machine could have made that name resolve to it (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings, task_token_key: bytes, keys: KeyCheck) -> None:
-        self._app, self._key, self._keys = app, task_token_key, keys
+    def __init__(
+        self, app: ASGIApp, settings: ApiSettings, task_token_key: bytes, keys: KeyCheck, console: Door
+    ) -> None:
+        self._app, self._key, self._keys, self._console = app, task_token_key, keys, console
         protect(settings.api_token.get_secret_value() if settings.api_token else None)
         self._token = None if settings.api_token is None else settings.api_token.get_secret_value().encode()
         self._held = dict.fromkeys(ALLOWANCES, 0)
@@ -75,21 +79,23 @@ class Guard:
             await self._app(scope, receive, send)
             return
         # Authorization and routes both see the path as it was sent: an encoded slash is a part of a key.
-        scope["path"] = scope["raw_path"].decode("latin-1")
-        who = self._caller(Request(scope))
+        scope["path"] = self._console.path_of(scope["raw_path"].decode("latin-1"))
+        scope[PAGE] = self._console.is_page(Request(scope))
+        who = self._misdirected(Request(scope)) or self._caller(Request(scope))
         stranger = who == "strangers" or isinstance(who, Response)
-        if isinstance(who, ApiKey):
+        if isinstance(who, ApiKey | SignIn):
             stranger = not self._keys.knows(who)
         # A full queue fails no probe: its answer costs as little as the refusal.
         if stranger and not await self._wait_for_turn() and scope["path"] not in PROBES:
             who = problem(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", _MANY_STRANGERS, headers={"Retry-After": "1"})
-        use = await self._begin(who, Request(scope)) if isinstance(who, ApiKey) else None
+        use = await self._begin(who, Request(scope)) if isinstance(who, ApiKey | SignIn) else None
         if isinstance(use, Response):
             who = use
         if isinstance(who, Response):
-            await who(scope, receive, send)
-        elif isinstance(who, ApiKey) and isinstance(use, KeyUse):
+            await self._console.shown(Request(scope), who)(scope, receive, send)
+        elif isinstance(who, ApiKey | SignIn) and isinstance(use, KeyUse):
             scope[KEY], scope[IS_OPEN] = use.stored, partial(self._keys.is_open, who)
+            scope[SIGN_IN] = who if isinstance(who, SignIn) else None
             try:
                 await self._serve("keys", scope, receive, send, use)
             finally:
@@ -98,7 +104,7 @@ class Guard:
             scope[TRUSTED] = who == "executors"
             await self._serve(who, scope, receive, send)
 
-    async def _begin(self, key: ApiKey, request: Request) -> KeyUse | Response:
+    async def _begin(self, key: ShownKey, request: Request) -> KeyUse | Response:
         try:
             return await self._keys.begin(key)
         except Unavailable as error:
@@ -138,12 +144,18 @@ class Guard:
             await asyncio.sleep(turn - now)
         return True
 
-    def _caller(self, request: Request) -> str | ApiKey | Response:
+    def _misdirected(self, request: Request) -> Response | None:
+        """Return the refusal of a request for another host than this machine; None where the API has a token."""
+        if self._token is not None or is_loopback(host := _host(request)):
+            return None
+        detail = f"the API listens for this machine alone, not for {host}; set TIDEWHEEL_API_TOKEN"
+        return problem(HTTPStatus.MISDIRECTED_REQUEST, "misdirected", detail)
+
+    def _caller(self, request: Request) -> str | ApiKey | SignIn | Response:
         """Return the caller's allowance, the key that it shows, or the refusal of the request."""
+        if request.scope[PAGE]:
+            return self._console.caller(request)
         path, given = request.scope["path"], bearer(request)
-        if self._token is None and not is_loopback(host := _host(request)):
-            detail = f"the API listens for this machine alone, not for {host}; set TIDEWHEEL_API_TOKEN"
-            return problem(HTTPStatus.MISDIRECTED_REQUEST, "misdirected", detail)
         if _RUNS.fullmatch(path):
             if given is not None and read_task_token(self._key, given) is None:
                 return unauthorized("the bearer token is not a task token of this installation; send it back unchanged")

@@ -73,7 +73,7 @@ from tidewheel.schemas.generated.records import Reply, ReplyStatus
 _JOBS = "/api/v1/jobs"
 _ONE = f"{_JOBS}/{{key}}"
 _MOST_JOBS = 500  # of one bulk: about as many fit into a body, and one transaction
-_STATES: Mapping[str | None, Mapping[str, bool]] = {
+STATES: Mapping[str | None, Mapping[str, bool]] = {
     "active": {"paused": False, "finished": False, "quarantined": False},
     "paused": {"paused": True},
     "finished": {"finished": True},
@@ -322,7 +322,7 @@ class JobsApi:
             with connection.snapshot() as reading:
                 page = list_jobs(
                     reading, caller.tenant, prefix=query.prefix, labels=query.label, kind=query.kind, lane=query.lane,
-                    queue=query.queue, after=after, limit=query.limit, **_STATES.get(query.status, {}),
+                    queue=query.queue, after=after, limit=query.limit, **STATES.get(query.status, {}),
                 )  # fmt: skip
             return JobsPage(page.jobs, cursors.write(page.next_cursor), page.total, page.at_least)
 

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from typing import Protocol
 
 from psycopg.rows import class_row
 from starlette.responses import Response
 
-from tidewheel.api_keys import ApiKey, Bucket, Scope
+from tidewheel.api_keys import Bucket, Scope
 from tidewheel.control.api.problems import problem, unauthorized
 from tidewheel.control.api.workers import Workers, WorkerState
 from tidewheel.errors import Unavailable
@@ -30,6 +31,19 @@ _KEPT = 1000  # keys beyond which those that are not in use are forgotten
 
 BODY_BYTES = 4 << 20
 """Bodies of one key in memory at once: half of those of all keys."""
+
+
+class ShownKey(Protocol):
+    """The key that a request shows: itself, or by a sign-in."""
+
+    @property
+    def key_id(self) -> str:
+        """Its id."""
+        ...
+
+    def fits(self, stored: bytes) -> bool:
+        """Compare with a stored digest."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +105,12 @@ class KeyCheck:
         self._uses: dict[str, KeyUse] = {}
         self._reading: dict[str, asyncio.Task[StoredKey | None]] = {}
 
-    def knows(self, key: ApiKey) -> bool:
+    def knows(self, key: ShownKey) -> bool:
         """Return True if the process has seen a key of this id with this secret."""
         use = self._uses.get(key.key_id)
         return use is not None and key.fits(use.stored.secret_hash)
 
-    async def begin(self, key: ApiKey) -> KeyUse | Response:
+    async def begin(self, key: ShownKey) -> KeyUse | Response:
         """Return the use of a key, with one more request in progress; or the refusal.
 
         Raises:
@@ -115,7 +129,7 @@ class KeyCheck:
         use.in_progress += 1
         return use
 
-    async def is_open(self, key: ApiKey) -> bool:
+    async def is_open(self, key: ShownKey) -> bool:
         """Return False once a key that was accepted has been revoked or has expired."""
         try:
             use = await self._read(key)
@@ -123,7 +137,7 @@ class KeyCheck:
             return True  # then there is nothing to read either
         return use is not None and not (use.stored.revoked or use.stored.expired)
 
-    async def _read(self, key: ApiKey) -> KeyUse | None:
+    async def _read(self, key: ShownKey) -> KeyUse | None:
         now = asyncio.get_running_loop().time()
         use = self._uses.get(key.key_id)
         if use is not None and now - use.read_at < _FRESH_SECONDS:
@@ -157,7 +171,7 @@ class KeyCheck:
             self._uses = {key_id: use for key_id, use in self._uses.items() if use.in_progress}
 
 
-def _find(key: ApiKey, state: WorkerState) -> StoredKey | None:
+def _find(key: ShownKey, state: WorkerState) -> StoredKey | None:
     """Read a key, and record its use if its secret was shown."""
     columns: dict[str, object] = {"key_id": key.key_id}
     with (

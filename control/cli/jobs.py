@@ -2,8 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -22,8 +21,8 @@ from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import Tz, rfc3339, utc_and_local
 from tidewheel.control.reads import jobs as read
 from tidewheel.control.reads.json_form import as_json
-from tidewheel.jobs.strict_json import as_list, as_object
-from tidewheel.jobs.values import format_duration
+from tidewheel.control.schedule_words import schedule_words
+from tidewheel.jobs.strict_json import as_object
 from tidewheel.schedules.decision import HoldReason
 
 _RELEASE = "correct the cause, then run `tidewheel job release {key}{tenant}`; or correct the job and submit it"
@@ -91,7 +90,7 @@ def show(
 def _row(job: read.JobSummary) -> tuple[Cell, ...]:
     return (
         job.key,
-        _schedule_text(job.schedule),
+        schedule_words(job.schedule),
         _state_text(job),
         job.next_at,
         job.last_run.state if job.last_run else "",
@@ -105,7 +104,7 @@ def _facts(job: read.JobDetail, zone: str | None, tenant: str) -> Iterator[tuple
     yield "job id", str(summary.job_id)
     yield "version", f"{summary.version}, since {rfc3339(job.effective_at)}"
     yield "created", rfc3339(job.created_at)
-    yield "schedule", _schedule_text(summary.schedule)
+    yield "schedule", schedule_words(summary.schedule)
     yield "state", _state_text(summary)
     yield "quarantined", f"since {rfc3339(job.quarantined_at)}, {job.error}" if job.quarantined_at else None
     if job.quarantined_at:
@@ -119,35 +118,6 @@ def _facts(job: read.JobDetail, zone: str | None, tenant: str) -> Iterator[tuple
     yield "failures in a row", str(job.consecutive_failures) if job.consecutive_failures else None
     yield "labels", ", ".join(f"{name}={value}" for name, value in summary.labels.items())
     yield "job", json.dumps(dict(job.job), ensure_ascii=False, indent=2)
-
-
-def _schedule_text(schedule: Mapping[str, object]) -> str:
-    """Return a stored schedule in a few words.
-
-    >>> _schedule_text({"kind": "interval", "interval_us": 90_000_000}), _schedule_text({"kind": "manual"})
-    ('every 1m30s', 'manual')
-    >>> _schedule_text({"kind": "after", "parents": [{"job": "a", "when": "success"}, {"job": "b", "when": "always"}]})
-    'after a, b (always)'
-    """
-    interval = schedule.get("interval_us")
-    span = format_duration(timedelta(microseconds=interval)) if isinstance(interval, int) else ""
-    match schedule.get("kind"):
-        case "interval":
-            return f"every {span}"
-        case "fixed_delay":
-            return f"{span} after each end"
-        case "once":
-            return f"once at {rfc3339(datetime.fromisoformat(str(schedule['at'])))}"
-        case "cron":
-            expressions = ", ".join(map(str, as_list(schedule.get("expressions")) or ()))
-            zone = schedule.get("timezone")
-            return expressions if zone == "UTC" else f"{expressions} {zone}"
-        case "after":
-            parents = [as_object(parent) or {} for parent in as_list(schedule.get("parents")) or ()]
-            named = [f"{one['job']}" + (f" ({one['when']})" if one["when"] != "success" else "") for one in parents]
-            return f"after {', '.join(named[:10])}{', …' if len(named) > 10 else ''}"
-        case kind:
-            return str(kind)
 
 
 def _state_text(job: read.JobSummary) -> str:

@@ -11,6 +11,7 @@ from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import LEASE, MAX_LOST, MESSAGE_SIGNATURES, SWEEP
 from tidewheel.settings.values import Duration
 
+_BASE_PATH: Final = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*", re.ASCII)
 _API_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*", re.ASCII)  # Source: RFC 6750, section 2.1
 
 
@@ -39,6 +40,18 @@ class ApiSettings(Connections):
         le=1_000_000,
         description="requests a second of each API key without a rate of its own, in each process; more get 429",
     )
+    api_base_path: str = Field(
+        "",
+        description="path below which a reverse proxy serves API and console, such as `/ops/tidewheel`; it may pass"
+        " the path on or remove it",
+    )
+    console_name: str = Field(
+        "", max_length=40, description="name of the installation in the console, such as `production`"
+    )
+    console_plain_http: bool = Field(
+        default=False,
+        description="true lets keys sign in to the console by plain HTTP from other machines, who can read them there",
+    )
     api_heartbeat: Duration = Field(
         timedelta(seconds=1),
         gt=timedelta(0),
@@ -63,6 +76,16 @@ class ApiSettings(Connections):
             )
             raise ValueError(message)
         return token
+
+
+    @field_validator("api_base_path")
+    @classmethod
+    def _is_a_path(cls, path: str) -> str:
+        """Refuse a base path that would make other links than those of the proxy."""
+        if not _BASE_PATH.fullmatch(path):
+            message = "is no path: write one such as /ops/tidewheel, without a slash at its end"
+            raise ValueError(message)
+        return path
 
 
 def is_loopback(host: str) -> bool:

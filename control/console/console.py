@@ -1,0 +1,131 @@
+"""The routes of the console, outside of the OpenAPI document: pages, sign-in, static files."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any, cast
+
+from fastapi import APIRouter
+from fastapi.security import SecurityScopes
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.answers import call
+from tidewheel.control.api.bearer import KEY
+from tidewheel.control.api.callers import Caller, caller
+from tidewheel.control.api.key_check import KeyCheck, StoredKey
+from tidewheel.control.api.workers import Workers
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.door import SIGN_IN, Door
+from tidewheel.control.console.forms import check_form, read_form
+from tidewheel.control.console.job import JobPage
+from tidewheel.control.console.jobs import JobsPage
+from tidewheel.control.console.overview import OverviewPage
+from tidewheel.control.console.rendering import Visitor
+from tidewheel.control.console.run import RunPage
+from tidewheel.control.console.runs import RunsPage
+from tidewheel.control.console.sign_in import COOKIE, THEME_COOKIE, THEMES
+from tidewheel.control.console.signing import SignInPage
+from tidewheel.control.console.urls import local_path
+from tidewheel.control.console.view import Page
+from tidewheel.settings.api import ApiSettings
+
+_YEAR_SECONDS = 365 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """The console.
+
+    Args:
+        reads: The threads of reads.
+        door: Sign-ins and the renderer.
+        keys: The check of API keys.
+        shards: The number of shards of the installation.
+        settings: The archive, the brokers, and what the console is named.
+    """
+
+    reads: Workers
+    door: Door
+    keys: KeyCheck
+    shards: int
+    settings: ApiSettings
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
+        pages: Mapping[str, Page] = {
+            "/": OverviewPage(self.shards),
+            "/jobs": JobsPage(),
+            "/jobs/{ref}": JobPage(),
+            "/runs": RunsPage(),
+            "/runs/{run_id}": RunPage(self.settings),
+        }
+        for path, page in pages.items():
+            self._route(router, "GET", path, partial(self._show, page))
+        signing = SignInPage(self.door, self.keys, allows_plain_http=self.settings.console_plain_http)
+        self._route(router, "GET", "/sign-in", signing.show)
+        self._route(router, "POST", "/sign-in", signing.sign_in)
+        self._route(router, "POST", "/sign-out", self._sign_out)
+        self._route(router, "POST", "/theme", self._choose_theme)
+        self._route(router, "GET", "/static/{digest}/{name}", self._file)
+
+    @staticmethod
+    def _route(router: APIRouter, method: str, path: str, handler: Callable[[Request], Any]) -> None:
+        router.add_route(path, handler, methods=[method], include_in_schema=False)
+
+    async def _show(self, page: Page, request: Request) -> Response:
+        """Return a page, read and rendered on a thread."""
+        found = await caller(request, SecurityScopes([Scope.READ]))
+        visitor = self._visitor(request, found)
+        urls = self.door.renderer.urls(visitor)
+
+        def made(connection: Connection) -> Response:
+            view = page.read(connection, found, request, urls)
+            if view.moved_to is not None:
+                return self.door.renderer.guarded(RedirectResponse(view.moved_to, HTTPStatus.SEE_OTHER))
+            values = dict(view.values) | {"place": page.place}
+            return self.door.renderer.page(request, page.template, visitor, status=view.status, values=values)
+
+        answer = await call(self.reads, found, made)
+        self._renew(request, answer)
+        return answer
+
+    async def _sign_out(self, request: Request) -> Response:
+        """End the sign-in of this browser."""
+        check_form(request, await read_form(request), self.door)
+        answer = self._to("/sign-in")
+        answer.delete_cookie(COOKIE, path=self.door.base or "/")
+        return answer
+
+    async def _choose_theme(self, request: Request) -> Response:
+        """Keep the theme of this browser, and go back to the page."""
+        form = await read_form(request)
+        check_form(request, form, self.door)
+        answer = self._to(local_path(form.get("next", "")))
+        if (theme := form.get("theme", "")) in THEMES:
+            self.door.renderer.set_cookie(request, answer, THEME_COOKIE, theme, seconds=_YEAR_SECONDS)
+        return answer
+
+    async def _file(self, request: Request) -> Response:
+        """Return a static file."""
+        parts = cast("Mapping[str, str]", request.path_params)
+        found = self.door.renderer.file(parts["digest"], parts["name"])
+        if found is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such file; load the page again")
+        return found
+
+    def _to(self, path: str) -> Response:
+        return self.door.renderer.guarded(RedirectResponse(f"{self.door.base}{path}", HTTPStatus.SEE_OTHER))
+
+    def _visitor(self, request: Request, found: Caller) -> Visitor:
+        key: StoredKey | None = request.scope.get(KEY)
+        return Visitor(request.scope.get(SIGN_IN), key.name if key else None, found.tenant, found.all_tenants)
+
+    def _renew(self, request: Request, answer: Response) -> None:
+        """Set the cookie again, so that a sign-in in use does not end."""
+        sign_in = request.scope.get(SIGN_IN)
+        if sign_in is not None and sign_in.is_to_renew(self.door.seconds()):
+            self.door.set_sign_in(request, answer, sign_in.key_id, sign_in.name)

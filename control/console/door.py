@@ -1,0 +1,97 @@
+"""What the guard and the error handlers of the API need for pages: who may open them, and errors as pages."""
+
+import json
+from collections.abc import Callable, Coroutine
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from tidewheel.clock import Clock, SystemClock
+from tidewheel.control.console.rendering import Renderer
+from tidewheel.control.console.sign_in import COOKIE, LIFE_SECONDS, Signer, SignIn
+from tidewheel.control.console.urls import is_page, within
+from tidewheel.settings.api import ApiSettings
+
+PAGE = "tidewheel.page"  # in a request's scope: it is one for the console, and errors are pages
+SIGN_IN = "tidewheel.sign_in"  # in a request's scope: the sign-in that its key was taken from
+
+_OPEN = ("/sign-in", "/sign-out", "/theme")
+_STATIC = "/static/"
+Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
+
+
+class Door:
+    """The console's part of authorization.
+
+    Args:
+        settings: Base path, and whether the API needs keys.
+        secret: The secret of the installation.
+        clock: For the age of sign-ins.
+    """
+
+    def __init__(self, settings: ApiSettings, secret: bytes, clock: Clock | None = None) -> None:
+        self.signer, self.clock = Signer(secret), clock or SystemClock()
+        self.needs_key = settings.api_token is not None
+        self.base = settings.api_base_path
+        self.renderer = Renderer(settings, self.signer, needs_key=self.needs_key)
+
+    def path_of(self, raw: str) -> str:
+        """Return the path of a request without the base path."""
+        return within(self.base, raw)
+
+    def is_page(self, request: Request) -> bool:
+        """Return True for a request of the console."""
+        return is_page(request.scope["path"], request.headers.get("accept", ""))
+
+    def caller(self, request: Request) -> str | SignIn | Response:
+        """Return the caller's allowance, its sign-in, or the way to the sign-in page."""
+        path = request.scope["path"]
+        if path in _OPEN or path.startswith(_STATIC):
+            return "strangers"
+        if (found := self.signer.read(request.cookies.get(COOKIE, ""), self.seconds())) is not None:
+            return found
+        if not self.needs_key:
+            return "executors"
+        return self._to_sign_in(request)
+
+    def seconds(self) -> float:
+        """Return the present instant in seconds since 1970."""
+        return self.clock.now().timestamp()
+
+    def set_sign_in(self, request: Request, answer: Response, key_id: str, name: str | None) -> None:
+        """Set the cookie of a sign-in that begins now."""
+        text = self.signer.write(SignIn(key_id, int(self.seconds()), name))
+        self.renderer.set_cookie(request, answer, COOKIE, text, seconds=LIFE_SECONDS)
+
+    def shown(self, request: Request, answer: Response) -> Response:
+        """Return a problem document as a page, where a page was requested."""
+        if not request.scope.get(PAGE) or answer.media_type != "application/problem+json":
+            return answer
+        problem: dict[str, Any] = json.loads(bytes(answer.body))
+        if problem["status"] == HTTPStatus.UNAUTHORIZED:
+            return self._to_sign_in(request, ended=True)
+        headers = {name: answer.headers[name] for name in ("retry-after", "allow") if name in answer.headers}
+        return self.renderer.error(request, problem, headers, request.scope.get(SIGN_IN))
+
+    def as_page(self, handler: Handler) -> Handler:
+        """Return an error handler that answers requests of the console by pages."""
+
+        async def handle(request: Request, error: Any) -> Response:  # noqa: ANN401 - as of Starlette
+            return self.shown(request, await handler(request, error))
+
+        return handle
+
+    def _to_sign_in(self, request: Request, *, ended: bool = False) -> Response:
+        """Return the way to the sign-in page, which leads back to a page that was read."""
+        path, query = request.scope["path"], request.scope["query_string"].decode("latin-1")
+        back = "" if request.method != "GET" else path + (f"?{query}" if query else "")
+        parts = [f"next={quote(back)}"] if back not in {"", "/"} else []
+        parts += ["ended=1"] if ended else []
+        at = f"{self.base}/sign-in" + (f"?{'&'.join(parts)}" if parts else "")
+        answer = RedirectResponse(at, HTTPStatus.SEE_OTHER)
+        if ended:
+            answer.delete_cookie(COOKIE, path=self.base or "/")
+        return self.renderer.guarded(answer)

@@ -1,0 +1,55 @@
+"""Forms: their fields, and the proof that a page of the console has sent them."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from tidewheel.control.console.door import Door
+from tidewheel.control.console.sign_in import COOKIE, FORM_COOKIE
+
+_MOST_BYTES = 16 * 1024
+_MOST_FIELDS = 20
+_FORM = "application/x-www-form-urlencoded"
+
+
+async def read_form(request: Request) -> Mapping[str, str]:
+    """Return the fields of a form, the last of each name.
+
+    Raises:
+        HTTPException: It is no form, or is longer than any of the console's.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send a form, as {_FORM}")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MOST_BYTES:
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the form is too long")
+    try:
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+    except ValueError as error:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "the form cannot be read") from error
+
+
+def check_form(request: Request, form: Mapping[str, str], door: Door) -> None:
+    """Refuse a form that no page of the console has sent.
+
+    Browsers name the site of the sender to secure origins only; else the origin must be that of the request.
+
+    Raises:
+        HTTPException: It comes from another site, or its token is not that of this browser.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    foreign = site != "same-origin" if site is not None else _is_foreign(origin, request.headers.get("host", ""))
+    if foreign:
+        raise HTTPException(HTTPStatus.FORBIDDEN, "a page of another site may not change anything here")
+    sign_in = door.signer.read(request.cookies.get(COOKIE, ""), door.seconds())
+    if not door.signer.fits_form(form.get("token", ""), request.cookies.get(FORM_COOKIE, ""), sign_in):
+        raise HTTPException(HTTPStatus.FORBIDDEN, "the form is out of date; load the page again and repeat the action")
+
+
+def _is_foreign(origin: str | None, host: str) -> bool:
+    return origin is not None and urlsplit(origin).netloc != host

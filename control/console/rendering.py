@@ -1,0 +1,157 @@
+"""Turn a template and its values into a page: the frame around it, its headers, its cookies."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from tidewheel.control.console import words
+from tidewheel.control.console.sign_in import FORM_COOKIE, THEME_COOKIE, THEMES, Signer, SignIn, new_form_cookie
+from tidewheel.control.console.urls import Urls
+from tidewheel.settings.api import ApiSettings
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
+    " frame-ancestors 'none'; base-uri 'none'; manifest-src 'self'"
+)
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""The headers of every page."""
+
+_HERE = Path(__file__).parent
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_FOREVER = "public, max-age=31536000, immutable"
+
+
+class StaticFile(NamedTuple):
+    """A file below `/static/`."""
+
+    content: bytes
+    digest: str
+    media_type: str
+
+
+class Visitor(NamedTuple):
+    """The reader of a page, as its frame shows it.
+
+    Args:
+        sign_in: Its sign-in; None where no key is needed, and before it signs in.
+        key: The name of its key.
+        tenant: The tenant of the page.
+        many: True if it may name other tenants.
+    """
+
+    sign_in: SignIn | None = None
+    key: str | None = None
+    tenant: str = "default"
+    many: bool = False
+
+
+class Renderer:
+    """Renders pages.
+
+    Args:
+        settings: The base path, and the name of the installation.
+        signer: Signs the tokens of forms.
+        needs_key: False where the API needs no keys.
+    """
+
+    def __init__(self, settings: ApiSettings, signer: Signer, *, needs_key: bool) -> None:
+        self._base, self._signer = settings.api_base_path, signer
+        self._name = settings.console_name or ("" if needs_key else "development, no keys")
+        self.static = {path.name: _read(path) for path in (_HERE / "static").iterdir()}
+        self._digests = {name: file.digest for name, file in self.static.items()}
+
+    @cached_property
+    def _templates(self) -> Environment:
+        made = Environment(
+            autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(_HERE / "templates"), trim_blocks=True,
+            lstrip_blocks=True, auto_reload=False,
+        )  # fmt: skip
+        made.filters |= words.FILTERS
+        made.globals |= {"symbol_of": words.symbol_of, "family_of": words.family_of}
+        return made
+
+    def urls(self, visitor: Visitor) -> Urls:
+        """Return the writer of links of one page."""
+        return Urls(self._base, self._digests, visitor.tenant if visitor.many and visitor.tenant != "default" else None)
+
+    def page(
+        self,
+        request: Request,
+        template: str,
+        visitor: Visitor,
+        *,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        values: Mapping[str, object],
+    ) -> Response:
+        """Return a page, with the cookie that its forms need if the browser has none."""
+        given = request.cookies.get(FORM_COOKIE)
+        form_cookie = given or new_form_cookie()
+        theme = request.cookies.get(THEME_COOKIE, "auto")
+        query = request.scope["query_string"].decode("latin-1")
+        text = self._templates.get_template(template).render(
+            url=self.urls(visitor),
+            theme=theme if theme in THEMES else "auto",
+            form_token=self._signer.form_token(form_cookie, visitor.sign_in),
+            here=request.scope["path"] + (f"?{query}" if query else ""),
+            visitor=visitor,
+            installation=self._name,
+            **values,
+        )
+        answer = HTMLResponse(text.encode("utf-8", "replace"), status, dict(headers or {}))
+        if not given:
+            self.set_cookie(request, answer, FORM_COOKIE, form_cookie)
+        return self.guarded(answer)
+
+    def error(
+        self, request: Request, problem: Mapping[str, Any], headers: Mapping[str, str], sign_in: SignIn | None
+    ) -> Response:
+        """Return a problem as a page in the frame of the others."""
+        visitor, values = Visitor(sign_in), {"problem": problem, "place": ""}
+        return self.page(request, "error.html", visitor, status=problem["status"], headers=headers, values=values)
+
+    def file(self, digest: str, name: str) -> Response | None:
+        """Return a static file; None if there is none of this name and digest."""
+        found = self.static.get(name)
+        if found is None or found.digest != digest:
+            return None
+        headers = {"Cache-Control": _FOREVER, "X-Content-Type-Options": "nosniff"}
+        return Response(found.content, headers=headers, media_type=found.media_type)
+
+    def set_cookie(
+        self, request: Request, answer: Response, name: str, value: str, *, seconds: int | None = None
+    ) -> None:
+        """Set a cookie that no script reads and no other site sends."""
+        answer.set_cookie(
+            name, value, max_age=seconds, path=self._base or "/", httponly=True, samesite="strict",
+            secure=is_secure(request),
+        )  # fmt: skip
+
+    @staticmethod
+    def guarded(answer: Response) -> Response:
+        """Set the headers of every page."""
+        answer.headers.update(HEADERS)
+        return answer
+
+
+def is_secure(request: Request) -> bool:
+    """Return True if the browser reached this page by https; behind a proxy its forms name the scheme."""
+    return request.headers.get("origin", "").startswith("https://") or request.url.scheme == "https"
+
+
+def _read(path: Path) -> StaticFile:
+    content = path.read_bytes()
+    return StaticFile(content, sha256(content).hexdigest()[:12], _TYPES[path.suffix])

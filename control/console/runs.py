@@ -1,0 +1,69 @@
+"""The list of runs: which are like this one."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar, Literal
+from uuid import UUID
+
+from starlette.requests import Request
+
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.queries import Cursors
+from tidewheel.control.api.runs import RunsQuery
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
+from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
+from tidewheel.jobs.values import Instant, format_timestamp
+
+_SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
+
+
+class PageOfRunsQuery(RunsQuery):
+    """Filter of the page of runs.
+
+    Attributes:
+        last: Only runs of this time before now.
+    """
+
+    last: Literal["1h", "24h", "7d", "30d"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunsPage:
+    """The list of runs."""
+
+    template: ClassVar[str] = "runs.html"
+    place: ClassVar[str] = "runs"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read a page of runs by the filters of the address."""
+        query, errors = read_filters(request, PageOfRunsQuery)
+        now = page_now(connection)
+        since = query.since if query.last is None else now - _SPANS[query.last]
+        narrowed = RunFilter(
+            query.status, query.job, query.label or None, query.run_label or None, query.lane, query.queue, query.cause,
+            query.concurrency_key, query.ordering_key, since, query.until,
+        )  # fmt: skip
+
+        def listed() -> tuple[RunPage, str | None]:
+            cursors = Cursors.of_list("runs", query, caller.tenant)
+            place = cursors.read(Instant, Instant, UUID)
+            after = None if place is None else "/".join((*map(format_timestamp, place[:2]), str(place[2])))
+            with connection.snapshot() as reading:
+                page = list_runs(reading, caller.tenant, narrowed, after=after, limit=query.limit)
+            return page, cursors.write(*(page.next_cursor.split("/") if page.next_cursor else [None]))
+
+        found = part(listed)
+        page, cursor = (found, None) if isinstance(found, Failed) else found
+        filters = query.model_dump(mode="json", exclude={"tenant", "cursor", "limit"}, exclude_defaults=True)
+        labels = [f"{name}={value}" for name, value in query.label.items()]
+        filters |= {"label": labels[0]} if labels else {}
+        return View(
+            {
+                "now": now, "page": page, "older": None if cursor is None else urls("runs", **filters, cursor=cursor),
+                "query": query, "labels": labels, "errors": errors, "filters": filters,
+                "is_first": query.cursor is None,
+            },
+            422 if errors or isinstance(page, Failed) else 200,
+        )  # fmt: skip

@@ -1,0 +1,78 @@
+"""One sentence about a job and about a run, under the title of its page.
+
+Reasons for which a run waits are those of `control/reads/waits.py`.
+"""
+
+from datetime import datetime
+
+from tidewheel.control.console.words import absolute, between, counted, duration, relative, state
+from tidewheel.control.explain.upcoming import Upcoming
+from tidewheel.control.reads.jobs import JobDetail
+from tidewheel.control.reads.run_detail import RunDetail
+from tidewheel.runs import RunState
+
+_LONGEST = 300  # characters of an error in a sentence
+
+
+def about_job(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:
+    """Return how a job is, and when it fires next."""
+    return f"{_present(job, now)} {_coming(job, coming, now)}".strip()
+
+
+def about_run(run: RunDetail, now: datetime) -> str:
+    """Return how a run ended, or for what it waits."""
+    summary = run.summary
+    took = duration(between(summary.started_at, summary.finished_at))
+    error = _cut(": ".join(part for part in (summary.error_type, run.error_message) if part))
+    match summary.status:
+        case RunState.SUCCEEDED:
+            return f"Succeeded in {took}, attempt {summary.attempt}."
+        case RunState.FAILED | RunState.TIMED_OUT:
+            how = "Failed" if summary.status == RunState.FAILED else "Timed out"
+            reason = error or state(summary.reason or "")
+            return (
+                f"{how} after {counted(summary.attempt, 'attempt')}{': ' if reason else ''}{reason}".rstrip(".") + "."
+            )
+        case RunState.CANCELLED | RunState.SKIPPED:
+            reason = f": {state(summary.reason)}" if summary.reason else ""
+            return f"{state(summary.status).capitalize()} {relative(summary.finished_at, now)}{reason}."
+        case _ if summary.why is not None:
+            words = summary.why.words
+            return f"{words[:1].upper()}{words[1:]}."
+        case status:
+            return f"{state(status).capitalize()}."
+
+
+def _present(job: JobDetail, now: datetime) -> str:
+    summary, failures = job.summary, job.consecutive_failures
+    if job.error is not None:
+        since = f" {relative(job.quarantined_at, now)}" if job.quarantined_at else ""
+        return f"Quarantined{since}: {_cut(job.error).rstrip('.')}."
+    if summary.paused:
+        by = f" by {job.paused_by}" if job.paused_by else ""
+        since = f" {relative(job.paused_at, now)}" if job.paused_at else ""
+        until = f" until {absolute(summary.paused_until)}" if summary.paused_until else ""
+        return f"Paused{by}{since}{until}{f': {job.pause_reason}' if job.pause_reason else ''}."
+    if failures:
+        return "The last run failed." if failures == 1 else f"The last {failures} runs failed."
+    if summary.last_run is None:
+        return "It never ran."
+    last = summary.last_run
+    if last.state == RunState.SUCCEEDED:
+        return f"The last run succeeded {relative(last.finished_at, now)}."
+    return f"The last run is {state(last.state)}."
+
+
+def _coming(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:
+    summary = job.summary
+    if summary.next_at is not None:
+        at = relative(summary.next_at, now)
+        return f"Next {at}{'' if at.startswith(('in', 'now')) else ' UTC'}."
+    if coming is not None and coming.words:
+        return coming.words
+    return ""
+
+
+def _cut(text: str) -> str:
+    first = text.strip().partition("\n")[0]
+    return first if len(first) <= _LONGEST else f"{first[:_LONGEST]}…"

@@ -1,0 +1,120 @@
+"""Addresses of the console: one function writes every link, and one expression recognizes every page.
+
+The base path is that of a reverse proxy. A request is understood with it and without it, so the proxy may remove it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+from uuid import UUID
+
+PATHS: Mapping[str, str] = {
+    "overview": "/",
+    "jobs": "/jobs",
+    "job": "/jobs/{ref}",
+    "runs": "/runs",
+    "run": "/runs/{run_id}",
+    "sign_in": "/sign-in",
+    "sign_out": "/sign-out",
+    "theme": "/theme",
+    "static": "/static/{digest}/{name}",
+    "api": "/api/v1/{path}",
+}
+"""The places by their names in templates."""
+
+_PAGE = re.compile(r"/|/(?:jobs|runs|static)(?:/.*)?|/(?:sign-in|sign-out|theme)", re.DOTALL)
+_ELSEWHERE = re.compile(r"/(?:api(?:/.*)?|healthz|readyz)", re.DOTALL)
+_READABLE = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
+_OURS = frozenset({"new", ".", ".."})
+_BY_ID = "id:"
+
+
+@dataclass(frozen=True, slots=True)
+class Urls:
+    """Writer of the addresses of one page.
+
+    Args:
+        base: The base path; empty without one.
+        digests: The digest of each static file, by its name.
+        tenant: The tenant that links name; None where the key has one tenant, or the default one is meant.
+    """
+
+    base: str
+    digests: Mapping[str, str]
+    tenant: str | None = None
+
+    def __call__(self, name: str, /, **parts: object) -> str:
+        """Return the address of a place; parts that are not in its path are the query, without those that are None.
+
+        >>> Urls("/ops", {})("run", run_id="a b", tab=None, at="1/2")
+        '/ops/runs/a%20b?at=1%2F2'
+        """
+        path, query = PATHS[name], dict(parts)
+        for part in re.findall(r"{(\w+)}", path):
+            path = path.replace(f"{{{part}}}", quote(str(query.pop(part)), safe="/:" if part == "path" else ":"))
+        if self.tenant is not None and name != "static":
+            query = {"tenant": self.tenant, **query}
+        text = urlencode([(key, str(value)) for key, value in query.items() if value is not None])
+        return f"{self.base}{path}" + (f"?{text}" if text else "")
+
+    def static(self, name: str) -> str:
+        """Return the address of a static file, which changes with its content."""
+        return self("static", digest=self.digests[name], name=name)
+
+    def job(self, key: str, job_id: UUID) -> str:
+        """Return the address of a job."""
+        return self("job", ref=ref_of(key, job_id))
+
+
+def ref_of(key: str, job_id: UUID) -> str:
+    """Return the part of an address that names a job: its key where every proxy passes it on unchanged, else its id.
+
+    >>> ref_of("nightly", UUID(int=1)), ref_of("a/b", UUID(int=1))
+    ('nightly', 'id:00000000-0000-0000-0000-000000000001')
+    """
+    return key if _READABLE.fullmatch(key) and key not in _OURS else f"{_BY_ID}{job_id}"
+
+
+def read_ref(ref: str) -> str | UUID | None:
+    """Return the key or the id that an address names; None if it names neither."""
+    if not ref.startswith(_BY_ID):
+        return ref if _READABLE.fullmatch(ref) else None
+    try:
+        return UUID(ref.removeprefix(_BY_ID))
+    except ValueError:
+        return None
+
+
+def within(base: str, path: str) -> str:
+    """Return a path without the base path.
+
+    >>> within("/ops", "/ops/jobs"), within("/ops", "/ops"), within("/ops", "/opsy"), within("", "/jobs")
+    ('/jobs', '/', '/opsy', '/jobs')
+    """
+    return path[len(base) :] or "/" if base and (path == base or path.startswith(f"{base}/")) else path
+
+
+def is_page(path: str, accepted: str) -> bool:
+    """Return True for the console's own addresses, and for unknown ones that a browser opens.
+
+    >>> [is_page(path, "text/html") for path in ("/jobs/a", "/nowhere", "/api/v1/jobs", "/healthz")]
+    [True, True, False, False]
+    >>> is_page("/nowhere", "")
+    False
+    """
+    if _PAGE.fullmatch(path):
+        return True
+    return "text/html" in accepted and not _ELSEWHERE.fullmatch(path)
+
+
+def local_path(text: str) -> str:
+    """Return an address to go on to after a form, `/` for all that leaves the console.
+
+    >>> [local_path(text) for text in ("/jobs?prefix=a", "//example.org/", "https://example.org/", "/sign-out")]
+    ['/jobs?prefix=a', '/', '/', '/']
+    """
+    plain = text.isascii() and text.isprintable() and "\\" not in text and len(text) <= 2048
+    path = text.partition("?")[0]
+    pages = re.fullmatch(r"/|/(?:jobs|runs)(?:/[^/]+)?", path)
+    return text if plain and pages else "/"

@@ -1,0 +1,215 @@
+"""Instants, durations, numbers, states and people's text as pages show them. Instants are in UTC."""
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from markupsafe import Markup, escape
+
+from tidewheel.jobs.values import format_timestamp
+from tidewheel.runs import SCHEDULED, AttemptOutcome, RunState
+
+NONE = "\u2013"
+"""A dash, where there is no value."""
+
+_DAY = timedelta(days=1)
+_LONGEST_KEY = 44  # characters in a table
+_KEPT = 65_536  # characters of one text in a page
+_NUMBER = re.compile(r'"\\u0000(-?[0-9][0-9.eE+-]*)"')
+
+_FAMILIES: Mapping[str, str] = {
+    SCHEDULED: "ahead", RunState.QUEUED: "ahead", RunState.BUFFERED: "ahead", RunState.BLOCKED: "ahead",
+    RunState.RUNNING: "moving", RunState.WAITING: "moving",
+    RunState.RETRYING: "trouble", RunState.CANCELLING: "trouble",
+    RunState.SUCCEEDED: "good", RunState.FAILED: "bad", RunState.TIMED_OUT: "bad",
+    RunState.CANCELLED: "undone", RunState.SKIPPED: "undone",
+    AttemptOutcome.LOST: "trouble", AttemptOutcome.RELEASED: "ahead", AttemptOutcome.SNOOZED: "ahead",
+}  # fmt: skip
+_SYMBOLS: Mapping[str, str] = {AttemptOutcome.RELEASED: "queued", AttemptOutcome.SNOOZED: "queued"}
+
+
+def duration(span: timedelta | None) -> str:
+    """Return a duration with three figures at most; a dash for None.
+
+    >>> [duration(timedelta(seconds=each)) for each in (0.00544, 0.25, 4.2, 12.345, 72, 7500, 200000)]
+    ['5.44 ms', '250 ms', '4.2 s', '12.3 s', '1 min 12 s', '2 h 05 min', '2 d 7 h']
+    """
+    if span is None:
+        return NONE
+    seconds = max(span.total_seconds(), 0.0)
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole // 60 % 60:02} min"
+    return f"{whole // 86_400} d {whole // 3600 % 24} h"
+
+
+def between(since: datetime | None, until: datetime | None) -> timedelta | None:
+    """Return the time between two instants; None if one of them is missing."""
+    return None if since is None or until is None else until - since
+
+
+def relative(at: datetime | None, now: datetime) -> str:
+    """Return an instant in relation to now below a day, beyond that with its date; a dash for None.
+
+    >>> now = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    >>> [relative(now + timedelta(seconds=each), now) for each in (0, -3, 240, -7500, 345600)]
+    ['now', '3 s ago', 'in 4 min', '2 h 05 min ago', 'Wed 25 Nov 12:00']
+    >>> relative(datetime(2025, 11, 17, tzinfo=UTC), now)
+    '17 Nov 2025'
+    """
+    if at is None:
+        return NONE
+    span = at - now
+    if abs(span) >= _DAY:
+        day = at.astimezone(UTC)
+        return f"{day:%a} {day.day} {day:%b %H:%M}" if day.year == now.year else f"{day.day} {day:%b %Y}"
+    if abs(span) < timedelta(seconds=1):
+        return "now"
+    text = duration(timedelta(seconds=int(abs(span).total_seconds())))
+    return f"in {text}" if span > timedelta(0) else f"{text} ago"
+
+
+def absolute(at: datetime) -> str:
+    """Return an instant to the millisecond, in UTC.
+
+    >>> absolute(datetime(2026, 11, 21, 23, 13, 4, 118000, tzinfo=UTC))
+    'Sat 21 Nov 2026 23:13:04.118 UTC'
+    """
+    day = at.astimezone(UTC)
+    return f"{day:%a} {day.day} {day:%b %Y %H:%M:%S}.{day.microsecond // 1000:03} UTC"
+
+
+def number(value: int, *, at_least: bool = False) -> str:
+    """Return a number with separators, and a plus if it is a lower bound.
+
+    >>> number(1306), number(10000, at_least=True)
+    ('1,306', '10,000+')
+    """
+    return f"{value:,}{'+' if at_least else ''}"
+
+
+def counted(value: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "run"), counted(2, "process")
+    ('1 run', '2 processes')
+    """
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{value:,} {noun}{'' if value == 1 else plural}"
+
+
+def state(text: str) -> str:
+    """Return a state in words.
+
+    >>> state("timed_out")
+    'timed out'
+    """
+    return text.replace("_", " ")
+
+
+def symbol_of(status: str) -> str:
+    """Return the id of the mark of a state, or of an outcome of an attempt."""
+    return f"i-{_SYMBOLS.get(status, status if status in _FAMILIES else 'queued')}"
+
+
+def family_of(status: str) -> str:
+    """Return the colour family of a state, or of an outcome of an attempt."""
+    return _FAMILIES.get(status, "ahead")
+
+
+def short_id(value: UUID) -> str:
+    """Return an id for a narrow table.
+
+    >>> short_id(UUID("01a1f866-8561-8c4e-a263-6b34d2c244d1"))
+    '01a1f866…44d1'
+    """
+    return f"{str(value)[:8]}…{str(value)[-4:]}"
+
+
+def people(text: str | None) -> Markup:
+    r"""Return people's text in its own direction, with control characters as visible boxes.
+
+    >>> people("a<b>\u202e")
+    Markup('<bdi>a&lt;b&gt;<span class="box">U+202E</span></bdi>')
+    """
+    return Markup("<bdi>{}</bdi>").format(_boxed(text or "", kept=""))
+
+
+def lines(text: str | None) -> Markup:
+    """Return text of several lines, such as a trace, with control characters as visible boxes."""
+    given = (text or "").replace("\r\n", "\n")
+    cut = f"\n… {len(given) - _KEPT:,} more characters" if len(given) > _KEPT else ""
+    return _boxed(given[:_KEPT], kept="\n\t") + cut
+
+
+def key(text: str) -> Markup:
+    """Return a key for a table: the middle of a long one gives way, and its title has all of it."""
+    if len(text) <= _LONGEST_KEY:
+        return people(text)
+    return Markup('<bdi title="{}">{}</bdi>').format(visible(text), _boxed(f"{text[:26]}…{text[-14:]}", kept=""))
+
+
+def visible(text: str) -> str:
+    r"""Return a text for a title, with control characters by their numbers.
+
+    >>> visible("a\u202eb")
+    'a[U+202E]b'
+    """
+    return "".join(f"[U+{ord(char):04X}]" if _is_control(char) else char for char in text)
+
+
+def pretty(value: object) -> str:
+    r"""Return JSON text indented; bytes that are no JSON as text, else as hexadecimal digits.
+
+    Numbers stay the text that they were: a float would lose digits.
+
+    >>> print(pretty(b'{"amount": 120.10}'))
+    {
+      "amount": 120.10
+    }
+    """
+    if not isinstance(value, bytes):
+        return json.dumps(value, ensure_ascii=False, indent=2)
+    try:
+        text = json.dumps(json.loads(value, parse_float=lambda text: f"\0{text}"), ensure_ascii=False, indent=2)
+        return _NUMBER.sub(r"\1", text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value[:4096].hex(" ")
+
+
+def _boxed(text: str, *, kept: str) -> Markup:
+    if text.isprintable():
+        return escape(text)
+    parts = (
+        Markup('<span class="box">U+{}</span>').format(f"{ord(char):04X}")
+        if _is_control(char) and char not in kept
+        else escape(char)
+        for char in text
+    )
+    return Markup("").join(parts)
+
+
+def _is_control(char: str) -> bool:
+    """Return True for control and format characters, lone surrogates, and breaks of lines."""
+    return not char.isprintable() and unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"}
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "duration": duration, "relative": relative, "absolute": absolute, "rfc3339": format_timestamp, "number": number,
+    "state": state, "short_id": short_id, "people": people, "lines": lines, "key": key, "visible": visible,
+    "pretty": pretty, "counted": counted,
+}  # fmt: skip

@@ -1,0 +1,39 @@
+"""Read the payload that a run's handler gets."""
+
+from dataclasses import dataclass
+from typing import cast
+from uuid import UUID
+
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_READ_RUN_PAYLOAD = Statements("tidewheel.control")["read_run_payload"]
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A payload.
+
+    Args:
+        content: Its bytes.
+        content_type: Its type.
+        is_own: True if the run was created with it; False if it is that of its job's version.
+    """
+
+    content: bytes
+    content_type: str
+    is_own: bool
+
+
+def read_run_payload(connection: Conn, tenant: str, run_id: UUID) -> Payload | None:
+    """Return the payload of a run that the database has; None if it has no such run of the tenant."""
+    from tidewheel.schemas.codec import decode  # here: a list of runs needs no codec
+    from tidewheel.schemas.generated.records import JobDefinition
+
+    row = connection.execute(_READ_RUN_PAYLOAD, {"run_id": run_id, "tenant": tenant}, binary=True).fetchone()
+    if row is None:
+        return None
+    own, own_type, packed = cast("tuple[bytes | None, str | None, bytes]", row)
+    definition = decode(packed, JobDefinition)
+    content_type = (own_type if own is not None else None) or definition.payload_content_type
+    return Payload(definition.payload if own is None else own, content_type, own is not None)
