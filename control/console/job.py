@@ -72,7 +72,7 @@ class JobPage:
             {
                 "now": now, "job": job, "latest": latest, "coming": coming, "skips": skips,
                 "held": hold_words(job.summary), "schedule": _schedule(job.summary.schedule),
-                "sentence": about_job(job, None if isinstance(coming, Failed) else coming, now),
+                "sentence": about_job(job, runs, None if isinstance(coming, Failed) else coming, now),
                 "settings": list(flattened(job.job)), "document": pretty(job.job),
                 "payload": pretty(job.job["payload"]) if "payload" in job.job else job.job.get("payload_base64"),
                 "strip": strip(runs, 0 if isinstance(coming, Failed) else len(coming.occurrences), now, urls),

@@ -3,20 +3,30 @@
 Reasons for which a run waits are those of `control/reads/waits.py`.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
+from itertools import takewhile
 
 from tidewheel.control.console.words import absolute, between, counted, duration, relative, state
 from tidewheel.control.explain.upcoming import Upcoming
 from tidewheel.control.reads.jobs import JobDetail
 from tidewheel.control.reads.run_detail import RunDetail
+from tidewheel.control.reads.runs import RunSummary
 from tidewheel.runs import RunState
 
 _LONGEST = 300  # characters of an error in a sentence
 
 
-def about_job(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:
-    """Return how a job is, and when it fires next."""
-    return f"{_present(job, now)} {_coming(job, coming, now)}".strip()
+def about_job(job: JobDetail, latest: Sequence[RunSummary], coming: Upcoming | None, now: datetime) -> str:
+    """Return how a job is, and when it fires next.
+
+    Args:
+        job: The job.
+        latest: Its latest runs, the last one first.
+        coming: Its next instants; None if they could not be read.
+        now: The database's clock.
+    """
+    return f"{_present(job, latest, now)} {_coming(job, coming, now)}".strip()
 
 
 def about_run(run: RunDetail, now: datetime) -> str:
@@ -43,8 +53,8 @@ def about_run(run: RunDetail, now: datetime) -> str:
             return f"{state(status).capitalize()}."
 
 
-def _present(job: JobDetail, now: datetime) -> str:
-    summary, failures = job.summary, job.consecutive_failures
+def _present(job: JobDetail, latest: Sequence[RunSummary], now: datetime) -> str:
+    summary = job.summary
     if job.error is not None:
         since = f" {relative(job.quarantined_at, now)}" if job.quarantined_at else ""
         return f"Quarantined{since}: {_cut(job.error).rstrip('.')}."
@@ -53,14 +63,20 @@ def _present(job: JobDetail, now: datetime) -> str:
         since = f" {relative(job.paused_at, now)}" if job.paused_at else ""
         until = f" until {absolute(summary.paused_until)}" if summary.paused_until else ""
         return f"Paused{by}{since}{until}{f': {job.pause_reason}' if job.pause_reason else ''}."
-    if failures:
-        return "The last run failed." if failures == 1 else f"The last {failures} runs failed."
-    if summary.last_run is None:
-        return "It never ran."
-    last = summary.last_run
-    if last.state == RunState.SUCCEEDED:
-        return f"The last run succeeded {relative(last.finished_at, now)}."
-    return f"The last run is {state(last.state)}."
+    ended = [run for run in latest if run.finished_at is not None and run.status != RunState.SKIPPED]
+    if not ended:
+        return "None of its latest runs has ended." if latest else "It never ran."
+    last = ended[0]
+    streak = len(list(takewhile(lambda run: run.status == last.status, ended)))
+    match last.status:
+        case RunState.SUCCEEDED:
+            return f"Runs well: {streak} in a row." if streak > 1 else "The last run succeeded."
+        case RunState.FAILED | RunState.TIMED_OUT:
+            error = f": {last.error_type}" if last.error_type else ""
+            ends = f"The last {streak} runs" if streak > 1 else "The last run"
+            return f"{ends} {state(last.status)}{error}."
+        case status:
+            return f"The last run was {state(status)} {relative(last.finished_at, now)}."
 
 
 def _coming(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:

@@ -17,6 +17,7 @@ _WIDTH = 12
 _AXIS = 52
 _DEEP = 16
 _LEAST, _MOST = 6, 44
+_LEAST_WIDTH = 1000
 _SHORTEST, _LONGEST = 0.01, 3600.0  # seconds at the least height and at the greatest
 
 
@@ -74,7 +75,7 @@ def strip(runs: Sequence[RunSummary], coming: int, now: datetime, urls: Urls) ->
         f"The latest {counted(len(runs), 'run')}: {counts['good']} succeeded, {counts['bad']} failed,"
         f" {counts['undone']} skipped or cancelled. {counted(coming, 'instant')} to come."
     )
-    return Strip(bars, now_x, _AXIS, max(now_x + _STEP + coming * _STEP, 400), words)
+    return Strip(bars, now_x, _AXIS, max(now_x + _STEP + coming * _STEP, _LEAST_WIDTH), words)
 
 
 def _bar(run: RunSummary, x: int, now: datetime, urls: Urls) -> Bar:

@@ -126,4 +126,6 @@ def _attempts(
 
 def _beside(written: datetime, due: datetime) -> str:
     span = written - due
+    if abs(span) < timedelta(milliseconds=1):
+        return "at its time"
     return f"{duration(abs(span))} {'ahead' if span < timedelta(0) else 'after'}"
