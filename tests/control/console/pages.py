@@ -1,0 +1,50 @@
+"""A console on a real API, its keys, and the pages that every test of all pages opens."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+
+import httpx
+
+from tests.control.api.answering import ApiClient, answering
+from tests.fixtures.database import Database
+from tidewheel.control.client.client import Client
+
+TOKEN = "correct-horse-battery"
+HTML = {"Accept": "text/html"}
+
+
+@contextmanager
+def console(database: Database, **settings: object) -> Iterator[ApiClient]:
+    """A console that needs a key; its client has shown none."""
+    with answering(database, token=TOKEN, **settings) as client:
+        del client.headers["Authorization"]
+        client.headers.update(HTML)
+        yield client
+
+
+def key_of(database: Database, *scopes: str, tenant: str = "default", all_tenants: bool = False) -> str:
+    """Create a key; return it."""
+    with Client(database.url, tenant=tenant) as client:
+        return client.api_keys.create("ops", scopes or ("read",), all_tenants=all_tenants).key
+
+
+def form_of(page: httpx.Response) -> dict[str, str]:
+    """Return the hidden fields of the first form of a page."""
+    found = re.search(r'name="token" value="([0-9a-f]+)"><input type="hidden" name="next" value="([^"]*)"', page.text)
+    assert found, page.text
+    return {"token": found[1], "next": found[2]}
+
+
+def sign_in(client: httpx.Client, key: str, path: str = "/sign-in", **fields: str) -> httpx.Response:
+    """Type a key into the sign-in page; return the answer."""
+    page = client.get(path)
+    assert page.status_code == HTTPStatus.OK
+    sent: Mapping[str, str] = form_of(page) | {"key": key, "next": ""} | fields
+    return client.post(path.partition("?")[0], data=dict(sent))
+
+
+def signed_in(client: httpx.Client, key: str, path: str = "/sign-in") -> None:
+    """Sign in; fail unless the key is accepted."""
+    assert sign_in(client, key, path).status_code == HTTPStatus.SEE_OTHER

@@ -1,0 +1,64 @@
+"""Contrast of every pair of colours in both themes, computed from `tokens.css` by WCAG 2."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+TOKENS = (Path(__file__).parents[3] / "control/console/static/tokens.css").read_text()
+BLOCKS = re.findall(r"([^{}]+)\{([^{}]*--bg:[^{}]*)\}", TOKENS)
+GROUNDS = ("bg", "surface", "sunken", "hover", "selected")
+FAMILIES = ("ahead", "moving", "trouble", "good", "bad", "undone")
+TEXT, MARK = 4.5, 3.0
+
+
+def theme(block: int) -> dict[str, str]:
+    return dict(re.findall(r"--([a-z0-9-]+):\s*(#[0-9A-F]{6})", BLOCKS[block][1]))
+
+
+THEMES = {"light": theme(0), "dark": theme(1)}
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_contrast_of_black_on_white_is_21() -> None:
+    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
+
+
+def test_dark_theme_by_choice_is_that_by_preference() -> None:
+    assert len(BLOCKS) == 3
+    assert theme(1) == theme(2)
+    assert set(theme(0)) == set(theme(1))
+
+
+@pytest.mark.parametrize("name", THEMES)
+def test_text_has_contrast_on_every_ground(name: str) -> None:
+    colours = THEMES[name]
+    texts = ("ink", "ink-2", "ink-3", *(f"{family}-text" for family in FAMILIES))
+    low = {(text, ground): contrast(colours[text], colours[ground]) for text in texts for ground in GROUNDS}
+    low |= {
+        (f"{family}-text", "tint"): contrast(colours[f"{family}-text"], colours[f"{family}-tint"])
+        for family in FAMILIES
+    }
+    low |= {("ink", family): contrast(colours["ink"], colours[f"{family}-tint"]) for family in FAMILIES}
+    low |= {("inverse", solid): contrast(colours["inverse"], colours[solid]) for solid in ("ink", "bad")}
+    assert not {pair: value for pair, value in low.items() if value < TEXT}
+
+
+@pytest.mark.parametrize("name", THEMES)
+def test_marks_have_contrast_on_every_ground(name: str) -> None:
+    colours = THEMES[name]
+    marks = ("focus", "quiet", *FAMILIES)
+    low = {(mark, ground): contrast(colours[mark], colours[ground]) for mark in marks for ground in GROUNDS}
+    low |= {("edge", ground): contrast(colours["edge"], colours[ground]) for ground in GROUNDS if ground != "selected"}
+    low |= {(family, "tint"): contrast(colours[family], colours[f"{family}-tint"]) for family in FAMILIES}
+    assert not {pair: value for pair, value in low.items() if value < MARK}

@@ -1,0 +1,243 @@
+"""Pages on a real database: empty, one, many, hostile text, unknown ids, headers, base path, tenants."""
+
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+from urllib.parse import quote
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import HTML, console, key_of, signed_in
+from tests.fixtures.database import Database
+from tests.transitions.acts import apply_batch, begun, end, ending, submit, trigger
+from tidewheel.control.console.rendering import HEADERS
+from tidewheel.ids import job_id
+from tidewheel.runs import RunState
+
+SCRIPT = "<script>alert"
+PAGES = ("/", "/jobs", "/jobs/job", "/runs", "/jobs/unknown", "/runs/unknown", "/nowhere", "/runs?status=none")
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    """A console that needs no key."""
+    with answering(database) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+def shown(client: httpx.Client, path: str) -> str:
+    answer = client.get(path, follow_redirects=True)
+    assert answer.status_code == HTTPStatus.OK, (path, answer.text)
+    return answer.text
+
+
+def failed(database: Database, key: str, message: str = "db-2 refused") -> UUID:
+    started = begun(database, key)
+    end(database, ending(started, RunState.FAILED, error_type="ConnectionError", error_message=message))
+    return started.run_id
+
+
+def test_every_page_has_the_headers_of_the_console(pages: ApiClient) -> None:
+    submit(pages.database)
+    run = trigger(pages.database)
+    for path in (*PAGES, f"/runs/{run}"):
+        answer = pages.get(path)
+        assert {name: answer.headers.get(name) for name in HEADERS} == dict(HEADERS), path
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert "unsafe" not in answer.headers["content-security-policy"]
+
+
+def test_pages_of_an_empty_installation_name_the_first_step(pages: ApiClient) -> None:
+    assert "tidewheel job create" in shown(pages, "/")
+    assert "No job yet." in shown(pages, "/jobs")
+    assert "No run yet." in shown(pages, "/runs")
+
+
+def test_one_job_and_its_run_are_shown_on_every_page(pages: ApiClient) -> None:
+    submit(pages.database, schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"}, payload={"amount": 120.10})
+    run = trigger(pages.database)
+    assert "1 job." in shown(pages, "/jobs")
+    job = shown(pages, "/jobs/job")
+    assert "at 02:30, every day, in time zone Europe/Berlin" in job
+    assert job.count("scheduled</td>") == 10
+    assert f'href="/runs/{run}"' in job
+    assert "1 run." in shown(pages, "/runs")
+    page = shown(pages, f"/runs/{run}")
+    assert "no live executor serves queue" in page.lower()
+    assert "&#34;amount&#34;: 120.1" in page
+    assert str(run) in page
+
+
+def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiClient) -> None:
+    submit(pages.database, "charge", retry={"max_attempts": 1})
+    runs = [failed(pages.database, "charge") for _ in range(3)]
+    page = shown(pages, f"/runs/{runs[0]}")
+    assert "Failed after 1 attempt: ConnectionError: db-2 refused." in page
+    overview = shown(pages, "/")
+    assert "3 runs failed within a day" in overview
+    assert '<a href="/jobs/charge"><bdi>charge</bdi></a>' in overview
+    assert "The last 3 runs failed: ConnectionError." in shown(pages, "/jobs/charge")
+
+
+def test_lists_have_pages_that_hold_each_row_once(pages: ApiClient) -> None:
+    apply = [
+        {"type": "job.submit", "job": {"key": f"many-{at:03}", "schedule": "manual", "target": "t"}}
+        for at in range(120)
+    ]
+    apply_batch(pages.database, *apply)
+    keys: list[str] = []
+    path: str | None = "/jobs?prefix=many"
+    while path is not None:
+        page = shown(pages, path)
+        assert "120 jobs match." in page
+        keys += re.findall(r'href="/jobs/(many-\d+)"', page)
+        following = re.search(r'rel="next" href="([^"]+)"', page)
+        path = following[1].replace("&amp;", "&") if following else None
+    assert keys == [f"many-{at:03}" for at in range(120)]
+
+
+def test_filters_are_those_of_rest_and_errors_name_the_field(pages: ApiClient) -> None:
+    submit(pages.database, "a", labels={"team": "billing"})
+    submit(pages.database, "b")
+    page = shown(pages, "/jobs?label=team%3Dbilling&prefix=&kind=&queue=")
+    assert ('href="/jobs/a"' in page, 'href="/jobs/b"' in page) == (True, False)
+    assert "No job begins with <bdi>zzz</bdi>" in shown(pages, "/jobs?prefix=zzz")
+    for path, word in (
+        ("/runs?status=none", "status"),
+        ("/runs?cursor=x", "cursor"),
+        ("/runs?label=a%3Db", "read all runs"),
+    ):
+        answer = pages.get(path)
+        assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY, path
+        assert word in answer.text, path
+
+
+def test_hostile_text_is_text_on_every_page(pages: ApiClient) -> None:
+    key = f"{SCRIPT}(1)</script>/../\u05d0\u05d1"
+    job = {"labels": {"<i>x": f"{SCRIPT}\u202e"}, "description": f"{SCRIPT}\u05d0", "payload": {"a": SCRIPT}}
+    submit(pages.database, key, retry={"max_attempts": 1}, **job)
+    run = failed(pages.database, key, f"{SCRIPT}(2)\u202egnp.exe")
+    by_id = f"/jobs/id:{job_id('default', key)}"
+    for path in (
+        "/",
+        "/jobs",
+        job,
+        "/runs",
+        f"/runs/{run}",
+        f"/jobs?prefix={quote(SCRIPT)}",
+        f"/runs?job={quote(SCRIPT)}",
+        f"/{quote(SCRIPT)}",
+    ):
+        text = pages.get(path).text
+        assert SCRIPT not in text, path
+        assert "\u202e" not in text, path
+    assert "U+202E" in shown(pages, f"/runs/{run}")
+    assert f'href="{by_id}"' in shown(pages, "/jobs")
+
+
+def test_key_that_a_proxy_would_change_is_addressed_by_its_id(pages: ApiClient) -> None:
+    for key in ("a/b", "../x", "new", "k" * 255, "id:x", "\u05d0"):
+        submit(pages.database, key)
+        by_id = f"/jobs/id:{job_id('default', key)}"
+        assert f'href="{by_id}"' in shown(pages, f"/jobs?prefix={quote(key)}")
+        assert pages.get(by_id).status_code == HTTPStatus.OK
+        if not key.startswith("id:"):
+            away = pages.get(f"/jobs/{quote(key, safe='')}")
+            assert (away.status_code, away.headers["location"]) == (HTTPStatus.SEE_OTHER, by_id)
+    submit(pages.database, "plain")
+    assert pages.get(f"/jobs/id:{job_id('default', 'plain')}").headers["location"] == "/jobs/plain"
+
+
+def test_unknown_ids_are_pages_of_404(pages: ApiClient) -> None:
+    for path in (
+        "/jobs/none",
+        f"/jobs/id:{uuid4()}",
+        "/jobs/id:none",
+        f"/runs/{uuid4()}",
+        "/runs/none",
+        "/jobs/a/b",
+        "/static/0/x.css",
+    ):
+        answer = pages.get(path)
+        assert answer.status_code == HTTPStatus.NOT_FOUND, path
+        assert "<h1>Not Found</h1>" in answer.text, path
+        assert 'aria-label="Places"' in answer.text
+
+
+def test_addresses_of_rest_keep_problem_documents(pages: ApiClient) -> None:
+    for path in ("/api/v1/jobs/none", "/api/v1/none", "/api"):
+        answer = pages.get(path)
+        assert answer.status_code == HTTPStatus.NOT_FOUND
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert pages.get("/nowhere", headers={"Accept": "*/*"}).headers["content-type"] == "application/problem+json"
+
+
+def test_static_files_are_named_by_their_content_and_kept(pages: ApiClient) -> None:
+    found = re.findall(r'(?:href|src)="(/static/[0-9a-f]{12}/([\w.]+))"', shown(pages, "/"))
+    assert {name for _, name in found} == {"tokens.css", "console.css", "console.js", "favicon.svg"}
+    for path, _ in found:
+        answer = pages.get(path)
+        assert answer.status_code == HTTPStatus.OK
+        assert "immutable" in answer.headers["cache-control"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    other = re.sub(r"/static/.{12}/", "/static/000000000000/", found[0][0])
+    assert pages.get(other).status_code == HTTPStatus.NOT_FOUND
+
+
+def test_every_link_is_below_the_base_path(database: Database) -> None:
+    submit(database)
+    run = trigger(database)
+    base = "/ops/tidewheel"
+    with console(database, api_base_path=base) as client:
+        assert client.get(f"{base}/jobs").headers["location"] == f"{base}/sign-in?next=/jobs"
+        signed_in(client, key_of(database), f"{base}/sign-in")
+        for path in ("", "/", "/jobs", "/jobs/job", "/runs", f"/runs/{run}", "/jobs/none"):
+            page = client.get(base + path)
+            assert page.status_code in {HTTPStatus.OK, HTTPStatus.NOT_FOUND}
+            links = re.findall(r'(?:href|src|action)="([^"#][^"]*)"', page.text)
+            assert len(links) > 5
+            assert all(link.startswith(f"{base}/") for link in links), links
+        moved = client.get(f"{base}/jobs/id:{job_id('default', 'job')}")
+        assert moved.headers["location"] == f"{base}/jobs/job"
+        assert (
+            client.get(f"{base}/api/v1/jobs", headers={"Authorization": f"Bearer {key_of(database)}"}).json()["total"]
+            == 1
+        )
+
+
+def test_key_of_a_tenant_sees_that_tenant_alone(database: Database) -> None:
+    submit(database, "of-default")
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    acme = {"type": "job.submit", "tenant": "acme", "job": {"key": "of-acme", "schedule": "manual", "target": "t"}}
+    apply_batch(database, acme)
+    with console(database) as client:
+        signed_in(client, key_of(database, tenant="acme"))
+        page = shown(client, "/jobs")
+        assert ("of-acme" in page, "of-default" in page) == (True, False)
+        assert "Processes" not in shown(client, "/")
+        assert client.get("/jobs/of-default").status_code == HTTPStatus.NOT_FOUND
+        assert client.get("/jobs?tenant=default").status_code == HTTPStatus.NOT_FOUND
+    with console(database) as client:
+        signed_in(client, key_of(database, "admin", all_tenants=True))
+        page = shown(client, "/jobs?tenant=acme")
+        assert 'href="/jobs/of-acme?tenant=acme"' in page
+        assert "Processes" in shown(client, "/?tenant=acme")
+
+
+def test_head_of_a_page_has_no_content(pages: ApiClient) -> None:
+    answer = pages.head("/jobs")
+    assert (answer.status_code, answer.content) == (HTTPStatus.OK, b"")
+
+
+def test_without_database_a_page_says_so(database: Database) -> None:
+    nowhere = Database(make_conninfo(database.url, dbname="there_is_none"), database.installation)
+    with answering(nowhere) as client:
+        answer = client.get("/", headers=HTML)
+        assert answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+        assert answer.headers["retry-after"] == "1"
+        assert "Nothing was changed." in answer.text
