@@ -126,7 +126,7 @@ def test_hostile_text_is_text_on_every_page(pages: ApiClient) -> None:
     for path in (
         "/",
         "/jobs",
-        job,
+        by_id,
         "/runs",
         f"/runs/{run}",
         f"/jobs?prefix={quote(SCRIPT)}",
