@@ -1,4 +1,4 @@
-"""What the guard and the error handlers of the API need for pages: who may open them, and errors as pages."""
+"""Requests for pages: recognize them, decide who may open them, show errors as pages."""
 
 import json
 from collections.abc import Callable, Coroutine
@@ -35,7 +35,7 @@ class Door:
     def __init__(self, settings: ApiSettings, secret: bytes, clock: Clock | None = None) -> None:
         self.signer, self.clock = Signer(secret), clock or SystemClock()
         self.needs_key = settings.api_token is not None
-        self.base = settings.api_base_path
+        self.base = settings.api_base_path or ""
         self.renderer = Renderer(settings, self.signer, needs_key=self.needs_key)
 
     def path_of(self, raw: str) -> str:

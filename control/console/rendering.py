@@ -68,7 +68,7 @@ class Renderer:
     """
 
     def __init__(self, settings: ApiSettings, signer: Signer, *, needs_key: bool) -> None:
-        self._base, self._signer = settings.api_base_path, signer
+        self._base, self._signer = settings.api_base_path or "", signer
         self._name = settings.console_name or ("" if needs_key else "development, no keys")
         self.static = {path.name: _read(path) for path in (_HERE / "static").iterdir()}
         self._digests = {name: file.digest for name, file in self.static.items()}

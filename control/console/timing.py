@@ -1,4 +1,4 @@
-"""The timing of one run: a row for each stage whose instants are stored, with the place of its bar in SVG."""
+"""The timing of one run: a row for each stage whose instants are stored, with its bar in SVG."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

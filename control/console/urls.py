@@ -45,7 +45,7 @@ class Urls:
     tenant: str | None = None
 
     def __call__(self, name: str, /, **parts: object) -> str:
-        """Return the address of a place; parts that are not in its path are the query, without those that are None.
+        """Return the address of a place; the query has the parts that its path lacks, without None.
 
         >>> Urls("/ops", {})("run", run_id="a b", tab=None, at="1/2")
         '/ops/runs/a%20b?at=1%2F2'
@@ -68,7 +68,7 @@ class Urls:
 
 
 def ref_of(key: str, job_id: UUID) -> str:
-    """Return the part of an address that names a job: its key where every proxy passes it on unchanged, else its id.
+    """Return the part of an address that names a job: its key, or its id if a proxy would change the key.
 
     >>> ref_of("nightly", UUID(int=1)), ref_of("a/b", UUID(int=1))
     ('nightly', 'id:00000000-0000-0000-0000-000000000001')

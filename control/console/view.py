@@ -1,4 +1,4 @@
-"""What each page is made of: a template, and the values that it shows."""
+"""The parts of a page: a template, and the values that it shows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -40,13 +40,13 @@ class ApiSettings(Connections):
         le=1_000_000,
         description="requests a second of each API key without a rate of its own, in each process; more get 429",
     )
-    api_base_path: str = Field(
-        "",
+    api_base_path: str | None = Field(
+        None,
         description="path below which a reverse proxy serves API and console, such as `/ops/tidewheel`; it may pass"
         " the path on or remove it",
     )
-    console_name: str = Field(
-        "", max_length=40, description="name of the installation in the console, such as `production`"
+    console_name: str | None = Field(
+        None, max_length=40, description="name of the installation in the console, such as `production`"
     )
     console_plain_http: bool = Field(
         default=False,
@@ -80,9 +80,9 @@ class ApiSettings(Connections):
 
     @field_validator("api_base_path")
     @classmethod
-    def _is_a_path(cls, path: str) -> str:
+    def _is_a_path(cls, path: str | None) -> str | None:
         """Refuse a base path that would make other links than those of the proxy."""
-        if not _BASE_PATH.fullmatch(path):
+        if path is not None and not _BASE_PATH.fullmatch(path):
             message = "is no path: write one such as /ops/tidewheel, without a slash at its end"
             raise ValueError(message)
         return path

@@ -1,4 +1,4 @@
-"""Pages in a real Chromium: no rule of the content security policy is broken, and hostile text runs nothing."""
+"""Pages in a real Chromium: none breaks its content security policy, and hostile text runs nothing."""
 
 import re
 import shutil
