@@ -76,13 +76,14 @@ class OverviewPage:
         has_jobs = part(lambda: _has_jobs(connection, caller))
         ended = _ended(failures, timed_out)
         found = [*_of_fleet(fleet), *_of_freezes(fleet, freezes), *_of_failures(ended)]
+        parts = (fleet, freezes, failures, timed_out, running, queued, retrying, has_jobs)
         found.sort(key=lambda need: not need.is_bad)
         return View(
             {
                 "now": now, "fleet": fleet, "freezes": freezes, "failures": failures, "timed_out": timed_out,
                 "running": running, "queued": queued, "retrying": retrying, "ended": ended[:10], "has_jobs": has_jobs,
                 "needs": found[:_FINDINGS], "more": len(found) - _FINDINGS, "needs_count": len(found),
-                "sentence": _sentence(len(found), has_jobs=has_jobs is not False),
+                "sentence": _sentence(len(found), parts, has_jobs=has_jobs is not False),
             }
         )  # fmt: skip
 
@@ -148,7 +149,12 @@ def _of_failures(ended: Sequence[RunSummary]) -> Iterator[Need]:
             yield Need(_SLIGHT, words, f"by {errors}", key=runs[0].key, job_id=job_id)
 
 
-def _sentence(needs: int, *, has_jobs: bool) -> str:
+def _sentence(needs: int, parts: Sequence[object], *, has_jobs: bool) -> str:
+    """Return how all is; all is well only where every part was read, the fleet with them."""
     if needs:
         return f"{counted(needs, 'thing')} need{'s' if needs == 1 else ''} you."
-    return "All well." if has_jobs else "No job yet."
+    if any(isinstance(each, Failed) for each in parts):
+        return "A part could not be read. The others show nothing that needs you."
+    if not has_jobs:
+        return "No job yet."
+    return "All well." if parts[0] is not None else "Nothing of this tenant needs you."

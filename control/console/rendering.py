@@ -68,7 +68,7 @@ class Renderer:
     """
 
     def __init__(self, settings: ApiSettings, signer: Signer, *, needs_key: bool) -> None:
-        self._base, self._signer = settings.api_base_path or "", signer
+        self._base, self._signer, self._needs_key = settings.api_base_path or "", signer, needs_key
         self._name = settings.console_name or ("" if needs_key else "development, no keys")
         self.static = {path.name: _read(path) for path in (_HERE / "static").iterdir()}
         self._digests = {name: file.digest for name, file in self.static.items()}
@@ -79,8 +79,7 @@ class Renderer:
             autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(_HERE / "templates"), trim_blocks=True,
             lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
-        made.filters |= words.FILTERS
-        made.globals |= {"symbol_of": words.symbol_of, "family_of": words.family_of}
+        made.filters.update(words.FILTERS)
         return made
 
     def urls(self, visitor: Visitor) -> Urls:
@@ -108,6 +107,7 @@ class Renderer:
             form_token=self._signer.form_token(form_cookie, visitor.sign_in),
             here=request.scope["path"] + (f"?{query}" if query else ""),
             visitor=visitor,
+            is_open=visitor.sign_in is not None or not self._needs_key,
             installation=self._name,
             **values,
         )

@@ -57,10 +57,10 @@ def timing(run: RunDetail, now: datetime) -> Timing:
     summary, attempts = run.summary, run.attempts[-_ATTEMPTS:]
     first = max(summary.created_at, summary.scheduled_at)
     starts = [each.started_at for each in attempts if each.started_at is not None]
-    begin = min([first, *starts, *([summary.started_at] if summary.started_at and not starts else [])])
-    if len(attempts) < len(run.attempts) and starts:
-        begin = starts[0]
-    end = max([summary.finished_at or now, begin])
+    if not starts and summary.started_at is not None:
+        starts = [summary.started_at]
+    begin = starts[0] if starts and len(attempts) < len(run.attempts) else min([first, *starts])
+    end = max(summary.finished_at or now, begin)
     axis = _Axis(begin, max(end - begin, timedelta(milliseconds=1)))
     stages = [
         Stage("due", absolute(summary.scheduled_at), "undone", axis.at(summary.scheduled_at), _THINNEST),

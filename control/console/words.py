@@ -211,5 +211,5 @@ def _is_control(char: str) -> bool:
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration, "relative": relative, "absolute": absolute, "rfc3339": format_timestamp, "number": number,
     "state": state, "short_id": short_id, "people": people, "lines": lines, "key": key, "visible": visible,
-    "pretty": pretty, "counted": counted,
+    "pretty": pretty, "counted": counted, "symbol_of": symbol_of, "family_of": family_of,
 }  # fmt: skip

@@ -77,7 +77,6 @@ class ApiSettings(Connections):
             raise ValueError(message)
         return token
 
-
     @field_validator("api_base_path")
     @classmethod
     def _is_a_path(cls, path: str | None) -> str | None:

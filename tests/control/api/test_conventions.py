@@ -117,9 +117,7 @@ def test_method_that_an_address_lacks_is_refused_with_those_that_it_has(client: 
     assert answer.headers["allow"] == "DELETE, GET, HEAD, PATCH, PUT"
 
 
-@pytest.mark.parametrize(
-    "path", ["/docs", "/redoc", "/openapi.json", "/api/v1/jobs/", "/api/v1/job", "/api/v1/runs/1"]
-)
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json", "/api/v1/jobs/", "/api/v1/job", "/api/v1/runs/1"])
 def test_unknown_address_is_refused_without_a_redirect(shared_client: ApiClient, path: str) -> None:
     told = refusal(shared_client.get(path), HTTPStatus.NOT_FOUND)
     assert told["code"] == "not_found"

@@ -1,7 +1,7 @@
 """A console on a real API, its keys, and the pages that every test of all pages opens."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 
@@ -16,7 +16,7 @@ HTML = {"Accept": "text/html"}
 
 
 @contextmanager
-def console(database: Database, **settings: object) -> Iterator[ApiClient]:
+def console(database: Database, **settings: object) -> Generator[ApiClient]:
     """A console that needs a key; its client has shown none."""
     with answering(database, token=TOKEN, **settings) as client:
         del client.headers["Authorization"]

@@ -14,7 +14,9 @@ from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, console, key_of, signed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, begun, end, ending, submit, trigger
+from tidewheel.control.console import overview
 from tidewheel.control.console.rendering import HEADERS
+from tidewheel.errors import TidewheelError
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
 
@@ -241,3 +243,22 @@ def test_without_database_a_page_says_so(database: Database) -> None:
         assert answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
         assert answer.headers["retry-after"] == "1"
         assert "Nothing was changed." in answer.text
+
+
+def test_all_is_well_only_where_every_part_was_read(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(database)
+    with console(database) as client:
+        signed_in(client, key_of(database))
+        assert "Nothing of this tenant needs you." in shown(client, "/")
+
+    def refuse(*_: object, **__: object) -> None:
+        message = "the tenant is gone"
+        raise TidewheelError(message)
+
+    monkeypatch.setattr(overview, "list_freezes", refuse)
+    monkeypatch.setattr(overview, "read_status", refuse)
+    with answering(database) as client:
+        page = shown(client, "/")
+        assert "A part could not be read." in page
+        assert page.count("could not be read: the tenant is gone") == 3
+        assert "No run failed in the last 24 hours." in page
