@@ -79,6 +79,8 @@ def bootstrap_check(config: Mapping[str, str]) -> Callable[[], None]:
                 message = f"the Kafka brokers at {where} refuse TIDEWHEEL_KAFKA_CONFIG_SASL_…: {refusals[-1]}"
                 raise SettingsError(message) from error
             reason = reasons[-1] if reasons else error.args[0].str()
+            if "certificate verify failed" in reason and "ssl.ca.location" not in reason:  # librdkafka adds it at times
+                reason += "; ssl.ca.location (TIDEWHEEL_KAFKA_CONFIG_SSL_CA_LOCATION) does not name its authority"
             message = f"no Kafka broker answers at {where} (TIDEWHEEL_KAFKA_BOOTSTRAP): {reason}"
             raise Unavailable(message) from error
 
