@@ -44,7 +44,7 @@ A lost claim is no error: it is a return value.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Never
 
 
@@ -125,13 +125,22 @@ class UnknownJob(Refused):
 
 
 class UnknownRun(Refused):
-    """No run of this id in this tenant."""
+    """No run of this id in this tenant.
+
+    Args:
+        run_id: The id.
+        unread: The archived days that may have it, and that no setting lets this process read.
+    """
 
     code = "unknown_run"
 
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
-        super().__init__((FieldError("run_id", f"there is no run {run_id}", "copy the id from a reply or an event"),))
+    def __init__(self, run_id: str, unread: Sequence[date] = ()) -> None:
+        self.run_id, self.unread = run_id, tuple(unread)
+        problem, remedy = f"there is no run {run_id}", "copy the id from a reply or an event"
+        if unread:
+            problem += f" in the database; archived days may have it: {', '.join(map(str, unread))}"
+            remedy = "set TIDEWHEEL_ARCHIVE to the archive, for this command or for the API"
+        super().__init__((FieldError("run_id", problem, remedy),))
 
 
 class StaleToken(Refused):

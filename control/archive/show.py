@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from uuid import UUID
 
+from tidewheel.control.archive.records import days_of_run
 from tidewheel.control.reads.run_detail import RunDetail, show_failed_run, show_run
 from tidewheel.errors import UnknownRun
 from tidewheel.postgres.session import Conn
@@ -16,7 +17,7 @@ def show_run_anywhere(
 
     Args:
         snapshot: Opens a transaction.
-        archive: The setting; without one no archive is read.
+        archive: The setting; without one no archive is read, and the error names the archived days that may have it.
         tenant: The tenant.
         run_id: The run.
 
@@ -36,4 +37,9 @@ def show_run_anywhere(
         with suppress(UnknownRun):
             return show_archived_run(snapshot, archive, tenant, run_id)
     with snapshot() as connection:
-        return show_failed_run(connection, tenant, run_id)
+        try:
+            return show_failed_run(connection, tenant, run_id)
+        except UnknownRun:
+            if archive is None and (days := days_of_run(connection, run_id)):
+                raise UnknownRun(str(run_id), days) from None
+            raise

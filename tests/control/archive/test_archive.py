@@ -372,6 +372,27 @@ def test_restored_day_is_readable_by_sql_and_its_facts_by_any_reader(
     assert refused.startswith("DAY: the archive has no day 2020-02-02")
 
 
+def test_unread_archive_is_named_where_a_run_is_missing(
+    clocked: ClockedDatabase, day: date, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database knows the archived days, also where no setting names the archive."""
+    submit(clocked)
+    started = begun(clocked)
+    succeed(clocked, started)
+    close(clocked)
+    drop(clocked, day)
+    monkeypatch.delenv("TIDEWHEEL_ARCHIVE")
+    done = tidewheel(clocked, "run", "show", started.run_id)
+    assert done.code == ExitCode.NOT_FOUND
+    [missing] = done.refusals
+    assert f"archived days may have it: {day}; set TIDEWHEEL_ARCHIVE" in missing
+    with answering(clocked) as api:
+        answer = api.get(f"/api/v1/runs/{started.run_id}")
+        assert (answer.status_code, "TIDEWHEEL_ARCHIVE" in answer.text) == (HTTPStatus.NOT_FOUND, True)
+    [unknown] = tidewheel(clocked, "run", "show", UUID(int=1)).refusals
+    assert "archive" not in unknown, "no archived day has ids of 1970"
+
+
 def test_example_of_the_page_reads_a_day(
     clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
