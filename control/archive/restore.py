@@ -92,13 +92,15 @@ def restore_day(connection: Conn, store: Store, manifest: Manifest) -> None:
         raise SettingsError(message) from error
 
 
-def drop_restored(connection: Conn, day: date | None = None) -> None:
-    """Delete the restored rows of a day, or the schema with all of them."""
+def drop_restored(connection: Conn, day: date | None = None) -> bool:
+    """Delete the restored rows of a day, or the schema with all of them; return False if the day has none."""
     if day is None:
         connection.execute("DROP SCHEMA IF EXISTS tidewheel_archive CASCADE")
-    elif _is_there(connection):
-        with connection.transaction():
-            _delete(connection, day)
+        return True
+    if not _is_there(connection):
+        return False
+    with connection.transaction():
+        return _delete(connection, day) > 0
 
 
 def remove_restored_tenants(connection: Conn, tenants: Iterable[str]) -> None:
@@ -113,9 +115,13 @@ def _is_there(connection: Conn) -> bool:
     return connection.execute("SELECT to_regclass('tidewheel_archive.facts') IS NOT NULL").fetchone() == (True,)
 
 
-def _delete(connection: Conn, day: date) -> None:
+def _delete(connection: Conn, day: date) -> int:
+    """Delete the rows of a day; return their number."""
+    rows = 0
     for table in _TABLES:
-        connection.execute(sql.SQL("DELETE FROM {} WHERE day = %s").format(sql.Identifier(SCHEMA, table.name)), [day])
+        statement = sql.SQL("DELETE FROM {} WHERE day = %s").format(sql.Identifier(SCHEMA, table.name))
+        rows += connection.execute(statement, [day]).rowcount
+    return rows
 
 
 def _copy(connection: Conn, table: _Table, day: date, rows: Iterable[Record]) -> None:

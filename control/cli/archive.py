@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from tidewheel.control.archive.records import ArchivedDay, forget_days, is_locked, list_days, lock_archive
-from tidewheel.control.archive.stores import MANIFEST, MissingFile, open_store
+from tidewheel.control.archive.stores import MANIFEST, SETTING, MissingFile, open_store
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
 from tidewheel.control.cli.runs import RunId, print_run
 from tidewheel.control.cli.time_options import Tz
-from tidewheel.errors import refuse
+from tidewheel.errors import SettingsError, refuse
 from tidewheel.settings.connections import Connections
 
 Day = Annotated[str | None, typer.Argument(metavar="DAY", help="A day of UTC, such as 2026-11-20.")]
@@ -99,21 +99,30 @@ def restore(
     """Copy an archived day into tables of the schema tidewheel_archive, for reading by SQL."""
     from tidewheel.control.archive.export import archive_session
     from tidewheel.control.archive.manifest import read_manifest
-    from tidewheel.control.archive.restore import drop_restored, restore_day
+    from tidewheel.control.archive.restore import SCHEMA, drop_restored, restore_day
 
     wanted = None if day is None else _day(day)
     with closing(archive_session(checked_url())) as session, session.transaction() as connection:
         lock_archive(connection)
         if drop:
-            drop_restored(connection, wanted)
+            if not drop_restored(connection, wanted):
+                remedy = f"name a day that is in {SCHEMA}.facts or {SCHEMA}.finished_runs, or none to drop all"
+                refuse("DAY", f"no row of {wanted} is restored", remedy)
             print_result(["dropped"], {"dropped": wanted}, output)
             return
         if wanted is None:
             refuse("DAY", "is missing", "name a day that `tidewheel archive list` shows")
-        store = open_store(Connections.load().archive)
+        archive = Connections.load().archive
+        store = open_store(archive)
         try:
             manifest = read_manifest(wanted.isoformat(), store.read(f"{wanted}/{MANIFEST}"))
         except MissingFile:
+            if any(each.day == wanted for each in list_days(connection)):
+                message = (
+                    f"{archive} lacks {wanted}, which the database has recorded: mount the folder, correct {SETTING},"
+                    " or restore the day from a copy"
+                )
+                raise SettingsError(message) from None
             refuse("DAY", f"the archive has no day {wanted}", "name one that `tidewheel archive list` shows")
         restore_day(connection, store, manifest)
     line = f"{wanted}: {manifest.runs:,} runs are in tidewheel_archive.finished_runs"

@@ -393,6 +393,34 @@ def test_unread_archive_is_named_where_a_run_is_missing(
     assert "archive" not in unknown, "no archived day has ids of 1970"
 
 
+def test_restore_from_a_wrong_folder_names_folder_and_setting(
+    clocked: ClockedDatabase, day: date, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(clocked)
+    close(clocked)
+    monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(tmp_path / "other"))
+    done = tidewheel(clocked, "archive", "restore", day)
+    text = done.err.replace("\n  ", " ")
+    assert done.code == ExitCode.FAILED
+    assert f"{tmp_path / 'other'} lacks {day}, which the database has recorded" in text
+    assert "correct TIDEWHEEL_ARCHIVE" in text
+
+
+def test_drop_of_a_day_that_is_not_restored_is_refused(clocked: ClockedDatabase, archive: Path, day: date) -> None:
+    submit(clocked)
+    clocked.execute(_ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 2})
+    close(clocked)
+    for _ in range(2):
+        done = tidewheel(clocked, "archive", "restore", day, "--drop")
+        assert done.code == ExitCode.REFUSED, done
+        assert done.refusals[0].startswith(f"DAY: no row of {day} is restored; ")
+        json_output(clocked, "archive", "restore", day)
+        other = tidewheel(clocked, "archive", "restore", "2020-02-02", "--drop")
+        assert (other.code, "2020-02-02" in other.err) == (ExitCode.REFUSED, True)
+        assert json_output(clocked, "archive", "restore", day, "--drop") == {"dropped": str(day)}
+        assert clocked.value("SELECT count(*) FROM tidewheel_archive.finished_runs") == 0
+
+
 def test_example_of_the_page_reads_a_day(
     clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
