@@ -21,9 +21,8 @@ from fastavro import (
 )
 from fastavro.types import Schema
 
-from tidewheel.control.archive.manifest import FACTS, RUNS, ArchiveFile, Block, Manifest
+from tidewheel.control.archive.manifest import FACTS, RUNS, ArchiveFile, Block, Manifest, damaged
 from tidewheel.control.archive.stores import MissingFile, Store
-from tidewheel.errors import ArchiveDamaged
 
 Record: TypeAlias = dict[str, Any]
 
@@ -140,11 +139,6 @@ def read_rows(store: Store, manifest: Manifest, kind: str) -> Iterator[list[Reco
     for file in manifest.of_kind(kind):
         for block in file.blocks:
             yield read_block(store, manifest.day.isoformat(), file, block)
-
-
-def damaged(name: str, problem: str) -> ArchiveDamaged:
-    """Return the error of a file that is not what was written."""
-    return ArchiveDamaged(f"{name}: {problem}; restore it from a copy, `tidewheel archive verify` lists all such files")
 
 
 def _encoded(kind: str, records: Sequence[Record], sync: bytes) -> bytes:

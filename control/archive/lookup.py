@@ -10,8 +10,8 @@ from datetime import date, timedelta
 from functools import lru_cache
 from uuid import UUID
 
-from tidewheel.control.archive.containers import Record, damaged, read_block
-from tidewheel.control.archive.manifest import read_manifest
+from tidewheel.control.archive.containers import Record, read_block
+from tidewheel.control.archive.manifest import damaged, read_manifest
 from tidewheel.control.archive.records import days_of_run
 from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, open_store
 from tidewheel.control.reads.retry_chain import retry_chain_of

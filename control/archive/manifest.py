@@ -123,13 +123,11 @@ def read_manifest(day: str, text: bytes) -> Manifest:
         is_whole = sha256(_text(document)).hexdigest() == checksum and document["day"] == day
         is_whole &= _text({**document, "sha256": checksum}) == text
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{where} cannot be read: {error}"
-        raise ArchiveDamaged(message) from error
+        raise damaged(where, f"it cannot be read: {error}") from error
     if not is_whole:
-        message = f"{where} is not what was written: its checksum differs"
-        raise ArchiveDamaged(message)
+        raise damaged(where, "it is not what was written, its checksum differs")
     if document["format"] != FORMAT:
-        message = f"{where} has the format {document['format']}; this release reads {FORMAT}"
+        message = f"{where} has the format {document['format']}, this release reads {FORMAT}; install a later release"
         raise ArchiveDamaged(message)
     files: list[ArchiveFile] = []
     for file in document["files"]:
@@ -144,6 +142,11 @@ def read_manifest(day: str, text: bytes) -> Manifest:
         id_days=tuple(document["id_days"]),
         files=tuple(files),
     )
+
+
+def damaged(name: str, problem: str) -> ArchiveDamaged:
+    """Return the error of a file that is not what was written."""
+    return ArchiveDamaged(f"{name}: {problem}; restore it from a copy, `tidewheel archive verify` lists all such files")
 
 
 def id_day(run_id: UUID | str) -> int:

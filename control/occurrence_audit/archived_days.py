@@ -19,8 +19,8 @@ from typing import LiteralString, TypeAlias, cast
 from fastavro import parse_schema
 from psycopg import Rollback
 
-from tidewheel.control.archive.containers import SCHEMAS, Record, damaged, decode_block, raw_block
-from tidewheel.control.archive.manifest import FACTS, RUNS, ArchiveFile, read_manifest
+from tidewheel.control.archive.containers import SCHEMAS, Record, decode_block, raw_block
+from tidewheel.control.archive.manifest import FACTS, RUNS, ArchiveFile, damaged, read_manifest
 from tidewheel.control.archive.records import list_days
 from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store
 from tidewheel.control.occurrence_audit.records import Scope, ended_from

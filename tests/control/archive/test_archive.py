@@ -421,6 +421,22 @@ def test_drop_of_a_day_that_is_not_restored_is_refused(clocked: ClockedDatabase,
         assert clocked.value("SELECT count(*) FROM tidewheel_archive.finished_runs") == 0
 
 
+@pytest.mark.parametrize("text", [b"{", b"{}", b"\xff"])
+def test_damaged_manifest_has_a_remedy(clocked: ClockedDatabase, archive: Path, day: date, text: bytes) -> None:
+    submit(clocked)
+    close(clocked)
+    path = archive / "days" / str(day) / "manifest.json"
+    whole = path.read_bytes()
+    for bad in (text, whole[:-2] + b"\n", whole.replace(b'"runs":0', b'"runs":1')):
+        assert bad != whole
+        path.write_bytes(bad)
+        done = tidewheel(clocked, "archive", "restore", day)
+        assert done.code == ExitCode.FAILED, done
+        assert "restore it from a copy, `tidewheel archive verify` lists" in done.err.replace("\n  ", " ")
+    path.write_bytes(whole)
+    json_output(clocked, "archive", "restore", day)
+
+
 def test_example_of_the_page_reads_a_day(
     clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
