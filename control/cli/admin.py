@@ -11,7 +11,7 @@ from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_cha
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
 from tidewheel.control.cli.service_options import joined
-from tidewheel.errors import SettingsError
+from tidewheel.errors import SettingsError, refuse
 from tidewheel.kafka import topics
 from tidewheel.kafka.topics import (
     PartitionCounts,
@@ -54,8 +54,7 @@ def migrate(
 ) -> None:
     """Migrate the database to this release's schema."""
     if passwords is not None and not roles:
-        message = "--passwords: it belongs to --roles; add --roles, or leave it out"
-        raise SettingsError(message)
+        refuse("--passwords", "it belongs to --roles", "add --roles, or leave it out")
     settings = Connections.load()
     url = settings.database()
     if status:
@@ -86,7 +85,7 @@ def _read_passwords(folder: Path | None) -> dict[str, str]:
     """Return the passwords in a folder, by service.
 
     Raises:
-        SettingsError: A file cannot be read, is empty, or is named after no service.
+        InvalidInput: A file cannot be read, is empty, or is named after no service.
     """
     found: dict[str, str] = {}
     try:
@@ -94,15 +93,12 @@ def _read_passwords(folder: Path | None) -> dict[str, str]:
             if file.name.startswith("."):
                 continue  # of the volumes of Kubernetes
             if file.name not in SERVICES:
-                message = f"--passwords: {file.name} is no service; name the files {', '.join(SERVICES)}"
-                raise SettingsError(message)
+                refuse("--passwords", f"{file.name} is no service", f"name the files {', '.join(SERVICES)}")
             found[file.name] = file.read_text().rstrip("\r\n")
             if not found[file.name]:
-                message = f"--passwords: {file.name} is empty; write the password into it, or remove it"
-                raise SettingsError(message)
+                refuse("--passwords", f"{file.name} is empty", "write the password into it, or remove it")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"--passwords: {error}; give a folder with a readable file for each service"
-        raise SettingsError(message) from error
+        refuse("--passwords", str(error), "give a folder with a readable file for each service")
     protect(*found.values())
     return found
 

@@ -20,10 +20,10 @@ from tidewheel.control.cli.output import Output, OutputOption, print_document
 from tidewheel.control.cli.service_options import Home
 from tidewheel.control.demo.run import run_demo
 from tidewheel.control.local_stack import make_stack, start_stack
-from tidewheel.errors import StackError
+from tidewheel.errors import StackError, refuse
 from tidewheel.local.progress import Progress as Watcher
 from tidewheel.local.progress import Step, in_silence
-from tidewheel.local.stack import LocalStack, StackInfo, StackStatus
+from tidewheel.local.stack import SIZES, LocalStack, StackInfo, StackStatus
 from tidewheel.local.state import HOME_VARIABLE, STATE_FILE, default_home
 
 
@@ -44,6 +44,8 @@ def up(
 
     A service that TIDEWHEEL_DATABASE_URL or TIDEWHEEL_KAFKA_BOOTSTRAP names is used instead.
     """
+    if brokers not in (None, *SIZES):
+        refuse("--brokers", f"a stack has 1 or 3 brokers, not {brokers}", "write 1 or 3")
     with _shown() as watch:
         stack = make_stack(home, brokers=brokers, standby=standby)
         info = start_stack(stack, watch)

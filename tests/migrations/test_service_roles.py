@@ -14,6 +14,7 @@ from tests.control.cli.command import tidewheel
 from tests.fixtures.database import Database
 from tests.fixtures.roles import role_passwords
 from tests.migrations.rights import functions_of, rights_of, tables_with_a_tenant, written
+from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
 from tidewheel.errors import MigrationError
 from tidewheel.local.stack import LocalStack
@@ -98,6 +99,12 @@ def test_roles_are_created_once_and_each_migration_restores_their_rights(
     assert empty.startswith("--passwords: intake is empty")
     [alone] = tidewheel(logged, "migrate", "--passwords", tmp_path).refusals
     assert "add --roles" in alone
+    for wrong in (
+        ("--roles", "--passwords", tmp_path),
+        ("--roles", "--passwords", tmp_path / "none"),
+        ("--passwords", tmp_path),
+    ):
+        assert tidewheel(logged, "migrate", *wrong).code == ExitCode.REFUSED
 
 
 def test_installation_has_roles_of_its_own_prefix(fresh_database: Database) -> None:

@@ -38,11 +38,13 @@ from tidewheel.local.state import (
     write_state,
 )
 
+SIZES = (1, 3)
+"""The numbers of brokers that a stack can have: two nodes lose their quorum with either one."""
+
 _CONNECT_SECONDS = 5  # for servers that were given to us
 _METADATA_SECONDS = 30  # of a broker that accepts connections: a busy one has needed more than 5 s
-_MAX_BROKERS = 3
+_MAX_BROKERS = SIZES[-1]
 _RUNNING = (PartState.RUNNING, PartState.GIVEN)
-_SIZES = (1, _MAX_BROKERS)  # two nodes lose their quorum with either one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,7 @@ class LocalStack:
         max_wal_size_megabytes: int = 2048,
         lasting: bool = True,
     ) -> None:
-        if brokers is not None and brokers not in _SIZES:
+        if brokers is not None and brokers not in SIZES:
             message = f"a stack has 1 or 3 brokers, not {brokers}"
             raise StackError(message)
         self.home = (home or default_home()).absolute()

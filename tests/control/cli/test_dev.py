@@ -28,9 +28,18 @@ def test_status_prints_json(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_failure_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text("{")
+    done = tidewheel("up", "--home", str(tmp_path))
+    assert (done.code, done.out, done.err.count("tidewheel: ")) == (1, "", 1)
+    assert "down --erase" in done.err
+
+
+@pytest.mark.process
+def test_number_of_brokers_that_no_stack_has_is_refused(tmp_path: Path) -> None:
     done = tidewheel("up", "--home", str(tmp_path), "--brokers", "2")
-    assert (done.code, done.out) == (1, "")
-    assert done.err == "tidewheel: a stack has 1 or 3 brokers, not 2\n"
+    assert (done.code, done.out) == (5, "")
+    assert done.err == "tidewheel: --brokers: a stack has 1 or 3 brokers, not 2; write 1 or 3\n"
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.process
