@@ -9,6 +9,7 @@ import typer
 from tidewheel import message_signatures
 from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_change
 from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.cli.options import Replication, check_replication
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
 from tidewheel.control.cli.service_options import joined
 from tidewheel.errors import SettingsError, refuse
@@ -175,13 +176,12 @@ Tenants = Annotated[
 def apply_topics(
     queues: Queues = None,
     tenants: Tenants = None,
-    replication: Annotated[
-        int | None, typer.Option(metavar="N", help="Copies of each new partition; 3 in production.")
-    ] = None,
+    replication: Replication = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes; make none.")] = False,  # noqa: FBT002
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Create missing topics; raise partition counts that are too low."""
+    check_replication(replication)
     settings = Connections.load(replication=replication)
     config, names = settings.kafka_config(), Topics(settings.topic_prefix)
     done = topics.apply_topics(

@@ -18,7 +18,7 @@ from tidewheel.audit import Door, process_actor
 from tidewheel.errors import TidewheelError, refuse
 from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.session import FOR_LISTS, Conn, Session, connect_configured
-from tidewheel.settings.connections import Connections
+from tidewheel.settings.connections import MOST_COPIES, Connections
 
 if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
@@ -49,6 +49,7 @@ IfVersion = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Fail unless this is the job's current version.")
 ]
 Limit = Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Show at most this many.")]
+Replication = Annotated[int | None, typer.Option(metavar="N", help="Copies of each new partition; 3 in production.")]
 
 DEFAULT_TENANT = "default"
 
@@ -96,6 +97,16 @@ def checked_url() -> str:
     with connect_configured(url, "tidewheel-cli", autocommit=True) as connection:
         require_current(connection)
     return url
+
+
+def check_replication(copies: int | None) -> None:
+    """Check the value of --replication.
+
+    Raises:
+        InvalidInput: No topic can have as many copies, as of the setting.
+    """
+    if copies is not None and not 1 <= copies <= MOST_COPIES:
+        refuse("--replication", f"{copies} is no number of copies", f"write 1 to {MOST_COPIES}; 3 in production")
 
 
 def read_labels(texts: Iterable[str]) -> dict[str, str]:

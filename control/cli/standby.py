@@ -1,12 +1,13 @@
 """`tidewheel standby enable | disable | status | raise`."""
 
+import re
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_change
-from tidewheel.control.cli.options import checked_url, reading
+from tidewheel.control.cli.options import Replication, check_replication, checked_url, reading
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -18,18 +19,20 @@ from tidewheel.control.cli.output import (
     print_result,
 )
 from tidewheel.control.standby import recording
+from tidewheel.errors import refuse
 from tidewheel.kafka.topics import Topics, create_standby_topics
 from tidewheel.postgres.session import connect
 from tidewheel.settings.connections import Connections
 
 _NO_HURRY = "-c statement_timeout=0 -c transaction_timeout=0 -c idle_in_transaction_session_timeout=0"
 _SHOWN = 20
+_BROKER = re.compile(r"(?:\w+://)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})", re.ASCII)
+_LAST_PORT = 65_535
+_PREFIX = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # Source: Kafka, legal names of topics
 
 
 def enable(
-    replication: Annotated[
-        int | None, typer.Option(metavar="N", help="Copies of each new partition; 3 in production.")
-    ] = None,
+    replication: Replication = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Begin to record jobs and open runs in two compacted topics, for a standby site.
@@ -37,6 +40,7 @@ def enable(
     It creates the topics and the triggers, and lists what exists. A scheduler begins within 5 s. Run it again after
     `tidewheel migrate` to a new release. It needs the owner of the tables.
     """
+    check_replication(replication)
     url, settings = checked_url(), Connections.load(replication=replication)
     names = Topics(settings.topic_prefix)
     done = create_standby_topics(settings.kafka_config(), names, replication=settings.replication)
@@ -104,6 +108,7 @@ def raise_site(
     """
     from tidewheel.control.standby.raising import raise_site as raise_from
 
+    _check_source(source, prefix)
     url, settings = checked_url(), Connections.load()
     config = {**settings.kafka_config(), "bootstrap.servers": source}
     with connect(url, "tidewheel-standby", autocommit=True, options=_NO_HURRY) as connection:
@@ -140,3 +145,18 @@ def raise_site(
         )
         lines += [f"  {job}" for job in raised.paused_jobs[:_SHOWN]]
     print_result(lines, None, output)
+
+
+def _check_source(source: str, prefix: str | None) -> None:
+    """Check the names of the other site's brokers and topics, before a server is connected.
+
+    Raises:
+        InvalidInput: One of them cannot be such a name.
+    """
+    for broker in source.split(","):
+        found = _BROKER.fullmatch(broker)
+        if found is None or not 0 < int(found["port"]) <= _LAST_PORT:
+            refuse("--from", f"{broker!r} is no broker", "write HOST:PORT, such as kafka-b:9092; several with commas")
+    if prefix is not None and not _PREFIX.fullmatch(prefix):
+        remedy = "write letters, digits, dots, hyphens and underscores, such as a.tidewheel"
+        refuse("--prefix", f"no topic's name begins with {prefix!r}", remedy)

@@ -21,6 +21,9 @@ from tidewheel.settings.values import Duration, Entries
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackInfo
 
+MOST_COPIES: Final = 7
+"""The most copies of a partition that Tidewheel creates."""
+
 _LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 
 
@@ -54,7 +57,7 @@ class Connections(Settings):
         "`TIDEWHEEL_KAFKA_CONFIG_…` wins over it",
     )
     topic_prefix: str = Field("tidewheel", pattern=r"^[a-zA-Z0-9._-]{1,64}$", description="first part of every topic")
-    replication: int = Field(1, ge=1, le=7, description="copies of each partition; 3 in production")
+    replication: int = Field(1, ge=1, le=MOST_COPIES, description="copies of each partition; 3 in production")
     runs_partitions: int = Field(
         6,
         ge=1,
