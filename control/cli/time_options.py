@@ -20,16 +20,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidewheel.clock import SystemClock
-from tidewheel.errors import FieldError, InvalidInput, refuse
+from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_duration, parse_timestamp
 
 if TYPE_CHECKING:
     from tidewheel.schedules.zones import Zone
 
+
+def _known_zone(name: str | None) -> str | None:
+    """Return the value of --tz; refuse an unknown zone also where no time needs it."""
+    if name is not None:
+        from tidewheel.schedules.zones import zone  # here: most commands read no local time
+
+        try:
+            zone(name)
+        except ScheduleRefused as refused:
+            raise InvalidInput([FieldError("--tz", each.problem, each.remedy) for each in refused.errors]) from None
+    return name
+
+
 Tz = Annotated[
     str | None,
-    typer.Option("--tz", metavar="ZONE", help="IANA time zone of times without an offset, and of the output."),
+    typer.Option(
+        "--tz",
+        metavar="ZONE",
+        help="IANA time zone of times without an offset, and of the output.",
+        callback=_known_zone,
+    ),
 ]
 
 After = Annotated[

@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.control.cli.command import NO_DATABASE, tidewheel
+from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.time_options import read_instant, rfc3339
 from tidewheel.errors import InvalidInput
 from tidewheel.jobs.values import format_duration
@@ -55,6 +56,17 @@ def test_other_text_is_refused_with_its_option(text: str) -> None:
 )
 def test_a_named_day_is_one_of_the_zone(text: str, utc: str) -> None:
     assert rfc3339(read_instant(text, "--since", "Europe/Berlin", now=NOW)) == utc
+
+
+@pytest.mark.parametrize(
+    "words", ["audit --from 2026-03-29T00:00Z", "run list --since 24h", "restore --dry-run", "archive show " + "0" * 32]
+)
+def test_unknown_zone_is_refused_also_where_no_time_needs_it(words: str) -> None:
+    done = tidewheel(NO_DATABASE, *words.split(), "--tz", "Europe/Berlim")
+    assert done.code == ExitCode.REFUSED
+    [refused] = done.refusals
+    assert refused.startswith("--tz: 'Europe/Berlim' is not a time zone")
+    assert "Europe/Berlin" in refused
 
 
 def test_a_named_day_at_a_time_that_the_clock_skips_is_refused() -> None:
