@@ -73,14 +73,17 @@ class Context:
     installation: Installation | None = None
 
     @contextmanager
-    def connection(self) -> Generator[Conn]:
+    def connection(self, options: str = "") -> Generator[Conn]:
         """Open a connection whose statements are limited in time.
+
+        Args:
+            options: Further server settings, as `-c name=value`.
 
         Raises:
             Unavailable: The database does not answer.
         """
         url = self.url or self.settings.database()
-        with connect(url, "tidewheel-doctor", options=_STATEMENT_LIMIT) as connection:
+        with connect(url, "tidewheel-doctor", options=f"{_STATEMENT_LIMIT} {options}") as connection:
             yield connection
 
 

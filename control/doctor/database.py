@@ -8,6 +8,8 @@ from shlex import quote
 from typing import cast
 from uuid import UUID
 
+import psycopg
+
 from tidewheel.clock import SystemClock
 from tidewheel.control.doctor.check import Context
 from tidewheel.control.reads.findings import Finding, Severity
@@ -24,7 +26,7 @@ from tidewheel.errors import MigrationError, SettingsError, Unavailable
 from tidewheel.migrations.row_security import REMEDY, ownership_problem, role_problem, unsecured_tables
 from tidewheel.migrations.runner import MigrationState, created_names, is_post, migrations, status
 from tidewheel.postgres.partitions import TABLES, coming_days, days_ahead, missing_partitions
-from tidewheel.postgres.session import POOLED_BY_TRANSACTION, Conn, shares_sessions
+from tidewheel.postgres.session import POOLED_BY_TRANSACTION, Conn, OnlyReads, shares_sessions
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.installation import Installation, read_installation
 
@@ -36,6 +38,7 @@ _FIND_IDLE_SLOTS = _SQL["find_idle_slots"]
 _FIND_QUARANTINED = _SQL["find_quarantined"]
 _FIND_BLOCKED_KEYS = _SQL["find_blocked_keys"]
 _READ_KEY_AGES = _SQL["read_key_ages"]
+_READ_RESTORE = _SQL["read_restore"]
 _READ_RETENTION = _SQL["read_retention"]
 
 _CREATED = re.compile(r"^CREATE (?:UNIQUE )?(TABLE|INDEX|VIEW) (\w+)", re.MULTILINE)
@@ -45,21 +48,27 @@ _MEBIBYTE = 1 << 20
 
 
 def check_database(context: Context) -> Iterator[Finding]:
-    """Check that the database answers, can be written to, and has connections left."""
+    """Check that the database answers, can be written to, and is not being restored."""
     try:
         context.url = context.settings.database()
         with context.connection() as connection:
             is_shared = shares_sessions(connection, context.url)
+            restore = _find_restore(connection)
     except SettingsError as error:
         yield Finding("database", Severity.ERROR, "no database is named", str(error), "tidewheel dev, or tidewheel up")
         return
     except Unavailable as error:
+        if isinstance(error, OnlyReads) and (restore := _find_read_only_restore(context)):
+            yield restore
+            return
         remedy = "start PostgreSQL, or correct TIDEWHEEL_DATABASE_URL; `tidewheel status` shows the local stack"
         yield Finding("database", Severity.ERROR, "the database does not answer", str(error), remedy)
     else:
         if is_shared:
             what, _, remedy = POOLED_BY_TRANSACTION.partition("; ")
             yield Finding("database", Severity.ERROR, what, "two connections have one session of the server", remedy)
+        if restore:
+            yield restore
 
 
 def check_schema(context: Context) -> Iterator[Finding]:
@@ -308,3 +317,30 @@ def live_queues(connection: Conn) -> set[str]:
 def _installation(context: Context) -> Installation:
     assert context.installation is not None  # noqa: S101 - the check of the schema has read it
     return context.installation
+
+
+def _find_read_only_restore(context: Context) -> Finding | None:
+    """Return the finding of a restore from a database that accepts no writes; None on a standby."""
+    try:
+        with context.connection("-c default_transaction_read_only=off") as connection:
+            return _find_restore(connection)
+    except Unavailable:
+        return None
+
+
+def _find_restore(connection: Conn) -> Finding | None:
+    """Return the finding of a restore that has not ended."""
+    try:
+        row = connection.execute(_READ_RESTORE).fetchone()
+    except psycopg.errors.UndefinedTable:  # the check of the schema reports it
+        return None
+    if row is None:
+        return None
+    since, works = cast("tuple[str, bool]", row)
+    evidence = f"it reads Kafka from {since}, and {'a' if works else 'no'} process works on it"
+    if works:
+        return Finding(
+            "database", Severity.ERROR, "a restore is under way: services wait", evidence, "wait for its end"
+        )
+    what, remedy = "a restore was interrupted: no service starts", "tidewheel restore --yes, which continues it"
+    return Finding("database", Severity.ERROR, what, evidence, remedy)

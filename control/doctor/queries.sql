@@ -107,3 +107,8 @@ SELECT current_setting('synchronous_standby_names'), s.pid, s.application_name, 
   FROM (VALUES (1)) AS one (x)
   LEFT JOIN pg_stat_replication AS s ON s.application_name IS DISTINCT FROM 'pg_basebackup'
  ORDER BY 3
+
+-- name: read_restore
+-- Returns the time from which a restore that has not ended reads Kafka, and true while a process works on it; no row without one.
+-- Index: settings_pkey. Lock: an advisory one, shared, until the transaction ends; not waited for.
+SELECT value ->> 'since', NOT pg_try_advisory_xact_lock_shared(hashtext('tidewheel.restore')) FROM settings WHERE name = 'restore'

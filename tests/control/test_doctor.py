@@ -314,6 +314,35 @@ def test_differing_settings_clocks_and_releases_are_found(database: Database) ->
     ]
 
 
+@pytest.mark.parametrize("writable", [False, True], ids=["read-only", "accepting writes again"])
+def test_restore_that_has_not_ended_is_found_by_its_name(fresh_database: Database, *, writable: bool) -> None:
+    """A killed restore leaves its row in `settings`, and a database that others can only read."""
+    state = Jsonb({"since": "2026-11-20T08:00:00+00:00", "stopped_at": "2026-11-20T09:00:00+00:00"})
+    fresh_database.execute("INSERT INTO settings (name, value) VALUES ('restore', %s)", [state])
+    holder = fresh_database.connection(autocommit=True)
+    if not writable:
+        name = sql.Identifier(holder.info.dbname)
+        holder.execute(sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name))
+    found = about(examine(fresh_database), "database")
+    assert (found.severity, found.what) == (Severity.ERROR, "a restore was interrupted: no service starts")
+    assert found.evidence == "it reads Kafka from 2026-11-20T08:00:00+00:00, and no process works on it"
+    assert found.remedy.startswith("tidewheel restore --yes")
+    holder.execute("SELECT pg_advisory_lock(hashtext('tidewheel.restore'))")
+    found = about(examine(fresh_database), "database")
+    assert (found.what, found.remedy) == ("a restore is under way: services wait", "wait for its end")
+    done = tidewheel(fresh_database, "doctor")
+    assert (done.code, "a restore is under way" in done.out, "does not answer" in done.out) == (2, True, False)
+
+
+def test_database_that_can_only_be_read_is_no_restore(fresh_database: Database) -> None:
+    holder = fresh_database.connection(autocommit=True)
+    name = sql.Identifier(holder.info.dbname)
+    holder.execute(sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name))
+    found = about(examine(fresh_database), "database")
+    assert found.what == "the database does not answer"
+    assert "name the primary" in found.evidence
+
+
 def test_full_disk_of_the_local_stack_is_found(tmp_path: Path) -> None:
     [disk] = [check for check in CHECKS if check.name == "disk"]
     for limit, count in ((0, 0), (1 << 62, 1)):

@@ -150,6 +150,10 @@ class AccessRefused(Unavailable):
     """The server refused the user, the password, the address or the database: no time mends that."""
 
 
+class OnlyReads(Unavailable):
+    """The server accepts no writes: it is a standby, or the database is being restored."""
+
+
 class CommitUnknown(Unavailable):
     """The connection broke during COMMIT: the transaction may have committed or not.
 
@@ -170,6 +174,7 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
 
     Raises:
         AccessRefused: The server refuses.
+        OnlyReads: It accepts no writes.
         Unavailable: It cannot be reached.
     """
     servers = named_servers(url)
@@ -209,7 +214,7 @@ def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool) 
         if refusal is not None:
             raise AccessRefused(refusal) from error
         if _READ_ONLY in str(error):
-            raise Unavailable(_ONLY_READS) from error
+            raise OnlyReads(_ONLY_READS) from error
         raise Unavailable(first_line(error)) from error
     connection.notices = _Notices()
     connection.add_notice_handler(connection.notices)
