@@ -9,6 +9,7 @@ FOLDERS = ("tidewheel", *LINKED)
 
 # The files that read this machine's clock, each with its purpose.
 PYTHON = {
+    "control/console/door.py": "compares the age of a sign-in with its twelve hours",
     "tidewheel/clock.py": "it is the clock",
     "tidewheel/process/clock_skew.py": "measures how far it is from the database's",
     "tidewheel/presence.py": "sends it with a heartbeat, to be compared with the database's",
