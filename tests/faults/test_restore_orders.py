@@ -49,6 +49,7 @@ class Story:
     filtered: set[object] = field(default_factory=set[object])
     held: Held | None = None
     before: int = 0  # effects before the loss
+    in_flight: set[str] = field(default_factory=set[str])
 
     def gate(self, key: str) -> Path:
         """The file that lets the runs of a job end."""
@@ -219,6 +220,8 @@ def lose(story: Story) -> None:
     for each in story.fleet.services:
         each.kill()
     story.before = len(story.oracle.effects())
+    story.oracle.reader.read_to_end()
+    story.in_flight = {each.run_id for each in story.oracle.effects()} - story.oracle.completed().keys()
     story.fleet.database.close()
     story.server.lose()
     story.server.bring_back()
@@ -268,7 +271,7 @@ def test_runs_that_had_ended_take_effect_once(story: Story) -> None:
         "called",
         "alarm",
     ):
-        assert max(Counter(story.begun(key)).values()) == 1, key
+        assert max(Counter(run for run in story.begun(key) if run not in story.in_flight).values()) == 1, key
 
 
 @pytest.mark.parametrize("key", ["unreplied", "unreplied-open"])
