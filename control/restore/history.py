@@ -28,13 +28,12 @@ _SILENT_POLLS = 60  # of a second each
 _DECIDED_LATE = frozenset({SkipReason.MISFIRE, SkipReason.CATCH_UP_LIMIT, SkipReason.PAUSED, SkipReason.FROZEN})
 """Reasons that depend on when a scheduler decided; the others follow from the job and its calendars."""
 _NEAR = timedelta(minutes=1)  # a relay publishes a reply some milliseconds after its transaction
-_UPDATED = "io.tidewheel.job.updated.v1"
-_SUBMITTED = ("io.tidewheel.job.created.v1", _UPDATED)
+_CREATED, _UPDATED = "io.tidewheel.job.created.v1", "io.tidewheel.job.updated.v1"
+_SUBMITTED = (_CREATED, _UPDATED)
 _PAUSED, _RESUMED = "io.tidewheel.job.paused.v1", "io.tidewheel.job.resumed.v1"
 _DELETED = "io.tidewheel.job.deleted.v1"
 _STOPPED = (_PAUSED, _DELETED)
-_STARTED = ("io.tidewheel.job.created.v1", _RESUMED)
-_STATES = (*_STOPPED, *_STARTED)
+_STATES = (*_STOPPED, _CREATED, _RESUMED)
 _EVENTS = {
     RequestType.JOB_SUBMIT: _SUBMITTED,
     RequestType.JOB_ROLLBACK: (_UPDATED,),
@@ -92,6 +91,11 @@ class History:
     def runs(self) -> dict[UUID, RunCompleted | RunRequest]:
         """The last record of each run."""
         return {**self.requests, **self.ends}
+
+    @property
+    def of_workflows(self) -> dict[UUID, UUID]:
+        """The runs that the ends of their parents create, with their jobs."""
+        return {run: UUID(each.job_id) for run, each in self.runs.items() if each.cause.value == Cause.WORKFLOW}
 
     def has(self, topics: Topics, topic: str, value: bytes) -> bool:
         """Return True if Kafka has this completion, run message or reply."""

@@ -209,7 +209,7 @@ class _Past:
         self.fired = Fired(history)
         self.requested = {UUID(answer.reply.run_id) for answer in history.replies.values() if answer.reply.run_id}
         self._session, self._installation, self._history, self._report = session, installation, history, report
-        self._of_workflows = {UUID(each.job_id) for each in history.runs.values() if each.cause.value == Cause.WORKFLOW}
+        self._released_jobs = {*history.of_workflows.values()}
         self._begun = _ByJob((end.job_id, end.started_at or end.finished_at, run) for run, end in history.ends.items())
         # Runs by REST, CLI or Client: no request creates them again.
         self._direct = _ByJob(
@@ -224,7 +224,7 @@ class _Past:
 
         Runs that had begun by then get their ends.
         """
-        if job in self._of_workflows:
+        if job in self._released_jobs:
             job = None  # the ends of other jobs create its runs
         jobs = None if job is None else {job}
         with as_of(until - _BEFORE):  # a filter cancels what was created before it
@@ -280,7 +280,7 @@ def _write(
     if not state.messages_dropped:
         report.occurrences += fire_again(session, installation, fired)
         # Those of workflows last: the ends of their parents create them.
-        of_workflows = {run for run, each in history.runs.items() if each.cause.value == Cause.WORKFLOW}
+        of_workflows = history.of_workflows.keys()
         for runs in (history.runs.keys() - of_workflows, of_workflows):
             created, lost = create_missing(session, installation, history, runs=runs)
             report.runs += created

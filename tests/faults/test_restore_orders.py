@@ -24,7 +24,6 @@ from tidewheel.schemas.generated.records import Reply
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
-RUNS: LiteralString = "SELECT r.run_id FROM runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s"
 MEMBERS: LiteralString = "SELECT ref, run_id FROM batch_runs"
 STATES: LiteralString = "SELECT r.run_id, r.state FROM runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s"
 OPEN: LiteralString = """
@@ -84,7 +83,7 @@ class Story:
 
     def runs(self, key: str) -> set[str]:
         """Return the ids of a job's runs in the database."""
-        return {str(run) for (run,) in self.fleet.database.rows(RUNS, [key])}
+        return {str(run) for run, _ in self.fleet.database.rows(STATES, [key])}
 
     def _is_answered(self, request: str) -> bool:
         self.oracle.look()
