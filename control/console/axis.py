@@ -1,0 +1,191 @@
+"""The time axis of every plot: bins with now in one of them, and places in percent of the width.
+
+The edges of a window lie on bins, so ticks have even distances. From seven days on an axis counts local days: a day of
+23 or of 25 hours is as wide as the others.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from enum import StrEnum
+
+_DAY = timedelta(days=1)
+
+
+class Window(StrEnum):
+    """The windows that a page offers."""
+
+    HOUR = "1h"
+    SIX_HOURS = "6h"
+    DAY = "24h"
+    WEEK = "7d"
+    MONTH = "30d"
+    QUARTER = "90d"
+
+    @property
+    def words(self) -> str:
+        """The window in words.
+
+        >>> Window.WEEK.words
+        '7 days'
+        """
+        return _WINDOWS[self].words
+
+
+@dataclass(frozen=True, slots=True)
+class _Bins:
+    """The bins of a window.
+
+    Args:
+        words: The window in words.
+        bin: A bin in words.
+        step: The length of a bin; None if it is a part of a local day.
+        parts: The parts of a local day.
+        behind: The number of bins up to now.
+        ahead: Of those behind now.
+        every: The distance of ticks: minutes, or local days.
+    """
+
+    words: str
+    bin: str
+    step: timedelta | None
+    parts: int
+    behind: int
+    ahead: int
+    every: int
+
+
+_WINDOWS = {
+    Window.HOUR: _Bins("hour", "half minute", timedelta(seconds=30), 0, 120, 30, 15),
+    Window.SIX_HOURS: _Bins("6 hours", "4 minutes", timedelta(minutes=4), 0, 90, 22, 60),
+    Window.DAY: _Bins("24 hours", "quarter of an hour", timedelta(minutes=15), 0, 96, 24, 240),
+    Window.WEEK: _Bins("7 days", "twelfth of a day", None, 12, 84, 21, 1),
+    Window.MONTH: _Bins("30 days", "quarter of a day", None, 4, 120, 30, 5),
+    Window.QUARTER: _Bins("90 days", "day", None, 1, 90, 22, 15),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A mark below the axis.
+
+    Args:
+        x: Its place, in percent.
+        text: The time.
+        shift: The clock change of the day that begins here, from seven days on.
+    """
+
+    x: float
+    text: str
+    shift: timedelta = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A time axis.
+
+    Args:
+        edges: The begin of each bin, and the end of the last one.
+        behind: The number of bins up to now, with that of now.
+        now: The present.
+        zone: The zone of its ticks.
+        window: The window, which names the bins and the ticks.
+    """
+
+    edges: Sequence[datetime]
+    behind: int
+    now: datetime
+    zone: tzinfo
+    window: Window
+
+    @property
+    def begin(self) -> datetime:
+        """The begin of the window."""
+        return self.edges[0]
+
+    @property
+    def end(self) -> datetime:
+        """The end of the window."""
+        return self.edges[-1]
+
+    @property
+    def until(self) -> datetime:
+        """The end of the bin of now."""
+        return self.edges[self.behind]
+
+    @property
+    def width(self) -> float:
+        """The width of a bin, in percent."""
+        return 100 / (len(self.edges) - 1)
+
+    @property
+    def bin_words(self) -> str:
+        """A bin in words."""
+        return _WINDOWS[self.window].bin
+
+    def bin_of(self, at: datetime) -> int | None:
+        """Return the number of the bin of an instant; None outside of the window."""
+        found = bisect_right(self.edges, at) - 1
+        return found if 0 <= found < len(self.edges) - 1 else None
+
+    def x(self, at: datetime) -> float:
+        """Return the place of an instant in percent; an instant outside has the place of the nearer edge."""
+        found = self.bin_of(at)
+        if found is None:
+            return 0.0 if at < self.begin else 100.0
+        begin, end = self.edges[found], self.edges[found + 1]
+        return round((found + (at - begin) / (end - begin)) * self.width, 3)
+
+    def clock(self, at: datetime) -> str:
+        """Return an instant as sentences about this axis name it."""
+        local = at.astimezone(self.zone)
+        return f"{local:%H:%M}" if _WINDOWS[self.window].step else f"{local:%a} {local.day} {local:%b %H:%M}"
+
+    def ticks(self) -> Iterator[Tick]:
+        """Yield the ticks, the earliest first."""
+        bins = _WINDOWS[self.window]
+        for at in self.edges[:-1]:
+            local = at.astimezone(self.zone)
+            if bins.step is not None:
+                if local.second == 0 and (local.hour * 60 + local.minute) % bins.every == 0:
+                    yield Tick(self.x(at), f"{local:%H:%M}")
+            elif at == _midnight(local.date(), self.zone) and local.toordinal() % bins.every == 0:
+                shift = _midnight(local.date() + _DAY, self.zone) - at - _DAY
+                text = f"{local:%a} {local.day}" if bins.every == 1 else f"{local.day} {local:%b}"
+                yield Tick(self.x(at), text, shift)
+
+
+def axis(window: Window, now: datetime, zone: tzinfo = UTC) -> Axis:
+    """Return the axis of a window.
+
+    >>> hour = axis(Window.HOUR, datetime(2026, 11, 21, 22, 16, 10, tzinfo=UTC))
+    >>> f"{hour.begin:%H:%M:%S} {hour.end:%H:%M:%S}", [tick.text for tick in hour.ticks()]
+    ('21:16:30 22:31:30', ['21:30', '21:45', '22:00', '22:15', '22:30'])
+    >>> hour.x(hour.until), hour.bin_of(hour.now)
+    (80.0, 119)
+    """
+    bins = _WINDOWS[window]
+    if bins.step is not None:
+        shift = now.astimezone(zone).utcoffset() or timedelta(0)
+        since = (now - datetime(1970, 1, 1, tzinfo=UTC) + shift) // bins.step + 1
+        until = datetime(1970, 1, 1, tzinfo=UTC) - shift + since * bins.step
+        edges = [until + at * bins.step for at in range(-bins.behind, bins.ahead + 1)]
+        return Axis(edges, bins.behind, now, zone, window)
+    today = now.astimezone(zone).date()
+    days_behind, days_ahead = bins.behind // bins.parts + 1, bins.ahead // bins.parts + 2
+    found = [
+        edge for day in range(-days_behind, days_ahead) for edge in _parts_of(today + day * _DAY, bins.parts, zone)
+    ]
+    place = bisect_right(found, now)
+    return Axis(found[place - bins.behind : place + bins.ahead + 1], bins.behind, now, zone, window)
+
+
+def _parts_of(day: date, parts: int, zone: tzinfo) -> list[datetime]:
+    begin = _midnight(day, zone)
+    length = _midnight(day + _DAY, zone) - begin
+    return [begin + length * part / parts for part in range(parts)]
+
+
+def _midnight(day: date, zone: tzinfo) -> datetime:
+    return datetime.combine(day, time(0), zone).astimezone(UTC)

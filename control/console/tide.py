@@ -1,0 +1,246 @@
+"""The tide line as shapes: what was lies left of now and is solid, what comes lies right of it and is hollow.
+
+Success is muted and above the axis, failure is below it, skips and cancellations are lozenges on it. A place along the
+axis is a percentage, a height is in pixels: so a plot fits every width and stretches nothing.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+
+from tidewheel.control.console.axis import Axis, Tick
+from tidewheel.control.console.words import counted, number
+
+_LEAST = 3.0  # pixels: one failure beside 4,000 successes stays visible
+_FILLED, _HOLLOW = 0.8, 0.7  # of a bin
+_FEW = 10  # failures of which a bin fills its height
+_DIAMOND = 9.0
+
+Link = Callable[[datetime, datetime], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The heights of a plot in pixels.
+
+    Args:
+        above: Above the axis.
+        below: Below it.
+        foot: For the ticks.
+        joined: The number of bins that one bar shows.
+    """
+
+    above: int
+    below: int
+    foot: int
+    joined: int = 1
+
+    @property
+    def height(self) -> int:
+        """The whole height."""
+        return self.above + self.below + self.foot
+
+
+WIDE, NARROW = Size(84, 20, 24), Size(40, 14, 20, joined=2)
+JOB, JOB_NARROW = Size(48, 16, 20), Size(40, 14, 20, joined=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What ended in a bin, or comes in it."""
+
+    succeeded: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+    skipped: int = 0
+    coming: int = 0
+
+    @property
+    def bad(self) -> int:
+        """Failures of both kinds."""
+        return self.failed + self.timed_out
+
+    @property
+    def undone(self) -> int:
+        """Runs that did nothing to their end."""
+        return self.cancelled + self.skipped
+
+    def __add__(self, other: "Counts") -> "Counts":
+        """Return the sum."""
+        return Counts(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+    def words(self) -> str:
+        """Return the counts that are not 0."""
+        named = {name: getattr(self, name) for name in self.__slots__}
+        return ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in named.items() if value)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A rectangle: `x` and `width` in percent, `y` and `height` in pixels."""
+
+    family: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One bin with something in it.
+
+    Args:
+        at: Its begin.
+        counts: Its counts.
+        words: Its time and its counts.
+        href: The list of its runs.
+        bars: Its bars.
+        diamond: The middle of its lozenge, in percent; None without one.
+    """
+
+    at: datetime
+    counts: Counts
+    words: str
+    href: str | None
+    bars: Sequence[Bar]
+    diamond: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tide:
+    """A tide line.
+
+    Args:
+        size: Its heights.
+        columns: The bins with something in them, the earliest first.
+        links: Bars that join neighbouring lozenges.
+        ticks: The marks below the axis.
+        now_x: The place of now.
+        top: The words of the highest bar, and its place; None without a bar.
+        moving: The bar of the runs under way, at the edge of now.
+    """
+
+    size: Size
+    columns: Sequence[Column]
+    links: Sequence[Bar]
+    ticks: Sequence[Tick]
+    now_x: float
+    top: tuple[float, str] | None
+    moving: Bar | None = None
+    diamond: float = field(default=_DIAMOND, init=False)
+
+    @property
+    def axis_y(self) -> int:
+        """The height of the axis."""
+        return self.size.above
+
+
+def tide(along: Axis, bins: Sequence[Counts], size: Size, link: Link, *, running: int = 0) -> Tide:
+    """Return the shapes of a tide line.
+
+    Args:
+        along: The axis.
+        bins: The counts of each of its bins.
+        size: The heights.
+        link: The address of a bin.
+        running: The runs under way.
+    """
+    joined = _joined(along, bins, size.joined)
+    most = max((max(counts.succeeded, counts.coming) for _, _, counts in joined), default=0)
+    worst = max((counts.bad for _, _, counts in joined), default=0)
+    scale = _Scale(size, along, max(most, running), max(worst, _FEW))
+    columns = [scale.column(first, last, counts, link) for first, last, counts in joined if counts != Counts()]
+    peak = max(columns, key=lambda each: each.counts.succeeded, default=None)
+    top = None
+    if peak is not None and peak.counts.succeeded:
+        top = (along.x(peak.at), number(peak.counts.succeeded))
+    moving = scale.moving(running) if running else None
+    links = list(_links(columns, size, along.width * size.joined * 1.01))
+    return Tide(size, columns, links, list(along.ticks()), along.x(along.now), top, moving)
+
+
+def sentence(along: Axis, bins: Sequence[Counts], *, coming_at_least: bool = False) -> str:
+    """Return the sentence of a tide line: what ended, when most did, what failed, what comes."""
+    past, total = bins[: along.behind], sum(bins, Counts())
+    ended = total.succeeded + total.bad + total.undone
+    parts = [f"Runs by {along.bin_words}, last {along.window.words}: "]
+    if not ended:
+        parts.append("none ended.")
+    else:
+        at = max(range(len(past)), key=lambda each: past[each].succeeded)
+        parts.append(f"{total.succeeded:,} succeeded")
+        if past[at].succeeded:
+            parts.append(f", most {past[at].succeeded:,} at {along.clock(along.edges[at])}")
+        parts.append("; " + (f"{total.bad:,} failed" if total.bad else "none failed"))
+        if total.bad > 1:
+            first = next(each for each, counts in enumerate(past) if counts.bad)
+            parts.append(f", all after {along.clock(along.edges[first])}")
+        if total.undone:
+            parts.append(f"; {total.undone:,} skipped or cancelled")
+        parts.append(".")
+    if total.coming or coming_at_least:
+        many = f"{total.coming:,}+ jobs" if coming_at_least else counted(total.coming, "job")
+        parts.append(f" Coming: {many} until {along.clock(along.end)}.")
+    return "".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    size: Size
+    along: Axis
+    most: int
+    worst: int
+
+    def column(self, first: int, last: int, counts: Counts, link: Link) -> Column:
+        x, width = first * self.along.width, (last - first) * self.along.width
+        begin, end = self.along.edges[first], self.along.edges[last]
+        words = f"{self.along.clock(begin)}: {counts.words()}"
+        middle = round(x + width / 2, 3) if counts.undone else None
+        return Column(begin, counts, words, link(begin, end), list(self._bars(x, width, counts)), middle)
+
+    def moving(self, running: int) -> Bar:
+        width = self.along.width * self.size.joined
+        height = _height(running, self.most, self.size.above)
+        x = min(self.along.x(self.along.now), 100 - width)
+        return Bar("moving", round(x, 3), self.size.above - height, round(width * _FILLED, 3), height)
+
+    def _bars(self, x: float, width: float, counts: Counts) -> Iterator[Bar]:
+        above = float(self.size.above)
+        if counts.succeeded:
+            height = _height(counts.succeeded, self.most, self.size.above)
+            yield _bar("good", x, above - height, width, height)
+        if counts.coming:
+            height = _height(counts.coming, self.most, self.size.above)
+            yield _bar("ahead", x, above - height, width, height)
+        if counts.bad:
+            yield _bar("bad", x, above + 1, width, _height(counts.bad, self.worst, self.size.below - 4))
+
+
+def _bar(family: str, x: float, y: float, width: float, height: float) -> Bar:
+    share = _HOLLOW if family == "ahead" else _FILLED
+    return Bar(family, round(x + width * (1 - share) / 2, 3), round(y, 1), round(width * share, 3), height)
+
+
+def _height(count: int, most: int, pixels: int) -> float:
+    """Return a height by the square root of a count, so that a few beside thousands are seen."""
+    return max(round(math.sqrt(count / most) * pixels, 1), _LEAST)
+
+
+def _joined(along: Axis, bins: Sequence[Counts], joined: int) -> list[tuple[int, int, Counts]]:
+    """Return the first and the end of each group of bins, and its sum; none holds the past and what comes."""
+    behind = along.behind
+    starts = [*range(0, behind, joined), *range(behind, len(bins), joined)]
+    ends = [*starts[1:], len(bins)]
+    return [(first, end, sum(bins[first:end], Counts())) for first, end in zip(starts, ends, strict=True)]
+
+
+def _links(columns: Sequence[Column], size: Size, near: float) -> Iterator[Bar]:
+    """Yield a bar between the lozenges of neighbouring bins: they read as one span."""
+    marked = [each.diamond for each in columns if each.diamond is not None]
+    for left, right in pairwise(marked):
+        if right - left <= near:
+            yield Bar("undone", left, size.above - 2.5, round(right - left, 3), 5)
