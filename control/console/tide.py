@@ -1,4 +1,4 @@
-"""The tide line as shapes: what was lies left of now and is solid, what comes lies right of it and is hollow.
+"""The tide line as shapes: the past is left of now and solid, the future right of it and hollow.
 
 Success is muted and above the axis, failure is below it, skips and cancellations are lozenges on it. A place along the
 axis is a percentage, a height is in pixels: so a plot fits every width and stretches nothing.
@@ -49,7 +49,7 @@ JOB, JOB_NARROW = Size(48, 16, 20), Size(40, 14, 20, joined=2)
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What ended in a bin, or comes in it."""
+    """The counts of a bin: ended runs by state, and jobs to come."""
 
     succeeded: int = 0
     failed: int = 0
