@@ -1,5 +1,6 @@
 """The list of jobs: which are there, which are unwell, what fires next."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,8 +10,9 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.jobs import STATES, JobsQuery
 from tidewheel.control.api.queries import Cursors
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
+from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.reads.jobs import JobPage, JobSummary, list_jobs
 from tidewheel.control.schedule_words import schedule_words
 from tidewheel.jobs.values import Key
@@ -39,21 +41,10 @@ class JobsPage:
                 )  # fmt: skip
             return page, cursors.write(page.next_cursor)
 
-        found = part(listed)
-        filters = query.model_dump(exclude={"tenant", "cursor", "limit"}, exclude_defaults=True)
-        labels = [f"{name}={value}" for name, value in query.label.items()]
-        filters |= {"label": labels[0]} if labels else {}
-        page, cursor = (found, None) if isinstance(found, Failed) else found
-        older = None if cursor is None else urls("jobs", **filters, cursor=cursor)
-        jobs = () if isinstance(page, Failed) else page.jobs
-        rows = [(job, schedule_words(job.schedule), hold_words(job)) for job in jobs]
-        return View(
-            {
-                "now": now, "page": page, "rows": rows, "older": older, "query": query, "labels": labels,
-                "errors": errors, "filters": filters, "is_first": query.cursor is None,
-            },
-            422 if errors or isinstance(page, Failed) else 200,
-        )  # fmt: skip
+        def rows(page: JobPage) -> Mapping[str, object]:
+            return {"rows": [(job, schedule_words(job.schedule), hold_words(job)) for job in page.jobs]}
+
+        return list_view("jobs", query, listed, errors=errors, now=now, urls=urls, of_page=rows)
 
 
 def hold_words(job: JobSummary) -> str | None:

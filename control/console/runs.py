@@ -11,8 +11,9 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import Cursors
 from tidewheel.control.api.runs import RunsQuery
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
+from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.jobs.values import Instant, format_timestamp
 
@@ -54,16 +55,4 @@ class RunsPage:
                 page = list_runs(reading, caller.tenant, narrowed, after=after, limit=query.limit)
             return page, cursors.write(*(page.next_cursor.split("/") if page.next_cursor else [None]))
 
-        found = part(listed)
-        page, cursor = (found, None) if isinstance(found, Failed) else found
-        filters = query.model_dump(mode="json", exclude={"tenant", "cursor", "limit"}, exclude_defaults=True)
-        labels = [f"{name}={value}" for name, value in query.label.items()]
-        filters |= {"label": labels[0]} if labels else {}
-        return View(
-            {
-                "now": now, "page": page, "older": None if cursor is None else urls("runs", **filters, cursor=cursor),
-                "query": query, "labels": labels, "errors": errors, "filters": filters,
-                "is_first": query.cursor is None,
-            },
-            422 if errors or isinstance(page, Failed) else 200,
-        )  # fmt: skip
+        return list_view("runs", query, listed, errors=errors, now=now, urls=urls)

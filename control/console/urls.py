@@ -6,6 +6,7 @@ The base path is that of a reverse proxy. A request is understood with it and wi
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import quote, urlencode
 from uuid import UUID
 
@@ -47,15 +48,22 @@ class Urls:
     def __call__(self, name: str, /, **parts: object) -> str:
         """Return the address of a place; the query has the parts that its path lacks, without None.
 
+        A list becomes a repeated parameter.
+
         >>> Urls("/ops", {})("run", run_id="a b", tab=None, at="1/2")
         '/ops/runs/a%20b?at=1%2F2'
+        >>> Urls("", {})("jobs", label=["a=b", "c=d"])
+        '/jobs?label=a%3Db&label=c%3Dd'
         """
         path, query = PATHS[name], dict(parts)
         for part in re.findall(r"{(\w+)}", path):
             path = path.replace(f"{{{part}}}", quote(str(query.pop(part)), safe="/:" if part == "path" else ":"))
         if self.tenant is not None and name != "static":
             query = {"tenant": self.tenant, **query}
-        text = urlencode([(key, str(value)) for key, value in query.items() if value is not None])
+        lists = {
+            key: cast("list[object]", value) if isinstance(value, list) else [value] for key, value in query.items()
+        }
+        text = urlencode([(key, str(each)) for key, values in lists.items() for each in values if each is not None])
         return f"{self.base}{path}" + (f"?{text}" if text else "")
 
     def static(self, name: str) -> str:

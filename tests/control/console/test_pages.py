@@ -103,6 +103,21 @@ def test_lists_have_pages_that_hold_each_row_once(pages: ApiClient) -> None:
     assert keys == [f"many-{at:03}" for at in range(120)]
 
 
+@pytest.mark.parametrize("place", ["jobs", "runs"])
+def test_next_page_keeps_every_label(pages: ApiClient, place: str) -> None:
+    for at in range(3):
+        submit(pages.database, f"job-{at}", labels={"team": "billing", "tier": "1"})
+        trigger(pages.database, f"job-{at}")
+    submit(pages.database, "other", labels={"team": "billing"})
+    page = shown(pages, f"/{place}?label=team%3Dbilling&label=tier%3D1&limit=2{'&last=1h' if place == 'runs' else ''}")
+    following = re.search(r'rel="next" href="([^"]+)"', page)
+    assert following
+    address = following[1].replace("&amp;", "&")
+    assert "label=team%3Dbilling&label=tier%3D1" in address
+    keys = set(re.findall(r'href="/jobs/([\w-]+)"', page + shown(pages, address)))
+    assert keys == {"job-0", "job-1", "job-2"}
+
+
 def test_filters_are_those_of_rest_and_errors_name_the_field(pages: ApiClient) -> None:
     submit(pages.database, "a", labels={"team": "billing"})
     submit(pages.database, "b")
