@@ -11,7 +11,7 @@ CHECKS := ruff pyright mypy imports prose layout # the longest begin first
 unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes compiles all modules: 24 s to collect, not 8
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt check $(CHECKS) jars test test-unit test-long test-all faults proof up down bench docs wheel wheel-check sbom
+.PHONY: help setup demo fmt check $(CHECKS) jars test test-unit test-long test-all faults proof up down bench docs site wheel wheel-check sbom
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -83,6 +83,9 @@ bench: $(STAMP) ## Measure this machine for two minutes, and compare ratios with
 
 docs: $(STAMP) ## Run the examples of README and docs, and compare what is generated
 	$(PYTEST) tests/docs
+
+site: $(STAMP) ## Build the documentation as a site, without network: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 wheel: $(STAMP) ## Build sdist and wheel into dist/
 	rm -rf dist

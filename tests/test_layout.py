@@ -123,6 +123,7 @@ def test_every_target_of_make_is_explained() -> None:
         "down",
         "bench",
         "docs",
+        "site",
         "wheel",
         "sbom",
     }

@@ -1,0 +1,76 @@
+"""Hook of the documentation site: bring in what its pages link to outside `docs/`.
+
+A page elsewhere becomes a page below `source/`, and so do those that it links to. Any other file becomes text there,
+which each browser shows. So a link leads to the same file here and on the site.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+_SHOWN = {".md", ".png", ".svg"}
+# Python-Markdown, unlike CommonMark, needs a blank line before a list and a table, and no second word after a fence.
+_BLANK = re.compile(r"^(?:(?![-*|] |\d+\. |[\s#`]).+(?=\n(?:[-*]|1\.) )|<!--.*-->(?=\n\|))$", re.MULTILINE)
+_FENCE = re.compile(r"^(```\w+) .+$", re.MULTILINE)
+# Code is matched too, so that nothing in it is a link.
+_LINK = re.compile(r"^```.*?^```$|`[^`\n]*`|(?<=\]\()(?P<target>[^)\s#]+)(?=[)#])", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add each file outside `docs/` that a page leads to."""
+    ahead = [Path(file.abs_src_path) for file in files.documentation_pages() if file.abs_src_path]
+    while ahead:
+        for path in _linked(ahead.pop()):
+            if files.get_file_from_path(address(path)) is None and not path.is_relative_to(DOCS):
+                files.append(File.generated(config, address(path), abs_src_path=str(path)))
+                ahead += [path] * (path.suffix == ".md")
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lead the links of a page to places on the site, and begin lists and tables as CommonMark does."""
+    source, here = Path(page.file.abs_src_path or ""), posixpath.dirname(page.file.src_uri)
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation", "toc"]
+
+    def lead(found: re.Match[str]) -> str:
+        """Return code as it is, and a link's new target."""
+        path = _file(source, found["target"])
+        return posixpath.relpath(address(path), here or ".") if path else found[0]
+
+    return _FENCE.sub(r"\1", _BLANK.sub("\\g<0>\n", _LINK.sub(lead, markdown)))
+
+
+def address(path: Path) -> str:
+    """Return the place of a file on the site.
+
+    >>> address(ROOT / "docs/time.md"), address(ROOT / "CHANGELOG.md"), address(ROOT / "schemas/reply.avsc")
+    ('time.md', 'source/CHANGELOG.md', 'source/schemas/reply.avsc.txt')
+    """
+    if path.is_relative_to(DOCS):
+        return "index.md" if path == DOCS / "README.md" else path.relative_to(DOCS).as_posix()
+    name = f"source/{path.relative_to(ROOT).as_posix()}"
+    return name if path.suffix in _SHOWN else f"{name}.txt"
+
+
+def _linked(page: Path) -> Iterator[Path]:
+    for found in _LINK.finditer(page.read_text(encoding="utf-8")):
+        path = _file(page, found["target"])
+        if path:
+            yield path
+
+
+def _file(page: Path, target: str | None) -> Path | None:
+    """Return the file that a link leads to; None for code and for links to other sites."""
+    if target is None or re.match(r"\w+:", target):
+        return None
+    path = (page.parent / unquote(target)).resolve()
+    return path / "README.md" if path.is_dir() else path
