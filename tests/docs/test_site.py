@@ -28,8 +28,8 @@ WORDS = {
     "metrics.html": "tidewheel_requests_total",
     "operations.html": "quarantined",
     "guarantees.html": "dead letter",
-    "adr/0004-outbox.html": "outbox",
-    "source/compose/README.html": "Docker Compose",
+    "adr/0004-outbox.html": "relay",
+    "source/compose/index.html": "PostgreSQL",
 }
 
 
