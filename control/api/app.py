@@ -82,7 +82,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     for api in apis:
         api.add_to(app.router)
 
-    Console(pools.reads, door, api_keys, installation.shards, settings).add_to(app.router)
+    Console(pools.reads, pools.writes, door, api_keys, installation.shards, settings).add_to(app.router)
 
     text = cache(lambda: encoded(openapi(app)))
 

@@ -14,17 +14,17 @@ from starlette.responses import RedirectResponse, Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import call
-from tidewheel.control.api.bearer import KEY
-from tidewheel.control.api.callers import Caller, caller
-from tidewheel.control.api.key_check import KeyCheck, StoredKey
+from tidewheel.control.api.callers import caller
+from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.actions import Action, Actions, visitor
 from tidewheel.control.console.door import SIGN_IN, Door
 from tidewheel.control.console.forms import check_form, read_form
 from tidewheel.control.console.job import JobPage
+from tidewheel.control.console.job_actions import PauseJob, ResumeJob
 from tidewheel.control.console.jobs import JobsPage
 from tidewheel.control.console.overview import OverviewPage
-from tidewheel.control.console.rendering import Visitor
 from tidewheel.control.console.run import RunPage
 from tidewheel.control.console.runs import RunsPage
 from tidewheel.control.console.sign_in import COOKIE, THEME_COOKIE, THEMES
@@ -42,6 +42,7 @@ class Console:
 
     Args:
         reads: The threads of reads.
+        writes: The threads of changes.
         door: Sign-ins and the renderer.
         keys: The check of API keys.
         shards: The number of shards of the installation.
@@ -49,6 +50,7 @@ class Console:
     """
 
     reads: Workers
+    writes: Workers
     door: Door
     keys: KeyCheck
     shards: int
@@ -65,6 +67,14 @@ class Console:
         }
         for path, page in pages.items():
             self._route(router, "GET", path, partial(self._show, page))
+        actions: Mapping[str, Action] = {
+            "/jobs/{ref}/pause": PauseJob(),
+            "/jobs/{ref}/resume": ResumeJob(),
+        }
+        acting = Actions(self.reads, self.writes, self.door)
+        for path, action in actions.items():
+            self._route(router, "GET", path, partial(acting.show, action))
+            self._route(router, "POST", path, partial(acting.act, action))
         signing = SignInPage(self.door, self.keys, allows_plain_http=self.settings.console_plain_http)
         self._route(router, "GET", "/sign-in", signing.show)
         self._route(router, "POST", "/sign-in", signing.sign_in)
@@ -79,15 +89,15 @@ class Console:
     async def _show(self, page: Page, request: Request) -> Response:
         """Return a page, read and rendered on a thread."""
         found = await caller(request, SecurityScopes([Scope.READ]))
-        visitor = self._visitor(request, found)
-        urls = self.door.renderer.urls(visitor)
+        seen = visitor(request, found)
+        urls = self.door.renderer.urls(seen)
 
         def made(connection: Connection) -> Response:
             view = page.read(connection, found, request, urls)
             if view.moved_to is not None:
                 return self.door.renderer.guarded(RedirectResponse(view.moved_to, HTTPStatus.SEE_OTHER))
             values = dict(view.values) | {"place": page.place}
-            return self.door.renderer.page(request, page.template, visitor, status=view.status, values=values)
+            return self.door.renderer.page(request, page.template, seen, status=view.status, values=values)
 
         answer = await call(self.reads, found, made)
         self._renew(request, answer)
@@ -119,10 +129,6 @@ class Console:
 
     def _to(self, path: str) -> Response:
         return self.door.renderer.guarded(RedirectResponse(f"{self.door.base}{path}", HTTPStatus.SEE_OTHER))
-
-    def _visitor(self, request: Request, found: Caller) -> Visitor:
-        key: StoredKey | None = request.scope.get(KEY)
-        return Visitor(request.scope.get(SIGN_IN), key.name if key else None, found.tenant, found.all_tenants)
 
     def _renew(self, request: Request, answer: Response) -> None:
         """Set the cookie again, so that a sign-in in use does not end."""

@@ -2,21 +2,27 @@
 
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
+from starlette.datastructures import ImmutableMultiDict
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.sign_in import COOKIE, FORM_COOKIE
 
-_MOST_BYTES = 16 * 1024
-_MOST_FIELDS = 20
+MOST_BYTES = 16 * 1024
+"""Of a form that has no field for long texts."""
+
+_MOST_FIELDS = 200
+Form: TypeAlias = ImmutableMultiDict[str, str]
+
 _FORM = "application/x-www-form-urlencoded"
 
 
-async def read_form(request: Request) -> Mapping[str, str]:
-    """Return the fields of a form, the last of each name.
+async def read_form(request: Request, most_bytes: int = MOST_BYTES) -> Form:
+    """Return the fields of a form: `form["a"]` is the last of a name, `form.getlist("a")` has all.
 
     Raises:
         HTTPException: It is no form, or is longer than any of the console's.
@@ -26,10 +32,10 @@ async def read_form(request: Request) -> Mapping[str, str]:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > _MOST_BYTES:
+        if len(body) > most_bytes:
             raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the form is too long")
     try:
-        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+        return ImmutableMultiDict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
     except ValueError as error:
         raise HTTPException(HTTPStatus.BAD_REQUEST, "the form cannot be read") from error
 

@@ -46,7 +46,7 @@ class JobPage:
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the job, its latest runs, its next instants and what did not fire."""
         read_query(request, TenantQuery)
-        key = _key(connection, caller, str(request.path_params["ref"]))
+        key = key_of_page(connection, caller, request)
         address = urls.job(key, job_id(caller.tenant, key))
         if address.partition("?")[0] != urls("job", ref=unquote(str(request.path_params["ref"]))).partition("?")[0]:
             return View({}, moved_to=address)
@@ -105,13 +105,14 @@ def _schedule(schedule: Mapping[str, object]) -> str:
     return f"{schedule_words(schedule)}: {text.partition('. ')[0].rstrip('.')}"
 
 
-def _key(connection: Connection, caller: Caller, ref: str) -> str:
-    """Return the key that an address names.
+def key_of_page(connection: Connection, caller: Caller, request: Request) -> str:
+    """Return the key of the job that the address of a page names.
 
     Raises:
         HTTPException: It names none.
         UnknownJob: There is no job of this id.
     """
+    ref = str(request.path_params["ref"])
     named = read_ref(unquote(ref))
     if isinstance(named, UUID):
         with connection.snapshot() as reading:

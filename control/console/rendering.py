@@ -5,13 +5,22 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from tidewheel.control.console import words
-from tidewheel.control.console.sign_in import FORM_COOKIE, THEME_COOKIE, THEMES, Signer, SignIn, new_form_cookie
+from tidewheel.control.console.sign_in import (
+    DONE_COOKIE,
+    FORM_COOKIE,
+    THEME_COOKIE,
+    THEMES,
+    Signer,
+    SignIn,
+    new_form_cookie,
+)
 from tidewheel.control.console.urls import Urls
 from tidewheel.settings.api import ApiSettings
 
@@ -31,6 +40,7 @@ HEADERS: Mapping[str, str] = {
 
 _HERE = Path(__file__).parent
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_LONGEST_WORDS = 400
 _FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -50,12 +60,18 @@ class Visitor(NamedTuple):
         key: The name of its key.
         tenant: The tenant of the page.
         many: True if it may name other tenants.
+        scopes: Its rights.
     """
 
     sign_in: SignIn | None = None
     key: str | None = None
     tenant: str = "default"
     many: bool = False
+    scopes: frozenset[str] = frozenset()
+
+    def can(self, scope: str) -> bool:
+        """Return True if it has a scope: only then a page shows the actions that need it."""
+        return scope in self.scopes
 
 
 class Renderer:
@@ -101,12 +117,16 @@ class Renderer:
         form_cookie = given or new_form_cookie()
         theme = request.cookies.get(THEME_COOKIE, "auto")
         query = request.scope["query_string"].decode("latin-1")
+        done = self._signer.unseal("done", request.cookies.get(DONE_COOKIE, ""))
         text = self._templates.get_template(template).render(
             url=self.urls(visitor),
             theme=theme if theme in THEMES else "auto",
             form_token=self._signer.form_token(form_cookie, visitor.sign_in),
             here=request.scope["path"] + (f"?{query}" if query else ""),
             visitor=visitor,
+            can=visitor.can,
+            done=done,
+            request_id=str(uuid4()),
             is_open=visitor.sign_in is not None or not self._needs_key,
             installation=self._name,
             **values,
@@ -114,7 +134,14 @@ class Renderer:
         answer = HTMLResponse(text.encode("utf-8", "replace"), status, dict(headers or {}))
         if not given:
             self.set_cookie(request, answer, FORM_COOKIE, form_cookie)
+        if done is not None:
+            answer.delete_cookie(DONE_COOKIE, path=self._base or "/")
         return self.guarded(answer)
+
+    def keep_done(self, request: Request, answer: Response, words: str, undo: tuple[str, str] | None) -> None:
+        """Keep what an action has done for the next page, with the label and the address of the action against it."""
+        text = self._signer.seal("done", [words[:_LONGEST_WORDS], *(undo or (None, None))])
+        self.set_cookie(request, answer, DONE_COOKIE, text, seconds=60)
 
     def error(
         self, request: Request, problem: Mapping[str, Any], headers: Mapping[str, str], sign_in: SignIn | None

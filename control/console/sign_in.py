@@ -18,11 +18,12 @@ from tidewheel.audit import person
 COOKIE = "tidewheel-sign-in"
 FORM_COOKIE = "tidewheel-form"
 THEME_COOKIE = "tidewheel-theme"
+DONE_COOKIE = "tidewheel-done"
 THEMES = ("auto", "light", "dark")
 
 LIFE_SECONDS = 12 * 3600
 RENEW_SECONDS = 3600
-_LONGEST = 1024  # characters of a cookie that is looked at
+_LONGEST = 3072  # characters of a cookie that is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,7 @@ class Signer:
 
     def write(self, sign_in: SignIn) -> str:
         """Return the text of the cookie."""
-        content = json.dumps([sign_in.key_id, sign_in.made_at, sign_in.name])
-        body = urlsafe_b64encode(content.encode()).decode()
-        return f"{body}.{self._mark('sign-in', body)}"
+        return self.seal("sign-in", [sign_in.key_id, sign_in.made_at, sign_in.name])
 
     def read(self, text: str, now: float) -> SignIn | None:
         """Return a sign-in; None if the text is forged, or older than twelve hours.
@@ -73,11 +72,22 @@ class Signer:
         >>> signer.read(text, 200), signer.read(text, 100 + LIFE_SECONDS + 1), signer.read("x" + text, 200)
         (SignIn(key_id='k', made_at=100, name=None), None, None)
         """
-        body, _, mark = text.partition(".")
-        if len(text) > _LONGEST or not hmac.compare_digest(mark.encode(), self._mark("sign-in", body).encode()):
+        if (found := self.unseal("sign-in", text)) is None:
             return None
-        key_id, made_at, name = cast("tuple[str, int, str | None]", json.loads(urlsafe_b64decode(body)))
+        key_id, made_at, name = cast("tuple[str, int, str | None]", found)
         return SignIn(key_id, made_at, person(name)) if 0 <= now - made_at + 60 <= LIFE_SECONDS + 60 else None
+
+    def seal(self, use: str, value: object) -> str:
+        """Return a value as text of a cookie, signed for one use."""
+        body = urlsafe_b64encode(json.dumps(value).encode()).decode()
+        return f"{body}.{self._mark(use, body)}"
+
+    def unseal(self, use: str, text: str) -> object | None:
+        """Return the value of a cookie; None if it was not sealed here for this use."""
+        body, _, mark = text.partition(".")
+        if len(text) > _LONGEST or not hmac.compare_digest(mark.encode(), self._mark(use, body).encode()):
+            return None
+        return cast("object", json.loads(urlsafe_b64decode(body)))
 
     def form_token(self, form_cookie: str, sign_in: SignIn | None) -> str:
         """Return the token of the forms of one browser and key."""

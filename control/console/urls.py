@@ -14,8 +14,11 @@ PATHS: Mapping[str, str] = {
     "overview": "/",
     "jobs": "/jobs",
     "job": "/jobs/{ref}",
+    "job_pause": "/jobs/{ref}/pause",
+    "job_resume": "/jobs/{ref}/resume",
     "runs": "/runs",
     "run": "/runs/{run_id}",
+    "ask": "/ask",
     "sign_in": "/sign-in",
     "sign_out": "/sign-out",
     "theme": "/theme",
@@ -24,7 +27,10 @@ PATHS: Mapping[str, str] = {
 }
 """The places by their names in templates."""
 
-_PAGE = re.compile(r"/|/(?:jobs|runs|static)(?:/.*)?|/(?:sign-in|sign-out|theme)", re.DOTALL)
+_OURS_FIRST = sorted({path.split("/")[1] for path in PATHS.values()} - {"", "api"})
+_LED_BACK_TO = sorted(set(_OURS_FIRST) - {"sign-in", "sign-out", "theme", "static"})
+_PAGE = re.compile(rf"/|/(?:{'|'.join(_OURS_FIRST)})(?:/.*)?", re.DOTALL)
+_BACK = re.compile(rf"/|/(?:{'|'.join(_LED_BACK_TO)})(?:/[^/]+)*")
 _ELSEWHERE = re.compile(r"/(?:api(?:/.*)?|healthz|readyz)", re.DOTALL)
 _READABLE = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
 _OURS = frozenset({"new", ".", ".."})
@@ -66,13 +72,17 @@ class Urls:
         text = urlencode([(key, str(each)) for key, values in lists.items() for each in values if each is not None])
         return f"{self.base}{path}" + (f"?{text}" if text else "")
 
+    def here(self, path: str) -> str:
+        """Return the address of a page from its path and query, as it was requested without the base path."""
+        return f"{self.base}{path}"
+
     def static(self, name: str) -> str:
         """Return the address of a static file, which changes with its content."""
         return self("static", digest=self.digests[name], name=name)
 
-    def job(self, key: str, job_id: UUID) -> str:
-        """Return the address of a job."""
-        return self("job", ref=ref_of(key, job_id))
+    def job(self, key: str, job_id: UUID, name: str = "job", **parts: object) -> str:
+        """Return the address of a job, or of one of its pages and actions."""
+        return self(name, ref=ref_of(key, job_id), **parts)
 
 
 def ref_of(key: str, job_id: UUID) -> str:
@@ -124,5 +134,4 @@ def local_path(text: str) -> str:
     """
     plain = text.isascii() and text.isprintable() and "\\" not in text and len(text) <= 2048
     path = text.partition("?")[0]
-    pages = re.fullmatch(r"/|/(?:jobs|runs)(?:/[^/]+)?", path)
-    return text if plain and pages else "/"
+    return text if plain and _BACK.fullmatch(path) else "/"

@@ -45,6 +45,14 @@ def sign_in(client: httpx.Client, key: str, path: str = "/sign-in", **fields: st
     return client.post(path.partition("?")[0], data=dict(sent))
 
 
-def signed_in(client: httpx.Client, key: str, path: str = "/sign-in") -> None:
+def fields_of(page: httpx.Response) -> dict[str, str]:
+    """Return the token of a page's forms, and the request_id that its dialog was made with."""
+    token = re.search(r'name="token" value="([0-9a-f]+)"', page.text)
+    request_id = re.search(r'name="request_id" value="([^"]+)"', page.text)
+    assert token, page.text
+    return {"token": token[1]} | ({"request_id": request_id[1]} if request_id else {})
+
+
+def signed_in(client: httpx.Client, key: str, path: str = "/sign-in", **fields: str) -> None:
     """Sign in; fail unless the key is accepted."""
-    assert sign_in(client, key, path).status_code == HTTPStatus.SEE_OTHER
+    assert sign_in(client, key, path, **fields).status_code == HTTPStatus.SEE_OTHER

@@ -1,0 +1,211 @@
+"""Actions: a dialog as a page of its own, whose form changes something and leads on.
+
+A GET of an action's address shows its dialog and changes nothing. A POST acts, and answers with 303 and a message that
+the next page shows once. A refusal shows the dialog again, with each error at its field and all that was typed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import ClassVar, Literal, Protocol
+
+from fastapi.security import SecurityScopes
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from tidewheel.api_keys import Scope
+from tidewheel.audit import Door as AuditDoor
+from tidewheel.control.api.answers import call
+from tidewheel.control.api.bearer import KEY
+from tidewheel.control.api.callers import Caller, caller
+from tidewheel.control.api.workers import Workers
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.door import SIGN_IN, Door
+from tidewheel.control.console.forms import MOST_BYTES, Form, check_form, read_form
+from tidewheel.control.console.rendering import Visitor
+from tidewheel.control.console.urls import Urls
+from tidewheel.errors import FieldError, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a dialog.
+
+    Args:
+        name: Its name in the form.
+        label: Its label.
+        kind: How it is typed.
+        value: What it has at first; after a refusal, what was typed.
+        help: A line below it.
+        options: The values of a choice, each with its words.
+        required: True if it may not be empty.
+        errors: What is wrong with it.
+    """
+
+    name: str
+    label: str
+    kind: Literal["text", "number", "long", "choice", "check", "hidden"] = "text"
+    value: str = ""
+    help: str = ""
+    options: Sequence[tuple[str, str]] = ()
+    required: bool = False
+    errors: Sequence[FieldError] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dialog:
+    """What an action is about to do.
+
+    Args:
+        question: The title, with the number of things that it touches.
+        button: Verb and object of the button.
+        back: The address to go back to without the action.
+        will: What happens, in at most three lines.
+        stays: What does not.
+        fields: What the operator may choose.
+        sample: The first few things that it touches.
+        keep: The button that changes nothing.
+        danger: True if nothing can undo it.
+        place: Its place in the rail.
+        warnings: Errors that belong to no field.
+    """
+
+    question: str
+    button: str
+    back: str
+    will: Sequence[str] = ()
+    stays: Sequence[str] = ()
+    fields: Sequence[Field] = ()
+    sample: Sequence[str] = ()
+    keep: str = "Keep it as it is"
+    danger: bool = False
+    place: str = ""
+    warnings: Sequence[FieldError] = ()
+
+    def refused(self, form: Form, errors: Sequence[FieldError]) -> "Dialog":
+        """Return the dialog with what was typed, and with each error at its field."""
+        fields = [_refused(each, form, errors) for each in self.fields]
+        at_fields = {id(error) for each in fields for error in each.errors}
+        return replace(self, fields=fields, warnings=[each for each in errors if id(each) not in at_fields])
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What an action has done.
+
+    Args:
+        to: The address to go on to.
+        words: The message of the next page.
+        undo: The label and the address of the action that undoes it, which needs no field.
+    """
+
+    to: str
+    words: str
+    undo: tuple[str, str] | None = None
+
+
+class Action(Protocol):
+    """An action.
+
+    Attributes:
+        scope: The right that it needs.
+    """
+
+    scope: ClassVar[Scope]
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the dialog, on a thread of reads."""
+        ...
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Do it, on a thread of changes.
+
+        Raises:
+            Refused: Nothing was changed; each error names a field by the last part of its path.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """The routes of the actions.
+
+    Args:
+        reads: The threads of reads.
+        writes: The threads of changes.
+        door: Sign-ins and the renderer.
+    """
+
+    reads: Workers
+    writes: Workers
+    door: Door
+
+    async def show(self, action: Action, request: Request) -> Response:
+        """Return the dialog of an action."""
+        return await self._show(action, request, await caller(request, SecurityScopes([action.scope])))
+
+    async def act(self, action: Action, request: Request) -> Response:
+        """Do what a form orders, and lead on to the next page."""
+        form = await read_form(request, getattr(action, "most_bytes", MOST_BYTES))
+        check_form(request, form, self.door)
+        found = await caller(request, SecurityScopes([action.scope]))
+        actor = replace(found.actor, door=AuditDoor.CONSOLE, named=_name(request) or found.actor.named)
+        urls = self.door.renderer.urls(visitor(request, found))
+
+        def do(connection: Connection) -> Done:
+            return action.act(connection, found, form, request, urls)
+
+        try:
+            done = await call(self.writes, replace(found, actor=actor), do)
+        except Refused as error:
+            return await self._show(action, request, found, form, error.errors)
+        answer = self.door.renderer.guarded(RedirectResponse(done.to, HTTPStatus.SEE_OTHER))
+        self.door.renderer.keep_done(request, answer, done.words, done.undo)
+        return answer
+
+    async def _show(
+        self,
+        action: Action,
+        request: Request,
+        found: Caller,
+        form: Form | None = None,
+        errors: Sequence[FieldError] = (),
+    ) -> Response:
+        seen = visitor(request, found)
+
+        def made(connection: Connection) -> Response:
+            dialog = action.ask(connection, found, request, self.door.renderer.urls(seen))
+            if form is not None:
+                dialog = dialog.refused(form, errors)
+            values: Mapping[str, object] = {"dialog": dialog, "place": dialog.place}
+            status = HTTPStatus.OK if form is None else HTTPStatus.UNPROCESSABLE_ENTITY
+            return self.door.renderer.page(request, "dialog.html", seen, status=status, values=values)
+
+        return await call(self.reads, found, made)
+
+
+def visitor(request: Request, found: Caller) -> Visitor:
+    """Return the reader of a page."""
+    key = request.scope.get(KEY)
+    scopes = frozenset(str(each) for each in found.scopes)
+    return Visitor(request.scope.get(SIGN_IN), key.name if key else None, found.tenant, found.all_tenants, scopes)
+
+
+def text_of(form: Form, name: str) -> str | None:
+    """Return what was typed into a field; None for an empty one."""
+    return form.get(name, "").strip() or None
+
+
+def request_id_of(form: Form) -> str | None:
+    """Return the request_id that the dialog was made with: a second click of its button changes nothing."""
+    return text_of(form, "request_id")
+
+
+def _name(request: Request) -> str | None:
+    sign_in = request.scope.get(SIGN_IN)
+    return sign_in.name if sign_in else None
+
+
+def _refused(field: Field, form: Form, errors: Sequence[FieldError]) -> Field:
+    own = [each for each in errors if each.path == field.name or each.path.endswith(f".{field.name}")]
+    return replace(field, value=form.get(field.name, ""), errors=own)

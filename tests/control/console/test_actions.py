@@ -1,0 +1,99 @@
+"""Actions by forms on a real API: dialog, change, refusal, message, rights."""
+
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import httpx
+import pytest
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.fixtures.database import Database
+from tests.transitions.acts import submit
+from tidewheel.control.client.client import Client
+from tidewheel.ids import job_id
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    """A console that needs no key."""
+    with answering(database) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
+    """Open a dialog, fill it, and press its button."""
+    page = client.get(path)
+    assert page.status_code == HTTPStatus.OK, page.text
+    return client.post(path, data=fields_of(page) | fields)
+
+
+def actions(database: Database) -> list[str]:
+    """Return the actions of the audit log that pages may take."""
+    with Client(database.url) as client:
+        return [each.action for each in client.audit_log.list().entries if each.door == "console"]
+
+
+def test_pause_shows_its_message_once_and_offers_to_undo_it(pages: ApiClient) -> None:
+    submit(pages.database, "nightly")
+    answer = posted(pages, "/jobs/nightly/pause", reason="<script>stock")
+    assert (answer.status_code, answer.headers["location"]) == (HTTPStatus.SEE_OTHER, "/jobs/nightly")
+    page = pages.get("/jobs/nightly").text
+    assert "nightly</bdi>" in page
+    assert "is paused." in page
+    assert "&lt;script&gt;stock" in page
+    assert "is paused." not in pages.get("/jobs/nightly").text
+    undo = re.search(r'<form method="post" action="(/jobs/nightly/resume)"', page)
+    assert undo
+    assert pages.post(undo[1], data=fields_of(pages.get("/jobs/nightly/resume"))).status_code == HTTPStatus.SEE_OTHER
+    assert "Resume…" not in pages.get("/jobs/nightly").text
+
+
+def test_refused_field_keeps_all_that_was_typed(pages: ApiClient) -> None:
+    submit(pages.database, "nightly")
+    answer = posted(pages, "/jobs/nightly/pause", until="tomorrow", reason="<b>stock")
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert 'value="tomorrow" aria-invalid="true"' in answer.text
+    assert 'value="&lt;b&gt;stock"' in answer.text
+    assert actions(pages.database) == []
+
+
+def test_second_click_of_a_button_changes_nothing(pages: ApiClient) -> None:
+    submit(pages.database, "nightly")
+    fields = fields_of(pages.get("/jobs/nightly/pause"))
+    for _ in range(2):
+        assert pages.post("/jobs/nightly/pause", data=fields).status_code == HTTPStatus.SEE_OTHER
+    assert actions(pages.database) == ["job.pause"]
+
+
+def test_change_is_recorded_with_the_person_and_the_key(database: Database) -> None:
+    submit(database, "a/b")
+    with console(database) as client:
+        signed_in(client, key_of(database, "read", "operate"), name="anna")
+        answer = posted(client, f"/jobs/id:{job_id('default', 'a/b')}/pause")
+        assert answer.status_code == HTTPStatus.SEE_OTHER
+    with Client(database.url) as client:
+        found = next(each for each in client.audit_log.list().entries if each.action == "job.pause")
+    assert (found.door, found.actor, found.named) == ("console", "ops", "anna")
+
+
+def test_key_that_may_only_read_sees_no_action_and_gets_403(database: Database) -> None:
+    submit(database, "nightly")
+    with console(database) as client:
+        signed_in(client, key_of(database, "read"))
+        page = client.get("/jobs/nightly")
+        assert "Pause…" not in page.text
+        fields = fields_of(page)
+        assert client.get("/jobs/nightly/pause").status_code == HTTPStatus.FORBIDDEN
+        answer = client.post("/jobs/nightly/pause", data=fields)
+        assert answer.status_code == HTTPStatus.FORBIDDEN
+        assert "operate" in answer.text
+
+
+def test_forged_form_changes_nothing(pages: ApiClient) -> None:
+    submit(pages.database, "nightly")
+    fields = fields_of(pages.get("/jobs/nightly/pause")) | {"token": "0" * 64}
+    assert pages.post("/jobs/nightly/pause", data=fields).status_code == HTTPStatus.FORBIDDEN
+    assert pages.get("/jobs/unknown/pause").status_code == HTTPStatus.NOT_FOUND
