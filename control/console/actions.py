@@ -54,7 +54,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Dialog:
-    """What an action is about to do.
+    """The consequences of an action, and the fields of its form.
 
     Args:
         question: The title, with the number of things that it touches.
@@ -91,7 +91,7 @@ class Dialog:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What an action has done.
+    """The result of an action.
 
     Args:
         to: The address to go on to.

@@ -139,7 +139,7 @@ class Renderer:
         return self.guarded(answer)
 
     def keep_done(self, request: Request, answer: Response, words: str, undo: tuple[str, str] | None) -> None:
-        """Keep what an action has done for the next page, with the label and the address of the action against it."""
+        """Keep the message of an action for the next page, with the label and the address of its undo."""
         text = self._signer.seal("done", [words[:_LONGEST_WORDS], *(undo or (None, None))])
         self.set_cookie(request, answer, DONE_COOKIE, text, seconds=60)
 
