@@ -1356,3 +1356,59 @@ SELECT i.payload, i.payload_content_type, v.definition
   JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
  WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s
+
+-- name: find_timeline_runs
+-- Returns the newest runs of a job in a time by instant, at most `limit`.
+-- Index: job_runs_by_job and by job in every partition, walked backwards. No lock.
+SELECT r.run_id, r.scheduled_at, r.started_at, r.finished_at,
+       CASE WHEN r.finished_at IS NULL AND r.state = 'queued' AND r.publish_at > tidewheel_now() THEN 'scheduled' ELSE r.state END AS state,
+       r.cause, r.attempt, r.reason, r.error_type
+  FROM runs AS r
+ WHERE r.job_id = %(job_id)s AND r.scheduled_at >= %(since)s AND r.scheduled_at < %(until)s
+ ORDER BY r.scheduled_at DESC, r.run_id DESC
+ LIMIT %(limit)s
+
+-- name: count_timeline_runs
+-- Returns the number of the newest `look` runs of a job by bin and state, with the longest time and the first instant.
+-- Index: job_runs_by_job and by job in every partition, walked backwards. No lock.
+WITH seen AS MATERIALIZED (
+    SELECT r.scheduled_at, r.state, r.finished_at - r.started_at AS took
+      FROM runs AS r
+     WHERE r.job_id = %(job_id)s AND r.scheduled_at >= %(since)s AND r.scheduled_at < %(until)s
+     ORDER BY r.scheduled_at DESC
+     LIMIT %(look)s
+)
+SELECT width_bucket(s.scheduled_at, %(edges)s::timestamptz[]) - 1 AS bin, s.state, count(*) AS runs, max(s.took) AS longest,
+       min(s.scheduled_at) AS first_at
+  FROM seen AS s
+ GROUP BY 1, 2
+
+-- name: read_took_p95
+-- Returns the time that 95 in 100 of the successes among the newest 1,000 ended runs of a job do not exceed.
+-- Index: by job in every partition, walked backwards. No lock.
+SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY l.took) FILTER (WHERE l.state = 'succeeded')
+  FROM (SELECT f.state, f.finished_at - f.started_at AS took
+          FROM finished_runs AS f
+         WHERE f.job_id = %(job_id)s
+         ORDER BY f.scheduled_at DESC
+         LIMIT 1000) AS l
+
+-- name: read_versions_since
+-- Returns those of a job's newest 100 versions that came into force in a time, the newest first.
+-- Index: job_versions_pkey, walked backwards. No lock.
+SELECT l.version AS number, l.effective_at AS at
+  FROM (SELECT v.version, v.effective_at FROM job_versions AS v
+         WHERE v.job_id = %(job_id)s
+         ORDER BY v.version DESC
+         LIMIT 100) AS l
+ WHERE l.effective_at >= %(since)s AND l.effective_at < %(until)s
+
+-- name: read_pauses
+-- Returns the accepted pauses and resumes among the newest 200 entries about a job before a time, the newest first.
+-- Index: audit_log_by_object, walked backwards. No lock.
+SELECT l.at, l.action = 'job.pause' AS begins, coalesce(l.named, l.actor) AS by
+  FROM (SELECT a.at, a.action, a.named, a.actor, a.result FROM audit_log AS a
+         WHERE a.tenant = %(tenant)s AND a.object = %(object)s AND a.at < %(until)s
+         ORDER BY a.at DESC, a.id DESC
+         LIMIT 200) AS l
+ WHERE l.action IN ('job.pause', 'job.resume') AND l.result = 'accepted'

@@ -17,6 +17,7 @@ from tidewheel.control.api.executors import ExecutorsApi
 from tidewheel.control.api.fleet import FleetApi
 from tidewheel.control.api.freezes import FreezesApi
 from tidewheel.control.api.health import HealthApi
+from tidewheel.control.api.job_times import JobTimesApi
 from tidewheel.control.api.jobs import JobsApi
 from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.keys import KeysApi
@@ -50,6 +51,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     apis = (
         ExecutorsApi(pools.executors, installation, settings, keys, check),
         TaskTokensApi(pools.reports, installation),
+        JobTimesApi(pools.reads),
         JobsApi(pools.reads, pools.writes),
         FreezesApi(pools.reads, pools.writes),
         RunsApi(pools.reads, pools.writes, settings.archive),

@@ -78,6 +78,28 @@ _DAY: Json = {
     "duration": {"p50": 1.25, "p90": 2.21, "p99": 2.94}, "lateness": {"p50": 0.01, "p90": 0.02, "p99": 0.05},
 }  # fmt: skip
 STATISTICS: Json = {"key": "nightly", "days": [_DAY], "total": _DAY}
+TIMELINE: Json = {
+    "key": "nightly", "now": _AT, "since": "2026-11-13T01:00:00Z", "until": _NEXT, "mode": "runs", "bins": [],
+    "runs": [{
+        "run_id": RUN_ID, "scheduled_at": _AT, "started_at": "2026-11-20T01:00:00.021Z",
+        "finished_at": "2026-11-20T01:00:04.221Z", "state": "succeeded", "cause": "timer", "attempt": 1, "reason": None,
+        "error_type": None,
+    }],
+    "complete_since": None, "more_skips": False, "took_p95": "PT4.9S",
+    "skips": [{
+        "at": "2026-11-15T01:00:00Z", "last_at": "2026-11-16T01:00:00Z", "occurrences": 2, "exact": True,
+        "reason": "paused", "words": "It was in a pause.",
+    }],
+    "pauses": [{"since": "2026-11-14T09:00:00Z", "until": "2026-11-16T09:00:00Z", "by": "anna"}],
+    "versions": [{"number": 3, "at": "2026-11-14T09:00:00Z"}],
+}  # fmt: skip
+CALENDAR_MONTH: Json = {
+    "key": "nightly", "zone": "Europe/Berlin", "month": "2026-03-01", "now": _AT, "words": "",
+    "days": [{
+        "date": "2026-03-29", "fires": 1, "exact": True, "first": ["2026-03-29T03:00:00+02:00"],
+        "notes": ["the clock goes from 02:00 to 03:00"], "excluded_by": [], "skipped": 0, "moved": 0,
+    }],
+}  # fmt: skip
 PREVIEW: Json = {
     "key": "nightly", "version": 1, "zone": "Europe/Berlin", "now": _AT, "words": ["every day at 02:00"],
     "occurrences": [_OCCURRENCE], "exhausted": False,

@@ -1,13 +1,13 @@
 """`explain` without an instant: the last and the next occurrence, or all that did not fire."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from psycopg.rows import class_row
 
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, Explanation, OccurrenceOutcome
-from tidewheel.control.reads.job_position import read_job_position
+from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
@@ -134,15 +134,7 @@ def unfired(
     def words(at: datetime) -> Explanation:
         return explain(connection, tenant, key, at, misfire_after=misfire_after)
 
-    columns: dict[str, object] = {
-        "job_id": job.job_id, "since": since, "now": job.now, "skipped": RunState.SKIPPED, "limit": limit + 1
-    }  # fmt: skip
-    with connection.cursor(row_factory=class_row(Unfired), binary=True) as cursor:
-        recorded = cursor.execute(_FIND_UNFIRED, columns).fetchall()
-    found = [
-        Unfired(each.at, each.last_at, each.occurrences, each.exact, each.reason, words(each.at).words)
-        for each in recorded[:limit]
-    ]
+    found, has_more = unfired_between(connection, job, since, job.now, limit=limit, misfire_after=misfire_after)
     present = words(job.now)
     if job.cursor_at is not None and job.cursor_at <= job.now:
         held = words(job.cursor_at)
@@ -156,8 +148,24 @@ def unfired(
         since,
         job.now,
         tuple(found),
-        has_more=len(recorded) > limit,
+        has_more=has_more,
         any_due=bool(found) or (last_due is not None and last_due >= since),
         next_at=present.after,
         words=present.words,
     )
+
+
+def unfired_between(
+    connection: Conn, job: JobPosition, since: datetime, until: datetime, *, limit: int, misfire_after: timedelta
+) -> tuple[list[Unfired], bool]:
+    """Return the recorded occurrences that did not fire, the newest first; True if there are more."""
+    columns: dict[str, object] = {
+        "job_id": job.job_id, "since": since, "now": until, "skipped": RunState.SKIPPED, "limit": limit + 1
+    }  # fmt: skip
+    with connection.cursor(row_factory=class_row(Unfired), binary=True) as cursor:
+        recorded = cursor.execute(_FIND_UNFIRED, columns).fetchall()
+    found = [
+        replace(each, words=explain(connection, job.tenant, job.key, each.at, misfire_after=misfire_after).words)
+        for each in recorded[:limit]
+    ]
+    return found, len(recorded) > limit

@@ -218,7 +218,9 @@ def upcoming(
         *_queued(ahead, override, version_span),
         *_from_timer(job, version_span, override, n - len(ahead), misfire_after),
     ]
-    return Upcoming(key, version_span.zone, job.now, tuple(lines), _words(connection, job, version_span, len(lines)))
+    return Upcoming(
+        key, version_span.zone, job.now, tuple(lines), upcoming_words(connection, job, version_span, len(lines))
+    )
 
 
 def _runs_ahead(connection: Conn, job: JobPosition, n: int) -> Sequence[tuple[UUID, datetime, datetime]]:
@@ -283,7 +285,8 @@ def _alone(job: JobPosition, at: datetime) -> OccurrenceOutcome:
     return OccurrenceOutcome.SCHEDULED if at > job.now else OccurrenceOutcome.WAITING
 
 
-def _words(connection: Conn, job: JobPosition, version_span: VersionSpan, shown: int) -> str:
+def upcoming_words(connection: Conn, job: JobPosition, version_span: VersionSpan, shown: int) -> str:
+    """Return the reason for a hold, or for no occurrence where none is shown; empty without one."""
     if job.hold_reason == HoldReason.QUARANTINED:
         return quarantined(read_job_error(connection, job.job_id))
     if job.paused:

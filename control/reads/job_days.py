@@ -83,7 +83,9 @@ class JobStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class CountedDay:
+    """The row of a day; a bucket of durations or lateness is packed."""
+
     day: date
     succeeded: int
     failed: int
@@ -108,15 +110,20 @@ def job_statistics(connection: Conn, tenant: str, key: str, days: int = 30) -> J
         UnknownJob: There is no such job, and no counted day of it.
     """
     job = job_id(tenant, key)
-    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
-        rows = cursor.execute(_READ_JOB_DAYS, {"job_id": job, "days": days}).fetchall()
+    rows = read_counted_days(connection, job, days)
     if not rows and not _is_known(connection, job):
         raise UnknownJob(tenant, key)
     shown = tuple(_day([row]) for row in rows)
     return JobStatistics(key, shown, _day(rows) if rows else None)
 
 
-def _day(rows: Sequence[_Row]) -> JobDay:
+def read_counted_days(connection: Conn, job: UUID, days: int) -> Sequence[CountedDay]:
+    """Return the counted days of a job, up to so many before today, the newest first."""
+    with connection.cursor(row_factory=class_row(CountedDay), binary=True) as cursor:
+        return cursor.execute(_READ_JOB_DAYS, {"job_id": job, "days": days}).fetchall()
+
+
+def _day(rows: Sequence[CountedDay]) -> JobDay:
     """Return the sum of rows, the newest of which is first."""
     durations, lateness = Counter[int](), Counter[int]()
     for row in rows:

@@ -72,7 +72,9 @@ _NOT_EXECUTED = {
         control: cancel_in_transaction enqueue_by_topic status_in_transaction""",
     "a task token names a run of any tenant": "intake: extend_deadlines lock_attempts read_final_states",
     "only services execute it": "intake: acquire_partition hold_deletions purge_replies store_offsets",
-    "only pages of the console execute it": "control: find_job_key read_run_payload",
+    "only pages of the console and their routes execute it": """
+        control: find_job_key read_run_payload find_timeline_runs count_timeline_runs read_took_p95 read_versions_since
+        control: read_pauses""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
         control: find_active_run find_active_run_at find_chain find_unfired oldest_day_of_runs read_able
         control: read_attempts_of read_job_error read_run_place show_failed_run

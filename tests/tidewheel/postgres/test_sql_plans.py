@@ -353,6 +353,7 @@ _BATCH: Mapping[str, object] = {"batch_id": UUID(int=1)}
 CALENDARS = [f"calendar-{number}" for number in range(BATCH)]
 
 _NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+_TIME: Mapping[str, object] = {"since": _NOON - timedelta(days=7), "until": _NOON}
 
 _WINDOWS: Mapping[str, object] = {"ids": list(range(BATCH))} | dict.fromkeys(
     ("first_at", "until_at", "runs_at"), [_NOON] * BATCH
@@ -516,6 +517,10 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "read_overrides_around": {"at": _NOON, "cursor_at": _NOON},
     "find_chain": {"at": _NOON},
     "find_unfired": {"since": _NOON, "skipped": RunState.SKIPPED, "limit": 51},
+    "find_timeline_runs": _TIME | {"limit": 401},
+    "count_timeline_runs": _TIME | {"look": 20_000, "edges": [_NOON, _NOON]},
+    "read_versions_since": _TIME,
+    "read_pauses": {"object": "job/5"},
     "find_runs_ahead": {"states": [RunState.QUEUED], "limit": 10},
     "read_versions": {"before": 9, "limit": 21},
     "find_jobs_of_page": _JOBS | {"count_limit": 10_001},
@@ -652,6 +657,7 @@ _HOT = {
         read_logs read_run find_jobs_of_page list_jobs show_job count_backfilled read_job_position
         read_versions_near read_runs_at
         read_attempts_of read_skips_at read_overrides_around find_active_run
+        find_timeline_runs count_timeline_runs read_took_p95 read_versions_since read_pauses
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
         show_failed_run

@@ -1,0 +1,272 @@
+"""The timeline of a job: its runs in a time one by one, or counted by bins; skips, pauses, versions.
+
+Up to `MAX_RUNS` runs are shown one by one. More are counted from the newest `LOOKED_AT` of them. Where these are not
+all, and the time is a week or longer, the counts of retention complete them by day.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Annotated, Literal, NamedTuple, cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.buckets import quantile, unpack
+from tidewheel.control.explain.explanation import MISFIRE_AFTER
+from tidewheel.control.explain.recent import Unfired, unfired_between
+from tidewheel.control.reads.job_days import read_counted_days
+from tidewheel.control.reads.job_position import JobPosition, read_job_position
+from tidewheel.control.reads.json_form import one_of
+from tidewheel.control.reads.runs import STATUSES
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import FINAL, Cause
+
+_SQL = Statements("tidewheel.control")
+_FIND_TIMELINE_RUNS = _SQL["find_timeline_runs"]
+_COUNT_TIMELINE_RUNS = _SQL["count_timeline_runs"]
+_READ_TOOK_P95 = _SQL["read_took_p95"]
+_READ_VERSIONS_SINCE = _SQL["read_versions_since"]
+_READ_PAUSES = _SQL["read_pauses"]
+
+MAX_RUNS = 400
+LOOKED_AT = 20_000
+MAX_SKIPS = 20
+_DAY = timedelta(days=1)
+_WEEK = 7 * _DAY
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineRun:
+    """A run of a timeline.
+
+    Args:
+        run_id: Its id.
+        scheduled_at: Its nominal instant.
+        started_at: When its last attempt began.
+        finished_at: When it ended.
+        state: Its state, or `scheduled`.
+        cause: Its cause.
+        attempt: The last attempt begun.
+        reason: The reason of a skip or a cancellation, or the timeout that fired.
+        error_type: The error type of its last attempt.
+    """
+
+    run_id: UUID
+    scheduled_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    state: Annotated[str, one_of(STATUSES)]
+    cause: Annotated[str, one_of(Cause)]
+    attempt: int
+    reason: str | None
+    error_type: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineBin:
+    """The runs of a part of the time.
+
+    Args:
+        at: Its begin.
+        until: Its end, which does not belong to it.
+        succeeded: The number of runs that succeeded.
+        failed: That failed.
+        timed_out: That timed out.
+        cancelled: That were cancelled.
+        skipped: That were skipped.
+        open: That have not ended.
+        longest: The longest time of a last attempt.
+    """
+
+    at: datetime
+    until: datetime
+    succeeded: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+    skipped: int = 0
+    open: int = 0
+    longest: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause of the job.
+
+    Args:
+        since: Its begin.
+        until: Its end; None if it has none yet.
+        by: Its author.
+    """
+
+    since: datetime
+    until: datetime | None
+    by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionTick:
+    """A version that came into force."""
+
+    number: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JobTimeline:
+    """The timeline of a job.
+
+    Args:
+        key: The job.
+        now: The database's clock.
+        since: The begin of the time.
+        until: Its end, which does not belong to it.
+        mode: `runs` if the runs are shown one by one, else `bins`.
+        runs: The runs, the newest first.
+        bins: The bins in order.
+        complete_since: The time from which all runs are counted; None if all of the time is.
+        skips: The occurrences that did not fire, the newest first, at most 20.
+        more_skips: True if there are more.
+        pauses: The pauses that the audit log still has, and the present one.
+        versions: The versions that came into force.
+        took_p95: The time that 95 % of its latest successes do not exceed; None without one.
+    """
+
+    key: str
+    now: datetime
+    since: datetime
+    until: datetime
+    mode: Literal["runs", "bins"]
+    runs: tuple[TimelineRun, ...]
+    bins: tuple[TimelineBin, ...]
+    complete_since: datetime | None
+    skips: tuple[Unfired, ...]
+    more_skips: bool
+    pauses: tuple[Pause, ...]
+    versions: tuple[VersionTick, ...]
+    took_p95: timedelta | None
+
+
+class BinCount(NamedTuple):
+    """The runs of one state in a bin."""
+
+    bin: int
+    state: str
+    runs: int
+    longest: timedelta | None
+    first_at: datetime
+
+
+def equal_edges(since: datetime, until: datetime, bins: int) -> list[datetime]:
+    """Return the edges of bins of one length.
+
+    >>> [f"{edge:%H:%M}" for edge in equal_edges(datetime(2026, 1, 1, 9), datetime(2026, 1, 1, 10), 4)]
+    ['09:00', '09:15', '09:30', '09:45', '10:00']
+    """
+    return [since + (until - since) * at / bins for at in range(bins)] + [until]
+
+
+def job_timeline(
+    connection: Conn, tenant: str, key: str, edges: Sequence[datetime], *, misfire_after: timedelta = MISFIRE_AFTER
+) -> JobTimeline:
+    """Return the timeline of a job.
+
+    Args:
+        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
+        tenant: The tenant.
+        key: The job.
+        edges: The begin of each bin and the end of the last one, ascending.
+        misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
+
+    Raises:
+        UnknownJob: There is no such job and never was one.
+    """
+    job = read_job_position(connection, tenant, key)
+    since, until = edges[0], edges[-1]
+    columns = {"job_id": job.job_id, "since": since, "until": until}
+    with connection.cursor(row_factory=class_row(TimelineRun), binary=True) as cursor:
+        runs = cursor.execute(_FIND_TIMELINE_RUNS, {**columns, "limit": MAX_RUNS + 1}).fetchall()
+    bins, complete_since = ((), None) if len(runs) <= MAX_RUNS else _bins(connection, job, edges)
+    with connection.cursor(row_factory=class_row(VersionTick), binary=True) as cursor:
+        versions = cursor.execute(_READ_VERSIONS_SINCE, columns).fetchall()
+    took = connection.execute(_READ_TOOK_P95, {"job_id": job.job_id}, binary=True).fetchone()
+    last = min(until, job.now)
+    skips, more = unfired_between(connection, job, since, last, limit=MAX_SKIPS, misfire_after=misfire_after)
+    return JobTimeline(
+        key=key, now=job.now, since=since, until=until, mode="bins" if bins else "runs",
+        runs=() if bins else tuple(runs), bins=bins, complete_since=complete_since, skips=tuple(skips),
+        more_skips=more, pauses=_pauses(connection, job, since, until), versions=tuple(versions),
+        took_p95=cast("timedelta | None", took[0]) if took else None,
+    )  # fmt: skip
+
+
+def binned(edges: Sequence[datetime], counts: Sequence[BinCount]) -> tuple[TimelineBin, ...]:
+    """Return bins with their counts; a state that is not final counts as open."""
+    bins = [TimelineBin(at, until) for at, until in pairwise(edges)]
+    for each in counts:
+        name = each.state if each.state in FINAL else "open"
+        before = bins[each.bin]
+        longest = max((took for took in (before.longest, each.longest) if took is not None), default=None)
+        bins[each.bin] = replace(before, longest=longest, **{name: getattr(before, name) + each.runs})
+    return tuple(bins)
+
+
+def _bins(
+    connection: Conn, job: JobPosition, edges: Sequence[datetime]
+) -> tuple[tuple[TimelineBin, ...], datetime | None]:
+    counts = _count(connection, job.job_id, edges)
+    if sum(each.runs for each in counts) < LOOKED_AT:
+        return binned(edges, counts), None
+    first_at = min(each.first_at for each in counts)
+    if edges[-1] - edges[0] < _WEEK:
+        return binned(edges, counts), first_at
+    begin = edges[0].astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    days = [begin + at * _DAY for at in range(-(-(edges[-1] - begin) // _DAY) + 1)]
+    by_day = {each.at.date(): each for each in binned(days, _count(connection, job.job_id, days))}
+    for day in read_counted_days(connection, job.job_id, (job.now - begin) // _DAY + 1):
+        if day.day in by_day:
+            longest = quantile(unpack(day.durations), 1.0)
+            by_day[day.day] = replace(
+                by_day[day.day], succeeded=day.succeeded, failed=day.failed, timed_out=day.timed_out,
+                cancelled=day.cancelled, skipped=day.skipped,
+                longest=None if longest is None else timedelta(seconds=longest),
+            )  # fmt: skip
+            if day.day >= first_at.date():
+                first_at = begin  # all days before are counted too
+    return tuple(by_day.values()), None if first_at <= begin else first_at
+
+
+def _count(connection: Conn, job_id: UUID, edges: Sequence[datetime]) -> list[BinCount]:
+    columns = {"job_id": job_id, "since": edges[0], "until": edges[-1], "edges": list(edges), "look": LOOKED_AT}
+    with connection.cursor(row_factory=class_row(BinCount), binary=True) as cursor:
+        return cursor.execute(_COUNT_TIMELINE_RUNS, columns).fetchall()
+
+
+def _pauses(connection: Conn, job: JobPosition, since: datetime, until: datetime) -> tuple[Pause, ...]:
+    columns = {"tenant": job.tenant, "object": f"job/{job.key}", "until": min(until, job.now)}
+    rows = connection.execute(_READ_PAUSES, columns, binary=True).fetchall()
+    found = list(joined_pauses(cast("Sequence[tuple[datetime, bool, str]]", rows)))
+    if job.paused and job.paused_at is not None:
+        found = [each for each in found if each.since < job.paused_at]
+        found.insert(0, Pause(job.paused_at, job.paused_until, job.paused_by))
+    return tuple(each for each in found if each.since < until and (each.until is None or each.until > since))
+
+
+def joined_pauses(entries: Sequence[tuple[datetime, bool, str]]) -> Iterator[Pause]:
+    """Yield the pauses that a resume has ended, the newest first.
+
+    Args:
+        entries: The instants of pauses and resumes, the newest first, each with True for a pause, and its author.
+    """
+    end: datetime | None = None
+    begin: tuple[datetime, str] | None = None
+    for at, begins, by in (*entries, (datetime.min.replace(tzinfo=UTC), False, "")):
+        if begins:
+            begin = (at, by)  # the first of several in a row counts
+            continue
+        if begin is not None and end is not None:
+            yield Pause(begin[0], end, begin[1])
+        begin, end = None, at
