@@ -1,0 +1,127 @@
+"""A seeded installation, and the pages that every test of all pages opens.
+
+It has a job of each kind that pages must bear: none, one and many runs, failing, waiting, very long, hostile. Its clock
+is stopped, so pictures of the same code are the same. A new page gets a line in `PAGES`; a function that `seed` calls
+makes the page's jobs and runs.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from tests.fixtures.database import ClockedDatabase
+from tests.transitions.acts import about, apply_batch, begun, end, ending, requeue, submission, submit, trigger
+from tidewheel.ids import job_id
+from tidewheel.runs import AttemptOutcome, RunState
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">\u202e\u05d0\u05d1"
+LONG = "billing-" + "very-long-" * 24
+HOSTILE_KEY = "<script>document.title='run'</script>/../\u05d0\u05d1"
+
+PAGES: Mapping[str, str] = {
+    "overview": "/",
+    "jobs": "/jobs",
+    "jobs-many": "/jobs?prefix=many",
+    "jobs-none": "/jobs?prefix=zzz",
+    "job": "/jobs/hourly",
+    "job-never-ran": "/jobs/never",
+    "job-failing": "/jobs/charge",
+    "job-paused": "/jobs/paused",
+    "job-hostile": "/jobs/{hostile_job}",
+    "job-long": "/jobs/{long_job}",
+    "job-unknown": "/jobs/unknown",
+    "runs": "/runs",
+    "runs-failed": "/runs?status=failed&last=24h",
+    "runs-refused": "/runs?label=a%3Db",
+    "run-queued": "/runs/{queued}",
+    "run-running": "/runs/{running}",
+    "run-retrying": "/runs/{retrying}",
+    "run-succeeded": "/runs/{succeeded}",
+    "run-failed": "/runs/{failed}",
+    "run-hostile": "/runs/{hostile}",
+    "run-unknown": "/runs/unknown",
+}
+"""Each page by a name: its path, with the ids of the seeds in braces."""
+
+Ids = dict[str, object]
+
+
+def paths(ids: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the path of each page by its name."""
+    return {name: path.format_map(ids) for name, path in PAGES.items()}
+
+
+EMPTY: Mapping[str, str] = {name: PAGES[name] for name in ("overview", "jobs", "runs", "runs-failed")}
+"""The pages that an installation without a job has."""
+
+
+def seed(database: ClockedDatabase) -> Ids:
+    """Fill an empty database; return the ids that paths name."""
+    database.stop_clock(NOW - timedelta(hours=6))
+    ids: Ids = {}
+    _ended(database, ids)
+    _failing(database, ids)
+    _hard_text(database, ids)
+    _waiting(database, ids)
+    database.stop_clock(NOW)
+    return ids
+
+
+def later(database: ClockedDatabase, seconds: float) -> None:
+    """Move the clock on."""
+    database.stop_clock(database.now() + timedelta(seconds=seconds))
+
+
+def fail(database: ClockedDatabase, key: str, message: str) -> UUID:
+    """Run a job that fails after two seconds."""
+    started = begun(database, key)
+    later(database, 2)
+    end(database, ending(started, RunState.FAILED, error_type="ConnectionError", error_message=message))
+    return started.run_id
+
+
+def _ended(database: ClockedDatabase, ids: Ids) -> None:
+    many = [submission(f"many-{at:03}", labels={"team": f"team-{at % 5}"}) for at in range(60)]
+    apply_batch(database, *many)
+    submit(database, "never", schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"})
+    schedule = {"cron": "0 * * * *", "timezone": "America/New_York"}
+    submit(
+        database, "hourly", schedule=schedule, labels={"team": "billing"}, description="Sum up the hour",
+        payload={"amount": 120.10, "to": ["a@example.org", None, True]},
+    )  # fmt: skip
+    for at in range(24):
+        started = begun(database, "hourly")
+        later(database, 4.2 + at / 3)
+        end(database, ending(started, RunState.SUCCEEDED))
+        ids["succeeded"] = started.run_id
+        later(database, 600)
+    submit(database, "paused", schedule=schedule)
+    apply_batch(database, about("job.pause", "paused"))
+
+
+def _failing(database: ClockedDatabase, ids: Ids) -> None:
+    submit(database, "charge", retry={"max_attempts": 1}, labels={"team": "payments"})
+    for _ in range(4):
+        ids["failed"] = fail(database, "charge", "connection to db-2.internal:5432 refused: too many clients already")
+        later(database, 60)
+
+
+def _hard_text(database: ClockedDatabase, ids: Ids) -> None:
+    labels, once = {"<i>x": HOSTILE[:60]}, {"max_attempts": 1}
+
+    submit(database, HOSTILE_KEY, retry=once, labels=labels, description=HOSTILE, payload={"a": HOSTILE})
+    ids["hostile"], ids["hostile_job"] = fail(database, HOSTILE_KEY, HOSTILE), f"id:{job_id('default', HOSTILE_KEY)}"
+    key = LONG[:255]
+    long = {"description": "a word " * 100, "payload": {"text": "x" * 12_000}, "labels": {"a" * 63: "b" * 63}}
+    submit(database, key, retry=once, **long)
+    fail(database, key, "y" * 10_000)
+    ids["long_job"] = f"id:{job_id('default', key)}"
+
+
+def _waiting(database: ClockedDatabase, ids: Ids) -> None:
+    submit(database, "slow", queue="reports", retry={"max_attempts": 4}, overlap="allow_all")
+    ids["running"] = begun(database, "slow").run_id
+    retried = begun(database, "slow")
+    requeue(database, retried, AttemptOutcome.FAILED, timedelta(minutes=90))
+    ids["retrying"], ids["queued"] = retried.run_id, trigger(database, "slow")
