@@ -28,6 +28,8 @@ PAGES: Mapping[str, str] = {
     "job-never-ran": "/jobs/never",
     "job-failing": "/jobs/charge",
     "job-paused": "/jobs/paused",
+    "pause": "/jobs/hourly/pause",
+    "resume": "/jobs/paused/resume",
     "job-hostile": "/jobs/{hostile_job}",
     "job-long": "/jobs/{long_job}",
     "job-unknown": "/jobs/unknown",
