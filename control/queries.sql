@@ -1404,11 +1404,11 @@ SELECT l.version AS number, l.effective_at AS at
  WHERE l.effective_at >= %(since)s AND l.effective_at < %(until)s
 
 -- name: read_pauses
--- Returns the accepted pauses and resumes among the newest 200 entries about a job before a time, the newest first.
+-- Returns the accepted pauses and resumes among the newest 200 entries about a job up to a time, the newest first.
 -- Index: audit_log_by_object, walked backwards. No lock.
 SELECT l.at, l.action = 'job.pause' AS begins, coalesce(l.named, l.actor) AS by
   FROM (SELECT a.at, a.action, a.named, a.actor, a.result FROM audit_log AS a
-         WHERE a.tenant = %(tenant)s AND a.object = %(object)s AND a.at < %(until)s
+         WHERE a.tenant = %(tenant)s AND a.object = %(object)s AND a.at <= %(until)s
          ORDER BY a.at DESC, a.id DESC
          LIMIT 200) AS l
  WHERE l.action IN ('job.pause', 'job.resume') AND l.result = 'accepted'

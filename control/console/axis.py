@@ -4,7 +4,7 @@ The edges of a window lie on bins, so ticks have even distances. From seven days
 23 or of 25 hours is as wide as the others.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
@@ -189,3 +189,32 @@ def _parts_of(day: date, parts: int, zone: tzinfo) -> list[datetime]:
 
 def _midnight(day: date, zone: tzinfo) -> datetime:
     return datetime.combine(day, time(0), zone).astimezone(UTC)
+
+
+def axis_between(begin: datetime, end: datetime, now: datetime, zone: tzinfo = UTC) -> Axis:
+    """Return the axis of a time, widened to the bins of the smallest window that holds it.
+
+    >>> ten, three = datetime(2026, 11, 21, 10, 0, 10, tzinfo=UTC), datetime(2026, 11, 21, 15, tzinfo=UTC)
+    >>> found = axis_between(ten, three, datetime(2026, 11, 22, tzinfo=UTC))
+    >>> f"{found.begin:%H:%M} {found.end:%H:%M}", found.window.value, found.behind == len(found.edges) - 1
+    ('10:00 15:00', '6h', True)
+    """
+    window = next((each for each in Window if end - begin <= _span(each)), Window.QUARTER)
+    bins = _WINDOWS[window]
+    if bins.step is not None:
+        shift = begin.astimezone(zone).utcoffset() or timedelta(0)
+        origin = datetime(1970, 1, 1, tzinfo=UTC) - shift
+        first, last = (begin - origin) // bins.step, -((origin - end) // bins.step)
+        edges = [origin + at * bins.step for at in range(first, last + 1)]
+    else:
+        day, past = begin.astimezone(zone).date(), end.astimezone(zone).date() + _DAY
+        days = range((past - day).days + 1)
+        found = [edge for at in days for edge in _parts_of(day + at * _DAY, bins.parts, zone)]
+        edges = found[bisect_right(found, begin) - 1 : bisect_left(found, end) + 1]
+    return Axis(edges, min(max(bisect_right(edges, now), 0), len(edges) - 1), now, zone, window)
+
+
+def _span(window: Window) -> timedelta:
+    bins = _WINDOWS[window]
+    length = bins.step if bins.step is not None else _DAY / bins.parts
+    return length * (bins.behind + bins.ahead)

@@ -23,7 +23,10 @@ from tidewheel.control.console.door import SIGN_IN, Door
 from tidewheel.control.console.forms import check_form, read_form
 from tidewheel.control.console.job import JobPage
 from tidewheel.control.console.job_actions import PauseJob, ResumeJob
+from tidewheel.control.console.job_next import JobNextPage
+from tidewheel.control.console.job_settings import JobSettingsPage
 from tidewheel.control.console.jobs import JobsPage
+from tidewheel.control.console.occurrence_actions import MoveOccurrence, SkipOccurrence, UnskipOccurrence
 from tidewheel.control.console.overview import OverviewPage
 from tidewheel.control.console.run import RunPage
 from tidewheel.control.console.runs import RunsPage
@@ -62,6 +65,8 @@ class Console:
             "/": OverviewPage(self.shards),
             "/jobs": JobsPage(),
             "/jobs/{ref}": JobPage(),
+            "/jobs/{ref}/next": JobNextPage(),
+            "/jobs/{ref}/settings": JobSettingsPage(),
             "/runs": RunsPage(),
             "/runs/{run_id}": RunPage(self.settings),
         }
@@ -70,6 +75,9 @@ class Console:
         actions: Mapping[str, Action] = {
             "/jobs/{ref}/pause": PauseJob(),
             "/jobs/{ref}/resume": ResumeJob(),
+            "/jobs/{ref}/skip": SkipOccurrence(),
+            "/jobs/{ref}/move": MoveOccurrence(),
+            "/jobs/{ref}/unskip": UnskipOccurrence(),
         }
         acting = Actions(self.reads, self.writes, self.door)
         for path, action in actions.items():

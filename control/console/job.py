@@ -1,39 +1,73 @@
-"""One job: what it did, why not, what comes."""
+"""One job on its time axis: what it did, why not, what comes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import ClassVar, cast
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar, Literal, Self, TypeVar, cast
 from urllib.parse import unquote
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
+from pydantic import Field, model_validator
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import TenantQuery, as_key, read_query
+from tidewheel.control.api.job_times import MOST_DAYS
+from tidewheel.control.api.queries import TenantQuery, as_key
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.axis import Axis, Window, axis, axis_between
+from tidewheel.control.console.job_line import job_line
+from tidewheel.control.console.job_rows import Show, counts, filtered, job_rows
 from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.sentences import about_job
-from tidewheel.control.console.strip import strip
 from tidewheel.control.console.urls import Urls, read_ref
-from tidewheel.control.console.view import Failed, View, page_now, part
-from tidewheel.control.console.words import pretty
-from tidewheel.control.explain.recent import UnfiredOccurrences, unfired
+from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
+from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
+from tidewheel.control.explain.month import Counted, coming_counts
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.reads.job_keys import key_of_job
 from tidewheel.control.reads.jobs import show_job
-from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
+from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
 from tidewheel.control.schedule_words import schedule_words
 from tidewheel.ids import job_id
-from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.values import Instant, format_timestamp
 from tidewheel.schedules.describe import describe
 
-_RUNS = 40
+T = TypeVar("T")
+
+_RUNS = 50
 _NEXT = 10
-_SKIPS = 20
-_BACK = timedelta(days=30)
-_APART = ("key", "payload", "payload_base64", "labels", "description")  # parts of a job that have a place of their own
+_LATEST = 20
+_LEAST_SPAN = timedelta(minutes=2)
+
+
+class JobQuery(TenantQuery):
+    """Query of the page of a job.
+
+    Attributes:
+        window: The time up to now.
+        from_at: The begin of a time, in place of a window.
+        to_at: Its end.
+        show: The filter of the list.
+    """
+
+    window: Literal["1h", "6h", "24h", "7d", "30d", "90d"] | None = None
+    from_at: Instant | None = Field(default=None, alias="from")
+    to_at: Instant | None = Field(default=None, alias="to")
+    show: Literal["all", "failed", "skipped", "slow", "retried"] = "all"
+
+    @model_validator(mode="after")
+    def _both_in_order(self) -> Self:
+        if (self.from_at is None) != (self.to_at is None):
+            raise InvalidValue(problem="from and to belong together", remedy="write both, or neither", path="to")
+        if self.from_at is not None and self.to_at is not None:
+            if self.to_at <= self.from_at:
+                raise InvalidValue(problem="it does not lie after from", remedy="write a later instant", path="to")
+            if self.to_at - self.from_at > timedelta(days=MOST_DAYS):
+                raise InvalidValue(problem="the time is too long", remedy=f"write {MOST_DAYS} days at most", path="to")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,59 +78,106 @@ class JobPage:
     place: ClassVar[str] = "jobs"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
-        """Read the job, its latest runs, its next instants and what did not fire."""
-        read_query(request, TenantQuery)
+        """Read the job, its runs and skips in a time, and what comes."""
+        query, errors = read_filters(request, JobQuery)
         key = key_of_page(connection, caller, request)
-        address = urls.job(key, job_id(caller.tenant, key))
-        if address.partition("?")[0] != urls("job", ref=unquote(str(request.path_params["ref"]))).partition("?")[0]:
-            return View({}, moved_to=address)
+        moved = moved_to(request, urls, key, job_id(caller.tenant, key))
+        if moved is not None:
+            return View({}, moved_to=moved)
         now, tenant = page_now(connection), caller.tenant
         with connection.snapshot() as reading:
             job = show_job(reading, tenant, key)
+        zone = ZoneInfo(job.summary.timezone or "UTC")
+        along = _axis(query, now, zone)
 
-        def list_latest() -> RunPage:
+        def list_coming() -> tuple[Upcoming, Sequence[Counted]]:
             with connection.snapshot() as reading:
-                return list_runs(reading, tenant, RunFilter(key=key, until=now), limit=_RUNS)
+                edges = along.edges[max(along.behind - 1, 0) :]
+                counted = coming_counts(reading, tenant, key, edges) if along.end > now else []
+                return upcoming(reading, tenant, key, _NEXT), counted
 
-        def list_coming() -> Upcoming:
+        def list_past() -> tuple[JobTimeline, Sequence[TimelineRun | RunSummary]]:
+            late = connection.installation.misfire_after
             with connection.snapshot() as reading:
-                return upcoming(reading, tenant, key, _NEXT)
+                found = job_timeline(reading, tenant, key, along.edges[: along.behind + 1], misfire_after=late)
+                if found.mode == "runs":
+                    return found, found.runs
+                status = "failed" if query.show == "failed" else None
+                narrowed = RunFilter(key=key, status=status, since=along.begin, until=min(now, along.until))
+                return found, list_runs(reading, tenant, narrowed, limit=_RUNS).runs
 
-        def list_skips() -> UnfiredOccurrences:
+        def list_latest() -> Sequence[RunSummary]:
             with connection.snapshot() as reading:
-                return unfired(reading, tenant, key, _BACK, limit=_SKIPS)
+                return list_runs(reading, tenant, RunFilter(key=key, until=now), limit=_LATEST).runs
 
-        latest, coming, skips = part(list_latest), part(list_coming), part(list_skips)
-        runs = () if isinstance(latest, Failed) else latest.runs
+        past, ahead, latest = part(list_past), part(list_coming), part(list_latest)
+        coming = ahead if isinstance(ahead, Failed) else ahead[0]
+        values: dict[str, object] = {"line": None, "rows": [], "counts": {}, "more": False}
+        if not isinstance(past, Failed):
+            timeline, runs = past
+            rows = job_rows(runs, timeline)
+            shown = filtered(rows, Show(query.show), timeline.took_p95)
+            special, counted = ((), ()) if isinstance(ahead, Failed) else (ahead[0].occurrences, ahead[1])
+            values = {
+                "line": job_line(along, timeline, counted, special, urls), "rows": shown[:_RUNS],
+                "more": len(shown) > _RUNS or timeline.mode == "bins",
+                "counts": counts(rows, timeline.took_p95) if timeline.mode == "runs" else {},
+            }  # fmt: skip
         return View(
             {
-                "now": now, "job": job, "latest": latest, "coming": coming, "skips": skips,
-                "held": hold_words(job.summary), "schedule": _schedule(job.summary.schedule),
-                "sentence": about_job(job, runs, None if isinstance(coming, Failed) else coming, now),
-                "settings": list(flattened(job.job)), "document": pretty(job.job),
-                "payload": pretty(job.job["payload"]) if "payload" in job.job else job.job.get("payload_base64"),
-                "strip": strip(runs, 0 if isinstance(coming, Failed) else len(coming.occurrences), now, urls),
-            }
+                "now": now, "job": job, "coming": coming, "past": past, "query": query, "errors": errors,
+                "windows": list(Window), "shows": list(Show), "zoom": _zoom(along), "zone": str(zone),
+                "tab": "timeline",
+                "span": {"from": format_timestamp(along.begin), "to": format_timestamp(along.end)},
+                "held": hold_words(job.summary), "schedule": schedule_text(job.summary.schedule),
+                "sentence": about_job(
+                    job, _or(latest, ()), None if isinstance(coming, Failed) else coming, now
+                ),
+                "chosen": {"window": query.window} if query.from_at is None else {
+                    "from": format_timestamp(query.from_at), "to": format_timestamp(query.to_at or now)},
+                **values,
+            },
+            422 if errors else 200,
         )  # fmt: skip
 
 
-def flattened(job: Mapping[str, object], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the settings of a job with their paths, in the order in which they were submitted.
-
-    >>> list(flattened({"key": "a", "retry": {"max_attempts": 3}, "queue": "default"}))
-    [('retry.max_attempts', '3'), ('queue', 'default')]
-    """
-    for name, value in job.items():
-        if not path and name in _APART:
-            continue
-        below = as_object(value)
-        if below:
-            yield from flattened(below, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value if isinstance(value, str) else pretty(value)
+def _or(read: T | Failed, otherwise: T) -> T:
+    return otherwise if isinstance(read, Failed) else read
 
 
-def _schedule(schedule: Mapping[str, object]) -> str:
+def moved_to(request: Request, urls: Urls, key: str, job_id: UUID, name: str = "job") -> str | None:
+    """Return the address of a page of a job; None if the request has it."""
+    address = urls.job(key, job_id, name)
+    given = urls(name, ref=unquote(str(request.path_params["ref"])))
+    return None if address.partition("?")[0] == given.partition("?")[0] else address
+
+
+def _axis(query: JobQuery, now: datetime, zone: ZoneInfo) -> Axis:
+    if query.from_at is not None and query.to_at is not None:
+        return axis_between(query.from_at, query.to_at, now, zone)
+    return axis(Window(query.window or Window.DAY), now, zone)
+
+
+def _zoom(along: Axis) -> Mapping[str, Mapping[str, str]]:
+    """Return the times that the buttons of the axis lead to."""
+    span, middle = along.end - along.begin, along.begin + (along.end - along.begin) / 2
+    longest = timedelta(days=MOST_DAYS - 2)
+
+    def around(at: datetime, length: timedelta) -> Mapping[str, str]:
+        length = min(max(length, _LEAST_SPAN), longest)
+        return {"from": _whole(at - length / 2), "to": _whole(at + length / 2)}
+
+    return {
+        "out": around(middle, span * 2), "in": around(middle, span / 2), "back": around(middle - span / 2, span),
+        "on": around(middle + span / 2, span),
+    }  # fmt: skip
+
+
+def _whole(at: datetime) -> str:
+    return format_timestamp(at.astimezone(UTC).replace(microsecond=0))
+
+
+def schedule_text(schedule: Mapping[str, object]) -> str:
     """Return a schedule in a sentence: a single cron expression is described."""
     expressions = cast("Sequence[object]", schedule.get("expressions") or ())
     if schedule.get("kind") != "cron" or len(expressions) != 1:

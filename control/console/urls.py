@@ -14,6 +14,11 @@ PATHS: Mapping[str, str] = {
     "overview": "/",
     "jobs": "/jobs",
     "job": "/jobs/{ref}",
+    "job_next": "/jobs/{ref}/next",
+    "job_settings": "/jobs/{ref}/settings",
+    "job_skip": "/jobs/{ref}/skip",
+    "job_move": "/jobs/{ref}/move",
+    "job_unskip": "/jobs/{ref}/unskip",
     "job_pause": "/jobs/{ref}/pause",
     "job_resume": "/jobs/{ref}/resume",
     "runs": "/runs",
@@ -71,6 +76,10 @@ class Urls:
         }
         text = urlencode([(key, str(each)) for key, values in lists.items() for each in values if each is not None])
         return f"{self.base}{path}" + (f"?{text}" if text else "")
+
+    def has(self, name: str) -> bool:
+        """Return True if there is a place of this name."""
+        return name in PATHS
 
     def here(self, path: str) -> str:
         """Return the address of a page from its path and query, as it was requested without the base path."""

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, begun, end, ending, requeue, submission, submit, trigger
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, RunState
@@ -26,6 +27,16 @@ PAGES: Mapping[str, str] = {
     "jobs-none": "/jobs?prefix=zzz",
     "job": "/jobs/hourly",
     "job-never-ran": "/jobs/never",
+    "job-week": "/jobs/hourly?window=7d",
+    "job-second": "/jobs/second?window=1h",
+    "job-skips": "/jobs/skips?window=24h",
+    "job-settings": "/jobs/hourly/settings",
+    "job-next": "/jobs/holidays/next?month=2027-03",
+    "job-next-second": "/jobs/second/next",
+    "job-next-never": "/jobs/charge/next",
+    "skip": "/jobs/holidays/skip?at=2026-11-23T01:30:00Z",
+    "move": "/jobs/holidays/move?at=2026-11-23T01:30:00Z",
+    "unskip": "/jobs/holidays/unskip?at=2026-11-24T01:30:00Z",
     "job-failing": "/jobs/charge",
     "job-paused": "/jobs/paused",
     "pause": "/jobs/hourly/pause",
@@ -66,6 +77,7 @@ def seed(database: ClockedDatabase) -> Ids:
     _failing(database, ids)
     _hard_text(database, ids)
     _waiting(database, ids)
+    _on_the_axis(database)
     database.stop_clock(NOW)
     return ids
 
@@ -119,6 +131,24 @@ def _hard_text(database: ClockedDatabase, ids: Ids) -> None:
     submit(database, key, retry=once, **long)
     fail(database, key, "y" * 10_000)
     ids["long_job"] = f"id:{job_id('default', key)}"
+
+
+def _on_the_axis(database: ClockedDatabase) -> None:
+    """Make a job of each second, one with a pause and skips, and one with holidays, a skip and a move."""
+    database.stop_clock(NOW - timedelta(minutes=9))
+    apply_batch(database, {"type": "calendar.put", "name": "holidays-de", "days": ["2027-03-26", "2027-03-29"]})
+    nightly = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
+    submit(database, "holidays", schedule=nightly, exclude_calendars=["holidays-de"])
+    apply_batch(database, about("job.skip", "holidays", at="2026-11-24T01:30:00Z", reason="stock-taking"))
+    apply_batch(database, about("job.move", "holidays", at="2027-03-10T01:30:00Z", to="2027-03-11T05:00:00Z"))
+    submit(database, "second", schedule={"cron": "* * * * * *"}, overlap="allow_all", catch_up="fire_all", window="1h")
+    submit(database, "skips", schedule={"cron": "* * * * *"}, retry={"max_attempts": 1})
+    apply_batch(database, about("job.pause", "skips"))
+    database.stop_clock(NOW - timedelta(minutes=2))
+    apply_batch(database, about("job.resume", "skips"))
+    database.stop_clock(NOW)
+    while fire_due(database):
+        pass
 
 
 def _waiting(database: ClockedDatabase, ids: Ids) -> None:

@@ -66,7 +66,9 @@ def test_one_job_and_its_run_are_shown_on_every_page(pages: ApiClient) -> None:
     assert "1 job." in shown(pages, "/jobs")
     job = shown(pages, "/jobs/job")
     assert "at 02:30, every day, in time zone Europe/Berlin" in job
-    assert job.count("scheduled</td>") == 10
+    assert f'href="/runs/{run}"' in job
+    coming = shown(pages, "/jobs/job/next")
+    assert coming.count("scheduled</td>") == 10
     assert f'href="/runs/{run}"' in job
     assert "1 run." in shown(pages, "/runs")
     page = shown(pages, f"/runs/{run}")

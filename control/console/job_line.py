@@ -1,0 +1,250 @@
+"""The timeline of a job as shapes: runs with their durations, skips, pauses, versions, and what comes.
+
+A place along the axis is a percentage, a height is in pixels. The height of a bar is its duration, on a logarithmic
+scale.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tidewheel.control.console.axis import Axis, Tick
+from tidewheel.control.console.tide import Bar, Size
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.words import between, counted, duration, family_of, number, state
+from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.explain.job_timeline import JobTimeline, TimelineBin, TimelineRun
+from tidewheel.control.explain.month import Counted
+from tidewheel.control.explain.upcoming import UpcomingOccurrence
+
+SIZE = Size(56, 18, 22)
+_SHORTEST, _LONGEST = 0.001, 86_400.0  # seconds at the least height and at the greatest
+_LEAST, _MOST = 4.0, 46.0
+_HOLLOW = 12.0
+_THINNEST = 0.35  # percent
+_RETRIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A thing on the line.
+
+    Args:
+        words: Its words.
+        href: Its page; None without one.
+        bar: Its bar.
+        diamond: The middle of a lozenge, in percent.
+        family: The colour family of the lozenge.
+        dots: The heights of a dot for each further attempt.
+    """
+
+    words: str
+    href: str | None = None
+    bar: Bar | None = None
+    diamond: float | None = None
+    family: str = "undone"
+    dots: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The drawing.
+
+    Args:
+        size: Its heights.
+        marks: The runs and the skips, and what comes.
+        pauses: The hatched grounds, each with its words.
+        versions: The places of new versions, each with its words.
+        ticks: The marks below the axis.
+        now_x: The place of now; None if it is outside.
+        scale: The words of the scale.
+        words: The sentence of the caption.
+    """
+
+    size: Size
+    marks: Sequence[Mark]
+    pauses: Sequence[tuple[Bar, str]]
+    versions: Sequence[tuple[float, str]]
+    ticks: Sequence[Tick]
+    now_x: float | None
+    scale: str
+    words: str
+
+    @property
+    def axis_y(self) -> int:
+        """The height of the axis."""
+        return self.size.above
+
+
+def job_line(
+    along: Axis,
+    timeline: JobTimeline,
+    coming: Sequence[Counted],
+    special: Sequence[UpcomingOccurrence],
+    urls: Urls,
+) -> Line:
+    """Return the shapes of a timeline.
+
+    Args:
+        along: The axis.
+        timeline: The job's past in the window.
+        coming: The number of occurrences in each bin ahead.
+        special: Occurrences to come, of which those that do not fire at their time are marked.
+        urls: Writes the links.
+    """
+    marks = [
+        *(_run(along, run, timeline, urls) for run in reversed(timeline.runs)),
+        *(mark for each in timeline.bins for mark in _bin(along, each)),
+        *_skips(along, timeline),
+        *_ahead(along, coming),
+        *_special(along, special),
+    ]
+    inside = along.begin <= along.now <= along.end
+    return Line(
+        SIZE,
+        marks,
+        list(_pauses(along, timeline)),
+        [(along.x(each.at), f"version {each.number}") for each in timeline.versions],
+        list(along.ticks()),
+        along.x(along.now) if inside else None,
+        _scale(timeline),
+        sentence(along, timeline, coming),
+    )
+
+
+def sentence(along: Axis, timeline: JobTimeline, coming: Sequence[Counted]) -> str:
+    """Return the sentence of a timeline: what ended, what failed, what did not fire, what comes."""
+    good, bad, other = _totals(timeline)
+    since = "" if timeline.complete_since is None else f", complete since {along.clock(timeline.complete_since)}"
+    parts = [f"{_with_day(along, along.begin)} to {_with_day(along, along.end)}{since}: "]
+    parts.append(
+        f"{counted(good, 'run')} succeeded, {number(bad) if bad else 'none'} failed" if good + bad else "no run ended"
+    )
+    if other:
+        parts.append(f", {number(other)} open or cancelled")
+    skipped = sum(each.occurrences for each in timeline.skips)
+    if skipped:
+        exact = all(each.exact for each in timeline.skips) and not timeline.more_skips
+        parts.append(f"; {number(skipped, at_least=not exact)} did not fire")
+    ahead = sum(each.fires for each in coming)
+    if ahead:
+        parts.append(f"; {number(ahead, at_least=not all(each.exact for each in coming))} to come")
+    return "".join(parts) + "."
+
+
+def _with_day(along: Axis, at: datetime) -> str:
+    local = at.astimezone(along.zone)
+    return f"{local:%a} {local.day} {local:%b %H:%M}"
+
+
+def height_of(took: timedelta | None) -> float:
+    """Return the height of a duration, on a logarithmic scale from a millisecond to a day.
+
+    >>> height_of(None), height_of(timedelta(days=9)), height_of(timedelta(seconds=1)) > height_of(timedelta(0))
+    (4.0, 46.0, True)
+    """
+    seconds = min(max(took.total_seconds() if took else 0.0, _SHORTEST), _LONGEST)
+    share = math.log(seconds / _SHORTEST) / math.log(_LONGEST / _SHORTEST)
+    return round(_LEAST + share * (_MOST - _LEAST), 1)
+
+
+def _totals(timeline: JobTimeline) -> tuple[int, int, int]:
+    if timeline.bins:
+        bins = timeline.bins
+        return (
+            sum(each.succeeded for each in bins),
+            sum(each.failed + each.timed_out for each in bins),
+            sum(each.cancelled + each.open for each in bins),
+        )
+    families = [family_of(run.state) for run in timeline.runs if run.state != "skipped"]
+    good, bad = families.count("good"), families.count("bad")
+    return good, bad, len(families) - good - bad
+
+
+def _scale(timeline: JobTimeline) -> str:
+    took = [run.finished_at - run.started_at for run in timeline.runs if run.started_at and run.finished_at]
+    took += [each.longest for each in timeline.bins if each.longest is not None]
+    return f"took {duration(min(took))} to {duration(max(took))}, log scale" if took else ""
+
+
+def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Mark:
+    family, x = family_of(run.state), along.x(run.scheduled_at)
+    took = between(run.started_at, run.finished_at or timeline.now)
+    words = f"{state(run.state)}, {along.clock(run.scheduled_at)}"
+    words += f", took {duration(took)}" if took is not None else ""
+    words += f", attempt {run.attempt}" if run.attempt > 1 else ""
+    words += f", {run.error_type or state(run.reason or '')}" if run.error_type or run.reason else ""
+    href = urls("run", run_id=run.run_id)
+    if family == "undone":
+        return Mark(words, href, diamond=x)
+    end = along.x(run.finished_at or timeline.now) if run.started_at else x
+    width = round(min(max(end - x, _THINNEST), 100 - x), 3)
+    height = height_of(took)
+    top = float(SIZE.above) - height
+    dots = [top - 5 - 5 * at for at in range(min(max(run.attempt - 1, 0), _RETRIES))]
+    if family == "bad":
+        return Mark(
+            words, href, Bar("bad", x, SIZE.above + 2, width, SIZE.below - 4), dots=[SIZE.above - 5.0] if dots else ()
+        )
+    if family == "moving" and timeline.took_p95 is not None and took is not None and took > timeline.took_p95:
+        family = "trouble"
+        words += f", longer than 95 % of its runs ({duration(timeline.took_p95)})"
+    if family == "ahead":
+        top, height, dots = SIZE.above - _HOLLOW, _HOLLOW, []
+    return Mark(words, href, Bar(family, x, round(top, 1), width, height), dots=dots)
+
+
+def _bin(along: Axis, each: TimelineBin) -> Iterator[Mark]:
+    x = along.x(each.at)
+    step = along.x(each.until) - x
+    width = round(max(step * 0.8, _THINNEST), 3)
+    counts = {"succeeded": each.succeeded, "failed": each.failed, "timed out": each.timed_out,
+              "cancelled": each.cancelled, "skipped": each.skipped, "open": each.open}  # fmt: skip
+    words = f"{along.clock(each.at)}: " + ", ".join(f"{value:,} {name}" for name, value in counts.items() if value)
+    words += f", longest {duration(each.longest)}" if each.longest is not None else ""
+    if each.succeeded:
+        height = height_of(each.longest)
+        yield Mark(words, bar=Bar("good", x, round(SIZE.above - height, 1), width, height))
+    if each.failed or each.timed_out:
+        yield Mark(words, bar=Bar("bad", x, SIZE.above + 2, width, SIZE.below - 4))
+    if each.open:
+        yield Mark(words, bar=Bar("moving", x, SIZE.above - _LEAST, width, _LEAST))
+    if each.cancelled or each.skipped:
+        yield Mark(words, diamond=round(x + step / 2, 3))
+
+
+def _skips(along: Axis, timeline: JobTimeline) -> Iterator[Mark]:
+    for each in timeline.skips:
+        first, last = along.x(max(each.at, along.begin)), along.x(each.last_at)
+        many = number(each.occurrences, at_least=not each.exact)
+        words = f"{many} not fired, {state(each.reason)}: {along.clock(each.at)}"
+        words += f" to {along.clock(each.last_at)}" if each.last_at != each.at else ""
+        bar = Bar("undone", first, SIZE.above - 2.5, round(last - first, 3), 5) if last - first > _THINNEST else None
+        yield Mark(words, bar=bar, diamond=round((first + last) / 2, 3))
+
+
+def _ahead(along: Axis, coming: Sequence[Counted]) -> Iterator[Mark]:
+    begins = along.edges[max(along.behind - 1, 0) : -1]
+    for at, each in zip(begins, coming, strict=False):
+        if each.fires:
+            x = max(along.x(at), along.x(along.now)) if at <= along.now else along.x(at)
+            words = f"{number(each.fires, at_least=not each.exact)} to come, {along.clock(at)}"
+            width = round(along.width * 0.7, 3)
+            yield Mark(words, bar=Bar("ahead", round(x + along.width * 0.15, 3), SIZE.above - _HOLLOW, width, _HOLLOW))
+
+
+def _special(along: Axis, coming: Sequence[UpcomingOccurrence]) -> Iterator[Mark]:
+    for each in coming:
+        if each.outcome in _UNFIRED and along.begin <= each.at < along.end:
+            yield Mark(f"{state(each.outcome)}, {along.clock(each.at)}", diamond=along.x(each.at), family="ahead")
+
+
+_UNFIRED = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED, OccurrenceOutcome.WILL_BE_MOVED}
+
+
+def _pauses(along: Axis, timeline: JobTimeline) -> Iterator[tuple[Bar, str]]:
+    for each in timeline.pauses:
+        first, last = along.x(each.since), along.x(each.until or along.end)
+        by = f" by {each.by}" if each.by else ""
+        yield Bar("", first, 0, round(max(last - first, _THINNEST), 3), SIZE.above), f"paused{by}"

@@ -1,0 +1,97 @@
+"""The future of one job: a month by day on its own clock, and the list of its next occurrences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Annotated, ClassVar
+
+from pydantic import BeforeValidator, Field
+from starlette.requests import Request
+
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.job_times import Month, first_day
+from tidewheel.control.api.queries import TenantQuery, whole
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.job import key_of_page, moved_to, schedule_text
+from tidewheel.control.console.jobs import hold_words
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
+from tidewheel.control.explain.month import CalendarDay, JobCalendar, job_calendar
+from tidewheel.control.explain.upcoming import Upcoming, upcoming
+from tidewheel.control.reads.jobs import show_job
+from tidewheel.ids import job_id
+
+_WEEK = 7
+LIMITS = (10, 50, 100)
+
+
+class NextQuery(TenantQuery):
+    """Query of the page.
+
+    Attributes:
+        month: The month as YYYY-MM.
+        limit: The length of the list.
+    """
+
+    month: Month | None = None
+    limit: Annotated[int, Field(ge=1, le=100), BeforeValidator(whole)] = 10
+
+
+@dataclass(frozen=True, slots=True)
+class JobNextPage:
+    """The page of what comes."""
+
+    template: ClassVar[str] = "job-next.html"
+    place: ClassVar[str] = "jobs"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read the month and the list."""
+        query, errors = read_filters(request, NextQuery)
+        key = key_of_page(connection, caller, request)
+        moved = moved_to(request, urls, key, job_id(caller.tenant, key), "job_next")
+        if moved is not None:
+            return View({}, moved_to=moved)
+        now, tenant = page_now(connection), caller.tenant
+        with connection.snapshot() as reading:
+            job = show_job(reading, tenant, key)
+
+        def read_month() -> JobCalendar:
+            with connection.snapshot() as reading:
+                return job_calendar(reading, tenant, key, first_day(query.month) if query.month else None)
+
+        def read_list() -> Upcoming:
+            late = connection.installation.misfire_after
+            with connection.snapshot() as reading:
+                return upcoming(reading, tenant, key, query.limit, misfire_after=late)
+
+        month, coming = part(read_month), part(read_list)
+        known = None if isinstance(month, Failed) else month
+        return View(
+            {
+                "now": now, "job": job, "held": hold_words(job.summary), "tab": "next", "month": month,
+                "coming": coming, "errors": errors, "query": query, "limits": LIMITS,
+                "schedule": schedule_text(job.summary.schedule), "weeks": weeks(known.days) if known else [],
+                "earlier": other_month(known.month, -1) if known else None,
+                "later": other_month(known.month, 1) if known else None,
+                "today": now.astimezone(coming.occurrences[0].local.tzinfo).date()
+                if not isinstance(coming, Failed) and coming.occurrences else now.date(),
+            },
+            422 if errors else 200,
+        )  # fmt: skip
+
+
+def weeks(days: Sequence[CalendarDay]) -> list[list[CalendarDay | None]]:
+    """Return the days of a month as weeks from Monday to Sunday; None outside of the month."""
+    cells: list[CalendarDay | None] = [*[None] * days[0].date.weekday(), *days]
+    cells += [None] * (-len(cells) % _WEEK)
+    return [cells[at : at + _WEEK] for at in range(0, len(cells), _WEEK)]
+
+
+def other_month(month: date, step: int) -> str:
+    """Return the month before (-1) or after (1), as YYYY-MM.
+
+    >>> other_month(date(2026, 1, 1), -1), other_month(date(2026, 12, 1), 1)
+    ('2025-12', '2027-01')
+    """
+    found = month - timedelta(days=1) if step < 0 else month + timedelta(days=31)
+    return f"{found:%Y-%m}"

@@ -1,0 +1,83 @@
+"""The list of a job's occurrences: runs and skipped spans by time, with filters."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from uuid import UUID
+
+from tidewheel.control.console.words import between, family_of, state
+from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun
+from tidewheel.control.explain.recent import Unfired
+from tidewheel.control.reads.runs import RunSummary
+
+
+class Show(StrEnum):
+    """The filters of the list."""
+
+    ALL = "all"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    SLOW = "slow"
+    RETRIED = "retried"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A run, or a span of occurrences that did not fire.
+
+    Args:
+        at: Its instant; of a span the first.
+        state: The state of the run, or `skipped`.
+        run_id: The run; None of a span.
+        attempt: The last attempt of the run.
+        late: The time from its instant to the start of its first attempt.
+        took: The time of its last attempt.
+        words: The error type, or the reason.
+        span: The span.
+    """
+
+    at: datetime
+    state: str
+    run_id: UUID | None = None
+    attempt: int = 0
+    late: timedelta | None = None
+    took: timedelta | None = None
+    words: str = ""
+    span: Unfired | None = None
+
+
+def row_of(run: TimelineRun | RunSummary) -> Row:
+    """Return the row of a run."""
+    shown = run.status if isinstance(run, RunSummary) else run.state
+    late = between(run.scheduled_at, run.started_at) if run.attempt == 1 else None
+    words = run.error_type or state(run.reason or "")
+    return Row(run.scheduled_at, shown, run.run_id, run.attempt, late, between(run.started_at, run.finished_at), words)
+
+
+def job_rows(runs: Iterable[TimelineRun | RunSummary], timeline: JobTimeline) -> list[Row]:
+    """Return runs and skipped spans, the newest first; a skipped run is in its span."""
+    spans = [Row(each.at, "skipped", words=each.words, span=each) for each in timeline.skips]
+    covered = {each.at for each in timeline.skips if each.at == each.last_at}
+    shown = [row_of(run) for run in runs]
+    rows = [each for each in shown if each.state != "skipped" or each.at not in covered]
+    return sorted([*rows, *spans], key=lambda row: row.at, reverse=True)
+
+
+def filtered(rows: Sequence[Row], show: Show, took_p95: timedelta | None) -> list[Row]:
+    """Return the rows of a filter."""
+    return [row for row in rows if _FITS[show](row, took_p95)]
+
+
+def counts(rows: Sequence[Row], took_p95: timedelta | None) -> Mapping[Show, int]:
+    """Return the number of rows of each filter."""
+    return {show: len(filtered(rows, show, took_p95)) for show in Show}
+
+
+_FITS: Mapping[Show, Callable[[Row, timedelta | None], bool]] = {
+    Show.ALL: lambda row, p95: True,
+    Show.FAILED: lambda row, p95: family_of(row.state) == "bad",
+    Show.SKIPPED: lambda row, p95: row.state == "skipped",
+    Show.SLOW: lambda row, p95: p95 is not None and row.took is not None and row.took > p95,
+    Show.RETRIED: lambda row, p95: row.attempt > 1,
+}

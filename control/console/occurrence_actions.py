@@ -1,0 +1,138 @@
+"""Actions on one occurrence to come: leave it out, move it, take that back."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
+
+from starlette.requests import Request
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.queries import TenantQuery, read_query
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.results import job_of
+from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.forms import Form
+from tidewheel.control.console.job import key_of_page
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.explain.explain import explain
+from tidewheel.control.explain.explanation import Explanation
+from tidewheel.ids import job_id
+from tidewheel.jobs.values import Instant, format_timestamp
+
+_REASON = Field("reason", "Reason (optional)", help="Stored with the occurrence and in the audit log.")
+
+
+class OccurrenceQuery(TenantQuery):
+    """Query of these actions.
+
+    Attributes:
+        at: The occurrence's nominal instant.
+    """
+
+    at: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class SkipOccurrence:
+    """Leave out one occurrence."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the occurrence that will not fire."""
+        found = _explained(connection, caller, request)
+        return Dialog(
+            f"Leave out {_clock(found.local)} of {found.key}?", f"Leave out {_clock(found.local)}",
+            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
+            will=(readings(found), found.words), stays=("The other occurrences stay as they are.",), fields=(_REASON,),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Skip it."""
+        return _Change(connection, caller, form, request, urls).send("job.skip", "is left out")
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOccurrence:
+    """Move one occurrence to another time."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the occurrence, and ask for its new time."""
+        found = _explained(connection, caller, request)
+        example = found.local.isoformat(timespec="seconds")
+        to = Field("to", "Fires instead at", value=example, help="With its offset from UTC.", required=True)
+        return Dialog(
+            f"Move {_clock(found.local)} of {found.key}?", f"Move {_clock(found.local)}",
+            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
+            will=(readings(found), found.words), stays=("It stays the occurrence of its own instant.",),
+            fields=(to, _REASON),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Move it."""
+        return _Change(connection, caller, form, request, urls).send("job.move", "is moved", to=text_of(form, "to"))
+
+
+@dataclass(frozen=True, slots=True)
+class UnskipOccurrence:
+    """Take a skip or a move back."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the occurrence that fires again."""
+        found = _explained(connection, caller, request)
+        return Dialog(
+            f"Let {_clock(found.local)} of {found.key} fire?", f"Let {_clock(found.local)} fire",
+            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
+            will=(readings(found), found.words),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Take it back."""
+        return _Change(connection, caller, form, request, urls).send("job.unskip", "fires at its time")
+
+
+def readings(found: Explanation) -> str:
+    """Return an instant on the job's clock and in UTC, in a sentence."""
+    own = f"{_clock(found.local)} {found.zone} ({found.local:%Z, UTC%z})"
+    return f"Its time is {own}." if found.zone == "UTC" else f"Its time is {own}, which is {_clock(found.at)} UTC."
+
+
+def _clock(at: datetime) -> str:
+    return f"{at:%a} {at.day} {at:%b %Y %H:%M:%S}"
+
+
+def _explained(connection: Connection, caller: Caller, request: Request) -> Explanation:
+    """Return the explanation of the occurrence.
+
+    Raises:
+        UnknownJob: There is no such job.
+        InvalidInput: The address names no instant.
+    """
+    key, at = key_of_page(connection, caller, request), read_query(request, OccurrenceQuery).at
+    with connection.snapshot() as reading:
+        return explain(reading, caller.tenant, key, at, misfire_after=connection.installation.misfire_after)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A change of the occurrence that an address names."""
+
+    connection: Connection
+    caller: Caller
+    form: Form
+    request: Request
+    urls: Urls
+
+    def send(self, kind: str, words: str, **fields: object) -> Done:
+        """Send the request; what it changes may be taken back."""
+        key = key_of_page(self.connection, self.caller, self.request)
+        at = format_timestamp(read_query(self.request, OccurrenceQuery).at)
+        document = {"type": kind, "key": key, "at": at, "reason": text_of(self.form, "reason"), **fields}
+        job = job_of(self.connection.request(document, request_id_of(self.form)))
+        undo = None if kind == "job.unskip" else ("Take back", self.urls.job(key, job.job_id, "job_unskip", at=at))
+        return Done(self.urls.job(key, job.job_id, "job_next"), f"{at} of {key} {words}.", undo)

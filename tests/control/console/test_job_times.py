@@ -1,0 +1,152 @@
+"""The pages of a job on its time axis: timeline, list, next, settings, and actions on one occurrence."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from http import HTTPStatus
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import HTML, fields_of
+from tests.control.explain.explaining import calendar, fire_all, t
+from tests.fixtures.database import ClockedDatabase
+from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
+from tidewheel.ids import job_id
+from tidewheel.runs import RunState
+
+BERLIN = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
+
+
+@pytest.fixture
+def pages(clocked: ClockedDatabase) -> Iterator[ApiClient]:
+    """A console that needs no key, on a database whose clock the test moves."""
+    with answering(clocked) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+def shown(client: httpx.Client, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == HTTPStatus.OK, (path, answer.text)
+    return answer.text
+
+
+def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
+    """Open a dialog, fill it, and press its button."""
+    return client.post(path, data=fields_of(client.get(path)) | fields)
+
+
+def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_table(
+    clocked: ClockedDatabase, pages: ApiClient
+) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, schedule={"cron": "0 * * * *"}, retry={"max_attempts": 1})
+    assert posted(pages, "/jobs/job/pause", reason="stock-taking").status_code == HTTPStatus.SEE_OTHER
+    clocked.stop_clock(t("03-02T12:30"))
+    assert posted(pages, "/jobs/job/resume").status_code == HTTPStatus.SEE_OTHER
+    fire_all(clocked)
+    succeed(clocked, begun(clocked))
+    failed = begun(clocked)
+    end(clocked, ending(failed, RunState.FAILED, error_type="ConnectionError"))
+    page = shown(pages, "/jobs/job?window=24h")
+    assert "1 run succeeded, 1 failed" in page
+    assert "4 did not fire" in page
+    assert "4 not fired, paused: 09:00 to 12:00" in page
+    assert "4 skipped" in page
+    assert f'href="/runs/{failed.run_id}"' in page
+    assert 'fill="url(#hatch)"' in page
+    assert page.count("ConnectionError") >= 2
+    only = shown(pages, "/jobs/job?show=failed")
+    assert (only.count('class="mono"><a href="/runs/'), "4 skipped" in only) == (1, False)
+    skipped = shown(pages, "/jobs/job?show=skipped")
+    assert (skipped.count('class="mono"><a href="/runs/'), "4 skipped" in skipped) == (0, True)
+    assert "Nothing retried in this time." in shown(pages, "/jobs/job?show=retried")
+
+
+def test_zoom_is_a_link_and_a_wrong_time_is_refused(clocked: ClockedDatabase, pages: ApiClient) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked)
+    trigger(clocked)
+    page = shown(pages, "/jobs/job?from=2026-03-02T06:00:00Z&to=2026-03-02T10:00:00Z")
+    assert 'aria-label="Zoom in" href="/jobs/job?show=all&amp;from=' in page
+    for window in ("1h", "6h", "7d", "30d", "90d"):
+        assert "to come" not in shown(pages, f"/jobs/job?window={window}")
+    for query, word in (("from=2026-03-02T06:00:00Z", "belong together"), ("window=2d", "window"), ("show=x", "show")):
+        answer = pages.get(f"/jobs/job?{query}")
+        assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert word in answer.text
+
+
+def test_job_of_a_second_is_drawn_in_bins(clocked: ClockedDatabase, pages: ApiClient) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, schedule={"cron": "* * * * * *"}, overlap="allow_all", catch_up="fire_all", window="1h")
+    clocked.stop_clock(t("03-02T08:00") + timedelta(seconds=450))
+    fire_all(clocked)
+    page = shown(pages, "/jobs/job?window=1h")
+    assert "30 to come, 08:10" in page
+    assert " open" in page
+    assert page.count("<rect") < 400
+
+
+def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
+    clocked: ClockedDatabase, pages: ApiClient
+) -> None:
+    clocked.stop_clock(t("03-19T12:00"))
+    calendar(clocked, "holidays", days=["2026-03-20"])
+    submit(clocked, "nightly", schedule=BERLIN, exclude_calendars=["holidays"])
+    page = shown(pages, "/jobs/nightly/next")
+    assert "March 2026" in page
+    assert "▨ <bdi>holidays</bdi>" in page
+    assert "the clock goes from 02:00 to 03:00" in page
+    assert "Leave out…" in page
+    answer = posted(pages, "/jobs/nightly/skip?at=2026-03-21T01:30:00Z", reason="<b>closed")
+    assert answer.headers["location"] == "/jobs/nightly/next"
+    page = shown(pages, "/jobs/nightly/next")
+    assert "is left out." in page
+    assert "◆ 1 left out" in page
+    assert "&lt;b&gt;closed" in page
+    assert "Take back" in page
+    assert posted(pages, "/jobs/nightly/move?at=2026-03-22T01:30:00Z", to="2026-03-22T05:00:00Z").status_code == 303
+    assert "◇ 1 moved" in shown(pages, "/jobs/nightly/next?limit=50")
+    refused = posted(pages, "/jobs/nightly/move?at=2026-03-23T01:30:00Z", to="tomorrow")
+    assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert 'value="tomorrow" aria-invalid="true"' in refused.text
+    assert posted(pages, "/jobs/nightly/unskip?at=2026-03-21T01:30:00Z").status_code == HTTPStatus.SEE_OTHER
+    assert (
+        "left out" not in shown(pages, "/jobs/nightly/next?month=2026-03&limit=100").partition("fires at its time")[2]
+    )
+    assert pages.get("/jobs/nightly/skip?at=tomorrow").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert pages.get("/jobs/nightly/next?month=2026-13").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+def test_dialog_names_the_instant_on_both_clocks(clocked: ClockedDatabase, pages: ApiClient) -> None:
+    clocked.stop_clock(t("03-19T12:00"))
+    submit(clocked, "nightly", schedule=BERLIN)
+    page = shown(pages, "/jobs/nightly/skip?at=2026-03-21T01:30:00Z")
+    assert "Sat 21 Mar 2026 02:30:00 Europe/Berlin (CET, UTC+0100), which is Sat 21 Mar 2026 01:30:00 UTC." in page
+
+
+def test_settings_show_values_and_defaults(clocked: ClockedDatabase, pages: ApiClient) -> None:
+    submit(clocked, schedule=BERLIN, payload={"depot": 4}, retry={"max_attempts": 7})
+    page = shown(pages, "/jobs/job/settings")
+    assert "<bdi>retry.max_attempts</bdi>" in page
+    assert '<tr class="default"><td class="mono"><bdi>overlap</bdi>' in page
+    assert "&#34;depot&#34;: 4" in page
+
+
+def test_pages_of_a_key_that_a_proxy_would_change_are_addressed_by_its_id(
+    clocked: ClockedDatabase, pages: ApiClient
+) -> None:
+    key = "<script>/" + "k" * 200
+    submit(clocked, key, schedule=BERLIN)
+    by_id = f"/jobs/id:{job_id('default', key)}"
+    for page in ("", "/next", "/settings"):
+        text = shown(pages, by_id + page)
+        assert "<script>/" not in text
+        assert f'href="{by_id}/next"' in text
+    away = pages.get(f"/jobs/{quote('id:' + str(job_id('default', key)))}/next")
+    assert away.status_code == HTTPStatus.OK
+    submit(clocked, "plain")
+    assert pages.get(f"/jobs/id:{job_id('default', 'plain')}/next").headers["location"] == "/jobs/plain/next"
