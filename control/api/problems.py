@@ -44,7 +44,7 @@ _UNKNOWN = (
     UnknownApiKey, UnknownBackfill, UnknownBatch, UnknownDeadLetter, UnknownExecutor, UnknownFreeze, UnknownJob,
     UnknownRedrive, UnknownRun, UnknownTenant, UnknownWorkflow,
 )  # fmt: skip
-_STATUS: Mapping[str, HTTPStatus] = {
+STATUSES: Mapping[str, HTTPStatus] = {
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,
     **dict.fromkeys((each.code for each in _UNKNOWN), HTTPStatus.NOT_FOUND),
     PausedByOperator.code: HTTPStatus.FORBIDDEN,
@@ -111,7 +111,7 @@ def unauthorized(detail: str) -> Response:
 async def on_refused(request: Request, error: Exception) -> Response:
     """Answer a request whose input is refused."""
     assert isinstance(error, Refused)  # noqa: S101 - registered for it
-    status = _STATUS.get(error.code, HTTPStatus.UNPROCESSABLE_ENTITY)
+    status = STATUSES.get(error.code, HTTPStatus.UNPROCESSABLE_ENTITY)
     if error.code == VersionConflict.code and any(name in request.headers for name in _PRECONDITIONS):
         status = HTTPStatus.PRECONDITION_FAILED
     errors = [_in_head(request, error.code, each) for each in error.errors]

@@ -1,10 +1,9 @@
-"""Write docs/settings.md and docs/metrics.md: `python -m tests.docs.reference`.
+"""Write the pages that code defines: `python -m tests.docs.reference`.
 
 A test compares them with the code.
 """
 
 import sys
-from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from types import UnionType
@@ -14,6 +13,9 @@ from annotated_types import Ge, Gt, Le
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from tests.docs.reference_errors import errors_page
+from tests.docs.reference_messages import messages_page
+from tests.docs.tables import table
 from tidewheel.jobs.values import format_duration
 from tidewheel.process.metrics import METRICS, Kind
 from tidewheel.settings.api import ApiSettings
@@ -103,7 +105,12 @@ def main() -> None:
 
 def pages() -> dict[Path, str]:
     """Return the text of each generated page."""
-    return {DOCS / "settings.md": settings_page(), DOCS / "metrics.md": metrics_page()}
+    return {
+        DOCS / "settings.md": settings_page(),
+        DOCS / "metrics.md": metrics_page(),
+        DOCS / "messages.md": messages_page(),
+        DOCS / "errors.md": errors_page(),
+    }
 
 
 def settings_page() -> str:
@@ -112,7 +119,7 @@ def settings_page() -> str:
     for service, model in _SERVICES.items():
         own = {name: field for name, field in model.model_fields.items() if name not in Connections.model_fields}
         parts.append(_section(f"`tidewheel {service}`", own))
-    outside = _table(("Variable", "Read by", "Meaning"), _OUTSIDE)
+    outside = table(("Variable", "Read by", "Meaning"), _OUTSIDE)
     return "\n".join([*parts, "## Outside the models", "", outside, ""])
 
 
@@ -123,8 +130,7 @@ def metrics_page() -> str:
         suffix = "_total" if metric.kind is Kind.COUNTER else ""
         labels = ", ".join(f"`{label}`" for label in metric.labels) or _NONE
         rows.append((f"`tidewheel_{metric.name}{suffix}`", metric.kind.value, metric.unit, labels, metric.meaning))
-    table = _table(("Metric", "Kind", "Unit", "Labels", "Meaning"), rows)
-    return "\n".join([_METRICS_HEAD, table, ""])
+    return "\n".join([_METRICS_HEAD, table(("Metric", "Kind", "Unit", "Labels", "Meaning"), rows), ""])
 
 
 def _section(title: str, fields: dict[str, FieldInfo]) -> str:
@@ -132,16 +138,7 @@ def _section(title: str, fields: dict[str, FieldInfo]) -> str:
         (f"`TIDEWHEEL_{name.upper()}`", _default(field), _takes(field), field.description or "")
         for name, field in fields.items()
     ]
-    table = _table(("Variable", "Default", "Takes", "Meaning"), rows)
-    return "\n".join([f"## {title}", "", table, ""])
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    return "\n".join([_row(head), _row(("---",) * len(head)), *map(_row, rows)])
-
-
-def _row(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return "\n".join([f"## {title}", "", table(("Variable", "Default", "Takes", "Meaning"), rows), ""])
 
 
 def _default(field: FieldInfo) -> str:

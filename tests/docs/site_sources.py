@@ -14,6 +14,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from tests.docs.site_reference import commands_page, routes_page
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 _SHOWN = {".md", ".png", ".svg"}
@@ -25,7 +27,9 @@ _LINK = re.compile(r"^```.*?^```$|`[^`\n]*`|(?<=\]\()(?P<target>[^)\s#]+)(?=[)#]
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add each file outside `docs/` that a page leads to."""
+    """Add the pages that the code writes, and each file outside `docs/` that a page leads to."""
+    for name, text in (("rest-routes.md", routes_page()), ("commands.md", commands_page())):
+        files.append(File.generated(config, name, content=text))
     ahead = [Path(file.abs_src_path) for file in files.documentation_pages() if file.abs_src_path]
     while ahead:
         for path in _linked(ahead.pop()):
@@ -37,7 +41,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead the links of a page to places on the site, and begin lists and tables as CommonMark does."""
-    source, here = Path(page.file.abs_src_path or ""), posixpath.dirname(page.file.src_uri)
+    source, here = Path(page.file.abs_src_path or DOCS / page.file.src_uri), posixpath.dirname(page.file.src_uri)
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation", "toc"]
 

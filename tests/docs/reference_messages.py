@@ -1,0 +1,85 @@
+"""The page of the message schemas, from the `.avsc` files."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from tests.docs.tables import table
+
+SCHEMAS = Path(__file__).parents[2] / "schemas"
+# In the order of a job's life; the last two are inside others, or between sites.
+FILES = (
+    "request", "reply", "run_request", "run_completed", "lifecycle_event", "dead_letter", "job_definition",
+    "standby_row",
+)  # fmt: skip
+_HEAD = """\
+# Message schemas
+
+Generated from `schemas/*.avsc` by `python -m tests.docs.reference`. A test compares the two. Edit the schemas.
+
+Each message on Kafka is one of these records. [Topics](topics.md) shows real ones, in Avro and in JSON. A reader of an
+older release ignores fields that it does not know. An enum's value that it does not know is `unknown`.
+"""
+
+
+def messages_page() -> str:
+    """Return every field of every message."""
+    parts = [_HEAD]
+    for name in FILES:
+        schema = json.loads((SCHEMAS / f"{name}.avsc").read_text(encoding="utf-8"))
+        parts += [f"## {schema['name']}", "", f"[`{name}.avsc`](../schemas/{name}.avsc). {schema['doc']}", ""]
+        for record in _records(schema):
+            if record is not schema:
+                parts += [f"### {schema['name']}: {record['name']}", "", str(record.get("doc", "")), ""]
+            parts += [table(("Field", "Type", "Default", "Meaning"), map(_row, record["fields"])), ""]
+    return "\n".join(parts)
+
+
+def _records(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a record, then those inside it."""
+    yield schema
+    for field in schema["fields"]:
+        for each in _parts(field["type"]):
+            if each.get("type") == "record":
+                yield from _records(each)
+
+
+def _parts(kind: Any) -> Iterator[Mapping[str, Any]]:  # noqa: ANN401 - an Avro type is text, a list or an object
+    match kind:
+        case list():
+            for each in cast("list[Any]", kind):
+                yield from _parts(each)
+        case {"type": "array", "items": inner} | {"type": "map", "values": inner}:
+            yield from _parts(inner)
+        case {}:
+            yield kind
+        case _:
+            return
+
+
+def _row(field: Mapping[str, Any]) -> tuple[str, ...]:
+    default = f"`{json.dumps(field['default'])}`" if "default" in field else "required"
+    return f"`{field['name']}`", _written(field["type"]), default, str(field.get("doc", ""))
+
+
+def _written(kind: Any) -> str:  # noqa: ANN401, PLR0911 - as above; a row for each kind of type
+    match kind:
+        case str():
+            return f"`{kind.rpartition('.')[2]}`"
+        case list():
+            return " or ".join(map(_written, cast("list[Any]", kind)))
+        case {"type": "array", "items": items}:
+            return f"list of {_written(items)}"
+        case {"type": "map", "values": values}:
+            return f"map to {_written(values)}"
+        case {"type": "enum", "symbols": symbols}:
+            return ", ".join(f"`{symbol}`" for symbol in symbols)
+        case {"type": "record", "name": name}:
+            return f"`{name}`"
+        case {"logicalType": logical, "type": inner}:
+            return f"`{inner}` ({logical})"
+        case {"type": inner}:
+            return _written(inner)
+        case _:
+            raise AssertionError(kind)

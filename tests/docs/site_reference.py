@@ -1,0 +1,106 @@
+"""Pages of the site that the code alone writes: the routes of REST, and the help of each command.
+
+They change with most releases and are long, so the build of the site makes them and no file has them.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, redirect_stdout, suppress
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+from tests.docs.tables import table
+from tidewheel.control.api.app import make_app
+from tidewheel.control.api.openapi import openapi
+from tidewheel.control.api.workers import Pools
+from tidewheel.control.cli.commands import COMMANDS, Command, root_command
+from tidewheel.kafka.topics import Topics
+from tidewheel.process.service import Shutdown
+from tidewheel.schemas.codec import encode
+from tidewheel.settings.api import ApiSettings
+from tidewheel.transitions.installation import Installation
+
+_ROUTES = """\
+# Routes of REST
+
+Generated from the OpenAPI document, which `GET /api/v1/openapi.json` returns. [REST](rest.md) has the rules that hold
+for all routes: changes, lists, refusals, keys.
+"""
+_COMMANDS = """\
+# Commands
+
+Generated from `tidewheel COMMAND -h`. [The command line](command-line.md) has the rules that hold for all commands:
+output, times, waiting, exit codes.
+"""
+
+
+def routes_page() -> str:
+    """Return each route: its scope, its parameters, and an example of body and answer."""
+    document = _document()
+    routes = [
+        (path, method, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    tags = dict.fromkeys(operation["tags"][0] for *_, operation in routes)
+    parts = [_ROUTES]
+    for tag in tags:
+        parts += [f"## {tag}", ""]
+        for path, method, operation in routes:
+            if operation["tags"] == [tag]:
+                parts += _route(path, method, operation)
+    return "\n".join(parts)
+
+
+def commands_page() -> str:
+    """Return the help of each command."""
+    parts = [_COMMANDS]
+    for words in _commands():
+        help_text = _help(words)
+        parts += [f"## tidewheel {' '.join(words)}" if len(words) < 2 else f"### tidewheel {' '.join(words)}", ""]
+        parts += ["```text", help_text.strip(), "```", ""]
+    return "\n".join(parts)
+
+
+def _help(words: Sequence[str]) -> str:
+    shown = StringIO()
+    with redirect_stdout(shown), suppress(SystemExit):
+        root_command()([*words, "--help"], prog_name="tidewheel")
+    return shown.getvalue()
+
+
+def _commands() -> Iterator[tuple[str, ...]]:
+    for name, command in COMMANDS.items():
+        yield (name,)
+        if not isinstance(command, Command):
+            yield from ((name, each) for each in command.commands)
+
+
+def _route(path: str, method: str, operation: Mapping[str, Any]) -> list[str]:
+    parts = [f"### {method.upper()} {path}", "", f"{operation['summary']}.".replace("..", "."), ""]
+    parts += [f"Scope: `{operation['x-tidewheel-scope']}`", ""] if "x-tidewheel-scope" in operation else []
+    if operation.get("parameters"):
+        rows = ((f"`{each['name']}`", each["in"], str(each.get("description", ""))) for each in operation["parameters"])
+        parts += [table(("Parameter", "In", "Meaning"), rows), ""]
+    for title, content in _contents(operation):
+        for media, each in content.items():
+            if "example" in each:
+                shown = json.dumps(each["example"], indent=2) if "json" in media else str(each["example"])
+                parts += [f"{title}, `{media}`:", "", "```json" if "json" in media else "```text", shown, "```", ""]
+    return parts
+
+
+def _contents(operation: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if "requestBody" in operation:
+        yield "Body", operation["requestBody"]["content"]
+    for status, answer in operation["responses"].items():
+        if status.startswith("2"):
+            yield f"Answer {status}", answer.get("content", {})
+
+
+def _document() -> dict[str, Any]:
+    """Return the document of an API that serves nothing: it is never run, and opens no connection."""
+    installation = Installation(1, Topics(), "tidewheel", "application/avro", encode, timedelta(minutes=1))
+    with closing(Pools("postgresql:///", installation, threads=1, stop=Shutdown())) as pools:
+        return openapi(make_app(ApiSettings.load(), installation, pools, stop=Shutdown()))
