@@ -62,8 +62,25 @@ SELECT min(w.scheduled_at) FILTER (WHERE w.cause = 'timer' AND w.attempt = 0) AS
 -- Returns the first matching ids among the first `look` jobs of a tenant by key, their number, at most `count_limit`, that of
 -- all looked at, the last key.
 -- Index: jobs_by_key, walked from the page's start; job_versions_pkey. For quarantined jobs only, quarantine is read once,
--- and timers_pkey. No lock.
-WITH seen AS MATERIALIZED (
+-- and timers_pkey; for unwell ones also failed_runs_by_tenant, and by job in the partitions of seven days. No lock.
+-- Why: unwell are the jobs of the newest 500 failures whose last end was one, and those in quarantine.
+WITH failing AS MATERIALIZED (
+    SELECT c.job_id
+      FROM (SELECT DISTINCT n.job_id
+              FROM (SELECT f.job_id FROM failed_runs AS f
+                     WHERE %(unwell)s::boolean AND (f.tenant, f.run_id) >= (%(tenant)s, '00000000-0000-0000-0000-000000000000')
+                       AND (f.tenant, f.run_id) <= (%(tenant)s, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+                     ORDER BY f.tenant DESC, f.run_id DESC
+                     LIMIT 500) AS n) AS c
+     WHERE (SELECT e.state
+              FROM (SELECT l.state, l.scheduled_at FROM finished_runs AS l
+                     WHERE l.job_id = c.job_id AND l.finished_at > tidewheel_now() - interval '7 days'
+                     ORDER BY l.scheduled_at DESC
+                     LIMIT 20) AS e
+             WHERE e.state <> 'skipped'
+             ORDER BY e.scheduled_at DESC
+             LIMIT 1) IN ('failed', 'timed_out')
+), seen AS MATERIALIZED (
     SELECT key, job_id, version, labels, paused, finished_at, schedule_kind FROM jobs
      WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
        AND key COLLATE "C" >= %(prefix)s AND key COLLATE "C" > %(after)s
@@ -83,6 +100,8 @@ WITH seen AS MATERIALIZED (
                AND (%(queue)s::text IS NULL OR w.queue = %(queue)s)))
        AND (%(quarantined)s::boolean IS NULL OR %(quarantined)s = (job_id IN (
             SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine')))
+       AND (%(unwell)s::boolean IS NULL OR job_id IN (SELECT f.job_id FROM failing AS f) OR job_id IN (
+            SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine'))
      LIMIT %(count_limit)s
 )
 SELECT ARRAY(SELECT job_id FROM matching ORDER BY key COLLATE "C" LIMIT %(limit)s) AS job_ids,
@@ -1412,3 +1431,36 @@ SELECT l.at, l.action = 'job.pause' AS begins, coalesce(l.named, l.actor) AS by
          ORDER BY a.at DESC, a.id DESC
          LIMIT 200) AS l
  WHERE l.action IN ('job.pause', 'job.resume') AND l.result = 'accepted'
+
+-- name: read_recent_runs
+-- Returns the newest 20 runs of each job whose instant has come, ended ones of the last seven days alone.
+-- Index: job_runs_by_job, and by job in the partitions of these days, walked backwards. No lock.
+SELECT w.job_id, r.run_id, r.scheduled_at, r.state, r.started_at, r.finished_at
+  FROM unnest(%(job_ids)s::uuid[]) AS w (job_id)
+ CROSS JOIN LATERAL (
+       (SELECT o.run_id, o.scheduled_at, o.state, o.started_at, NULL::timestamptz AS finished_at FROM job_runs AS o
+         WHERE o.job_id = w.job_id AND o.scheduled_at <= tidewheel_now()
+         ORDER BY o.scheduled_at DESC
+         LIMIT 20)
+        UNION ALL
+       (SELECT f.run_id, f.scheduled_at, f.state, f.started_at, f.finished_at FROM finished_runs AS f
+         WHERE f.job_id = w.job_id AND f.scheduled_at <= tidewheel_now()
+           AND f.finished_at > tidewheel_now() - interval '7 days'
+         ORDER BY f.scheduled_at DESC
+         LIMIT 20)
+         ORDER BY scheduled_at DESC
+         LIMIT 20) AS r
+ ORDER BY w.job_id, r.scheduled_at DESC
+
+-- name: find_keys_near
+-- Returns the first key of a tenant from a text on, and the last one before it.
+-- Index: jobs_by_key. No lock.
+(SELECT j.key FROM jobs AS j
+  WHERE j.tenant = %(tenant)s AND j.version > 0 AND j.deleted_at IS NULL AND j.key COLLATE "C" >= %(near)s
+  ORDER BY j.key COLLATE "C"
+  LIMIT 1)
+ UNION ALL
+(SELECT j.key FROM jobs AS j
+  WHERE j.tenant = %(tenant)s AND j.version > 0 AND j.deleted_at IS NULL AND j.key COLLATE "C" < %(near)s
+  ORDER BY j.key COLLATE "C" DESC
+  LIMIT 1)

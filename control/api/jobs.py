@@ -78,6 +78,7 @@ STATES: Mapping[str | None, Mapping[str, bool]] = {
     "paused": {"paused": True},
     "finished": {"finished": True},
     "quarantined": {"quarantined": True},
+    "unwell": {"unwell": True},
 }
 _SPEC = {"$ref": "#/components/schemas/JobSpec"}
 _MERGE_PATCH = "application/merge-patch+json"
@@ -88,7 +89,7 @@ class JobsQuery(PageQuery):
 
     Attributes:
         prefix: Only keys with this prefix.
-        status: Only jobs in this state.
+        status: Only jobs in this state; `unwell` are those in quarantine, or whose last run failed within seven days.
         label: Only jobs with this label, as name=value; repeatable.
         lane: Only jobs of this lane.
         queue: Only jobs of this queue.
@@ -96,7 +97,7 @@ class JobsQuery(PageQuery):
     """
 
     prefix: Text = ""
-    status: Literal["active", "paused", "finished", "quarantined"] | None = None
+    status: Literal["active", "paused", "finished", "quarantined", "unwell"] | None = None
     label: LabelFilter = Field(default_factory=dict[str, str])
     lane: Literal["critical", "standard", "batch"] | None = None
     queue: Queue | None = None

@@ -1,8 +1,9 @@
 """The list of jobs: which are there, which are unwell, what fires next."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+from uuid import UUID
 
 from starlette.requests import Request
 
@@ -10,13 +11,16 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.jobs import STATES, JobsQuery
 from tidewheel.control.api.queries import Cursors
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.job_strip import Strip, strip
 from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View, page_now, read_filters
+from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.reads.jobs import JobPage, JobSummary, list_jobs
+from tidewheel.control.reads.recent_runs import RecentRun, nearest_key, read_recent_runs
 from tidewheel.control.schedule_words import schedule_words
 from tidewheel.jobs.values import Key
 from tidewheel.schedules.decision import HoldReason
+from tidewheel.schedules.describe import to_zone
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,52 @@ class JobsPage:
             return page, cursors.write(page.next_cursor)
 
         def rows(page: JobPage) -> Mapping[str, object]:
-            return {"rows": [(job, schedule_words(job.schedule), hold_words(job)) for job in page.jobs]}
+            def read_strips() -> Mapping[UUID, Sequence[RecentRun]]:
+                with connection.snapshot() as reading:
+                    return read_recent_runs(reading, [job.job_id for job in page.jobs])
+
+            recent = part(read_strips)
+            runs = {} if isinstance(recent, Failed) else recent
+            found = [_row(job, runs.get(job.job_id, ())) for job in page.jobs]
+            return {"rows": found, "recent": recent, "nearest": nearest(page)}
+
+        def nearest(page: JobPage) -> str | None:
+            if page.jobs or not query.prefix or page.next_cursor is not None:
+                return None
+            with connection.snapshot() as reading:
+                return nearest_key(reading, caller.tenant, query.prefix)
 
         return list_view("jobs", query, listed, errors=errors, now=now, urls=urls, of_page=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A job of the list.
+
+    Args:
+        job: The job.
+        schedule: Its schedule in words.
+        held: The reason for which its timer does not fire.
+        clock: Its next time on its own clock, if that is not UTC.
+        strip: Its last runs.
+    """
+
+    job: JobSummary
+    schedule: str
+    held: str | None
+    clock: str | None
+    strip: Strip
+
+
+def _row(job: JobSummary, runs: Sequence[RecentRun]) -> Row:
+    clock = None
+    if job.next_at is not None and job.timezone not in {None, "UTC"}:
+        clock = (
+            f"{to_zone(job.next_at, str(job.timezone)):%H:%M} {str(job.timezone).rpartition('/')[2].replace('_', ' ')}"
+        )
+    held = hold_words(job)
+    comes = job.next_at is not None and held is None
+    return Row(job, schedule_words(job.schedule), held, clock, strip(runs, comes=comes))
 
 
 def hold_words(job: JobSummary) -> str | None:

@@ -159,6 +159,7 @@ def list_jobs(
     lane: str | None = None,
     queue: str | None = None,
     quarantined: bool | None = None,
+    unwell: bool | None = None,
     after: str = "",
     limit: int = 50,
 ) -> JobPage:
@@ -177,6 +178,7 @@ def list_jobs(
         lane: Only jobs of this lane.
         queue: Only jobs of this queue.
         quarantined: True for quarantined jobs only, False for all others.
+        unwell: True for quarantined jobs, and those of the newest 500 failures whose last run within 7 days failed.
         after: Begin after this key.
         limit: How many at most.
 
@@ -187,9 +189,11 @@ def list_jobs(
     columns: dict[str, object] = {
         "tenant": tenant, "prefix": prefix, "beyond": _beyond(prefix), "labels": Jsonb(dict(labels or {})),
         "paused": paused, "finished": finished, "kind": kind, "lane": lane, "queue": queue,
-        "quarantined": quarantined,
+        "quarantined": quarantined, "unwell": unwell,
     }  # fmt: skip
-    is_narrow = bool(labels) or any(each is not None for each in (paused, finished, kind, lane, queue, quarantined))
+    is_narrow = bool(labels) or any(
+        each is not None for each in (paused, finished, kind, lane, queue, quarantined, unwell)
+    )
     look = LOOKED_AT if lane is None and queue is None else min(LOOKED_AT, LOOKED_AT_WITH_VERSIONS)
     # Without a filter each row matches: none is read beyond those that are counted, and those of the page.
     counting = look if is_narrow else max(COUNTED, limit) + 1

@@ -25,6 +25,8 @@ PAGES: Mapping[str, str] = {
     "jobs": "/jobs",
     "jobs-many": "/jobs?prefix=many",
     "jobs-none": "/jobs?prefix=zzz",
+    "jobs-unwell": "/jobs?status=unwell",
+    "jobs-nearest": "/jobs?prefix=hourlyx",
     "job": "/jobs/hourly",
     "job-never-ran": "/jobs/never",
     "job-week": "/jobs/hourly?window=7d",

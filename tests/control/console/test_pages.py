@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, console, key_of, signed_in
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, begun, end, ending, submit, trigger
+from tests.transitions.acts import apply_batch, begun, end, ending, submit, succeed, trigger
 from tidewheel.control.console import overview
 from tidewheel.control.console.rendering import HEADERS
 from tidewheel.errors import TidewheelError
@@ -118,6 +118,32 @@ def test_next_page_keeps_every_label(pages: ApiClient, place: str) -> None:
     assert "label=team%3Dbilling&label=tier%3D1" in address
     keys = set(re.findall(r'href="/jobs/([\w-]+)"', page + shown(pages, address)))
     assert keys == {"job-0", "job-1", "job-2"}
+
+
+def test_list_of_jobs_shows_the_last_runs_and_who_is_unwell(pages: ApiClient) -> None:
+    submit(pages.database, "charge", retry={"max_attempts": 1})
+    submit(pages.database, "well", schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"})
+    for _ in range(3):
+        failed(pages.database, "charge")
+    succeed(pages.database, begun(pages.database, "well"))
+    page = shown(pages, "/jobs")
+    assert "3 of 3 failed" in page
+    assert 'aria-label="1 run, none failed"' in page
+    assert "02:30 Berlin" in page
+    assert 'href="/jobs/charge/pause"' in page
+    unwell = shown(pages, "/jobs?status=unwell")
+    assert ('href="/jobs/charge"' in unwell, 'href="/jobs/well"' in unwell) == (True, False)
+    succeed(pages.database, begun(pages.database, "charge"))
+    assert 'href="/jobs/charge"' not in shown(pages, "/jobs?status=unwell")
+
+
+def test_empty_list_names_the_nearest_key(pages: ApiClient) -> None:
+    submit(pages.database, "nightly-<b>")
+    submit(pages.database, "other")
+    page = shown(pages, "/jobs?prefix=nightly-x")
+    assert "No job begins with" in page
+    assert 'Nearest: <a href="/jobs?prefix=nightly-%3Cb%3E"><bdi>nightly-&lt;b&gt;</bdi></a>' in page
+    assert "Nearest" not in shown(pages, "/jobs?prefix=zzz")
 
 
 def test_filters_are_those_of_rest_and_errors_name_the_field(pages: ApiClient) -> None:

@@ -1,0 +1,64 @@
+"""The strip of a job in a list: its last 20 runs, the oldest left, and a hollow bar for what comes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidewheel.control.console.job_line import height_of
+from tidewheel.control.console.words import between, counted, family_of
+from tidewheel.control.reads.recent_runs import RecentRun
+
+WIDTH, HEIGHT, AXIS = 146, 20, 14
+_STEP, _BAR, _DEEP = 7, 5, 5
+_MOST = 12.0
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StripBar:
+    """A bar, in pixels."""
+
+    family: str
+    x: int
+    y: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A strip.
+
+    Args:
+        bars: From the oldest run on.
+        words: The counts in words; they are shown if a run failed.
+        failed: The number of failures.
+    """
+
+    bars: Sequence[StripBar]
+    words: str
+    failed: int
+
+
+def strip(runs: Sequence[RecentRun], *, comes: bool) -> Strip:
+    """Return the strip of runs, the newest first."""
+    first = _SHOWN - len(runs)
+    bars = [_bar(run, (first + at) * _STEP) for at, run in enumerate(reversed(runs))]
+    if comes:
+        bars.append(StripBar("ahead", _SHOWN * _STEP + 1, AXIS - 7.0, 6.0))
+    failed = sum(family_of(run.state) == "bad" for run in runs)
+    return Strip(
+        bars, f"{failed} of {len(runs)} failed" if failed else f"{counted(len(runs), 'run')}, none failed", failed
+    )
+
+
+def _bar(run: RecentRun, x: int) -> StripBar:
+    family = family_of(run.state)
+    if family == "bad":
+        return StripBar(family, x, AXIS + 1.0, _DEEP)
+    if family == "undone":
+        return StripBar(family, x, AXIS - 2.0, 4)
+    height = (
+        7.0
+        if family == "ahead"
+        else max(round(height_of(between(run.started_at, run.finished_at)) / 46 * _MOST, 1), 3.0)
+    )
+    return StripBar(family, x, round(AXIS - height, 1), height)
