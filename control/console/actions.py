@@ -40,6 +40,7 @@ class Field:
         options: The values of a choice, each with its words.
         required: True if it may not be empty.
         errors: What is wrong with it.
+        rows: The lines of a long text.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Field:
     options: Sequence[tuple[str, str]] = ()
     required: bool = False
     errors: Sequence[FieldError] = ()
+    rows: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,8 @@ class Action(Protocol):
         """Return the dialog, on a thread of reads."""
         ...
 
-    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
-        """Do it, on a thread of changes.
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:
+        """Do it, on a thread of changes; or return the next step, which the same address receives.
 
         Raises:
             Refused: Nothing was changed; each error names a field by the last part of its path.
@@ -149,16 +151,17 @@ class Actions:
         form = await read_form(request, getattr(action, "most_bytes", MOST_BYTES))
         check_form(request, form, self.door)
         found = await caller(request, SecurityScopes([action.scope]))
-        actor = replace(found.actor, door=AuditDoor.CONSOLE, named=_name(request) or found.actor.named)
         urls = self.door.renderer.urls(visitor(request, found))
 
-        def do(connection: Connection) -> Done:
+        def do(connection: Connection) -> Done | Dialog:
             return action.act(connection, found, form, request, urls)
 
         try:
-            done = await call(self.writes, replace(found, actor=actor), do)
+            done = await call(self.writes, acting(request, found), do)
         except Refused as error:
             return await self._show(action, request, found, form, error.errors)
+        if isinstance(done, Dialog):
+            return self._page(request, found, done)
         answer = self.door.renderer.guarded(RedirectResponse(done.to, HTTPStatus.SEE_OTHER))
         self.door.renderer.keep_done(request, answer, done.words, done.undo)
         return answer
@@ -171,17 +174,18 @@ class Actions:
         form: Form | None = None,
         errors: Sequence[FieldError] = (),
     ) -> Response:
-        seen = visitor(request, found)
-
         def made(connection: Connection) -> Response:
-            dialog = action.ask(connection, found, request, self.door.renderer.urls(seen))
-            if form is not None:
-                dialog = dialog.refused(form, errors)
-            values: Mapping[str, object] = {"dialog": dialog, "place": dialog.place}
-            status = HTTPStatus.OK if form is None else HTTPStatus.UNPROCESSABLE_ENTITY
-            return self.door.renderer.page(request, "dialog.html", seen, status=status, values=values)
+            urls = self.door.renderer.urls(visitor(request, found))
+            dialog = action.ask(connection, found, request, urls)
+            if form is None:
+                return self._page(request, found, dialog)
+            return self._page(request, found, dialog.refused(form, errors), HTTPStatus.UNPROCESSABLE_ENTITY)
 
         return await call(self.reads, found, made)
+
+    def _page(self, request: Request, found: Caller, dialog: Dialog, status: HTTPStatus = HTTPStatus.OK) -> Response:
+        values: Mapping[str, object] = {"dialog": dialog, "place": dialog.place}
+        return self.door.renderer.page(request, "dialog.html", visitor(request, found), status=status, values=values)
 
 
 def visitor(request: Request, found: Caller) -> Visitor:
@@ -189,6 +193,11 @@ def visitor(request: Request, found: Caller) -> Visitor:
     key = request.scope.get(KEY)
     scopes = frozenset(str(each) for each in found.scopes)
     return Visitor(request.scope.get(SIGN_IN), key.name if key else None, found.tenant, found.all_tenants, scopes)
+
+
+def acting(request: Request, found: Caller) -> Caller:
+    """Return the caller as the audit log names it: by the console, with the name of the sign-in."""
+    return replace(found, actor=replace(found.actor, door=AuditDoor.CONSOLE, named=_name(request) or found.actor.named))
 
 
 def text_of(form: Form, name: str) -> str | None:
@@ -207,5 +216,7 @@ def _name(request: Request) -> str | None:
 
 
 def _refused(field: Field, form: Form, errors: Sequence[FieldError]) -> Field:
+    if field.kind == "hidden":
+        return field
     own = [each for each in errors if each.path == field.name or each.path.endswith(f".{field.name}")]
     return replace(field, value=form.get(field.name, ""), errors=own)

@@ -23,6 +23,15 @@ from tidewheel.control.console.door import SIGN_IN, Door
 from tidewheel.control.console.forms import check_form, read_form
 from tidewheel.control.console.job import JobPage
 from tidewheel.control.console.job_actions import PauseJob, ResumeJob
+from tidewheel.control.console.job_dialogs import (
+    BackfillJob,
+    DeleteJob,
+    ReleaseJob,
+    RestoreJob,
+    RollBackJob,
+    TriggerJob,
+)
+from tidewheel.control.console.job_form import JobForms
 from tidewheel.control.console.job_next import JobNextPage
 from tidewheel.control.console.job_settings import JobSettingsPage
 from tidewheel.control.console.jobs import JobsPage
@@ -33,6 +42,7 @@ from tidewheel.control.console.runs import RunsPage
 from tidewheel.control.console.sign_in import COOKIE, THEME_COOKIE, THEMES
 from tidewheel.control.console.signing import SignInPage
 from tidewheel.control.console.urls import local_path
+from tidewheel.control.console.versions import VersionsPage
 from tidewheel.control.console.view import Page
 from tidewheel.settings.api import ApiSettings
 
@@ -67,9 +77,14 @@ class Console:
             "/jobs/{ref}": JobPage(),
             "/jobs/{ref}/next": JobNextPage(),
             "/jobs/{ref}/settings": JobSettingsPage(),
+            "/jobs/{ref}/versions": VersionsPage(),
             "/runs": RunsPage(),
             "/runs/{run_id}": RunPage(self.settings),
         }
+        forms = JobForms(self.reads, self.writes, self.door)
+        for path in ("/jobs/new", "/jobs/{ref}/edit"):  # before "/jobs/{ref}", which would take "new" for a key
+            self._route(router, "GET", path, forms.show)
+            self._route(router, "POST", path, forms.submit)
         for path, page in pages.items():
             self._route(router, "GET", path, partial(self._show, page))
         actions: Mapping[str, Action] = {
@@ -78,6 +93,12 @@ class Console:
             "/jobs/{ref}/skip": SkipOccurrence(),
             "/jobs/{ref}/move": MoveOccurrence(),
             "/jobs/{ref}/unskip": UnskipOccurrence(),
+            "/jobs/{ref}/rollback": RollBackJob(),
+            "/jobs/{ref}/trigger": TriggerJob(),
+            "/jobs/{ref}/backfill": BackfillJob(),
+            "/jobs/{ref}/release": ReleaseJob(),
+            "/jobs/{ref}/delete": DeleteJob(),
+            "/jobs/{ref}/restore": RestoreJob(),
         }
         acting = Actions(self.reads, self.writes, self.door)
         for path, action in actions.items():

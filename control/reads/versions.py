@@ -4,7 +4,7 @@ The comparison is of the jobs as submitted, before defaults. So a release that c
 between versions. Payloads are compared by their hash.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -109,15 +109,33 @@ def diff(connection: Conn, tenant: str, key: str, a: int, b: int) -> list[Change
         UnknownJob: There is no such job and never was one.
         InvalidInput: It has no such version.
     """
-    columns = {"job_id": job_id(tenant, key), "versions": [a, b]}
+    before, after = _read_rows(connection, tenant, key, [a, b])
+    return changes(_document(key, before), _document(key, after))
+
+
+def job_at(connection: Conn, tenant: str, key: str, number: int) -> dict[str, object]:
+    """Return a job as it was submitted for one version, with its payload.
+
+    Raises:
+        UnknownJob: There is no such job and never was one.
+        InvalidInput: It has no such version.
+    """
+    [row] = _read_rows(connection, tenant, key, [number])
+    definition = decode(row.definition, JobDefinition)
+    return submitted_job(key, row.spec, definition.payload, definition.payload_content_type)
+
+
+def _read_rows(connection: Conn, tenant: str, key: str, numbers: Sequence[int]) -> list[_VersionRow]:
+    """Return the rows of some versions, in this order."""
+    columns = {"job_id": job_id(tenant, key), "versions": list(numbers)}
     with connection.cursor(row_factory=class_row(_VersionRow), binary=True) as cursor:
         rows = {row.version: row for row in cursor.execute(_READ_TWO_VERSIONS, columns)}
-    missing = [number for number in (a, b) if number not in rows]
+    missing = [number for number in numbers if number not in rows]
     if missing:
         newest = versions(connection, tenant, key, limit=1)[0].number
         problem = f"job {key!r} has no version {missing[0]}"
         raise InvalidInput([FieldError("version", problem, f"write one from 1 to {newest}")])
-    return changes(_document(key, rows[a]), _document(key, rows[b]))
+    return [rows[number] for number in numbers]
 
 
 def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[Change]:

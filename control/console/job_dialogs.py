@@ -1,0 +1,286 @@
+"""Actions on one job: trigger, delete, restore, roll back, release, backfill."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from starlette.requests import Request
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.release import release
+from tidewheel.control.client.results import backfill_of, job_of
+from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.forms import Form
+from tidewheel.control.console.job import key_of_page
+from tidewheel.control.console.spec_check import changed_fields
+from tidewheel.control.console.spec_fields import FIELDS, SpecField, value_of
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.words import counted
+from tidewheel.control.explain.preview import preview
+from tidewheel.control.reads.jobs import JobDetail, show_job
+from tidewheel.control.reads.versions import job_at, versions
+from tidewheel.errors import refuse
+from tidewheel.ids import job_id
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.runs import Overlap
+
+_LABELS, _PAYLOAD = (next(each for each in FIELDS if each.path == path) for path in ("labels", "payload"))
+_SAMPLE = 12
+_NEXT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerJob:
+    """Run a job once."""
+
+    scope: ClassVar[Scope] = Scope.WRITE
+    most_bytes: ClassVar[int] = 2 * 1024 * 1024  # a payload of 256 KiB, percent-encoded
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what a trigger makes."""
+        key, job = _shown(connection, caller, request)
+        has = "Empty: the payload of the job." if {"payload", "payload_base64"} & job.job.keys() else "Empty: none."
+        paused = ("It is paused: a trigger runs all the same.",) if job.summary.paused else ()
+        return Dialog(
+            f"Trigger {key}?", f"Trigger {key}", urls.job(key, job.summary.job_id), place="jobs",
+            will=(f"One run of version {job.summary.version} is made.", *paused),
+            stays=("Its schedule goes on as it is.",),
+            fields=(
+                Field("payload", "payload, as JSON", "long", help=has),
+                Field("delay", "delay", help="Such as 10m. Empty: it runs now."),
+                Field("labels", "labels of the run", "long", help="A name=value a line, in place of those of the job.",
+                      rows=2),
+            ),
+            keep="Do not trigger it",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Trigger it."""
+        key = key_of_page(connection, caller, request)
+        document: dict[str, object] = {
+            "type": "job.trigger", "key": key, "delay": text_of(form, "delay"),
+            "labels": _typed(form, _LABELS),
+        }  # fmt: skip
+        if text_of(form, "payload") is not None:
+            document["payload"] = _typed(form, _PAYLOAD)
+        reply = connection.request(document, request_id_of(form))
+        return Done(urls("run", run_id=reply.run_id), f"Run {reply.run_id} of {key} is made.")
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete a job."""
+
+    scope: ClassVar[Scope] = Scope.WRITE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what a deletion ends."""
+        key, job = _shown(connection, caller, request)
+        return Dialog(
+            f"Delete {key}?", f"Delete {key}", urls.job(key, job.summary.job_id), place="jobs", danger=True,
+            will=(
+                "It fires no more. Its runs that are queued, buffered or scheduled ahead are cancelled.",
+                "It can be submitted again: its versions then go on counting.",
+            ),
+            stays=("Runs under way end as they are. Runs that ended stay as long as runs are kept.",),
+            fields=(
+                Field("if_version", "", "hidden", str(job.summary.version)),
+                Field("reason", "reason", help="Optional. Stored in the audit log."),
+            ),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Delete it, in the version that the dialog has shown."""
+        key = key_of_page(connection, caller, request)
+        document = {
+            "type": "job.delete", "key": key, "if_version": _whole(form, "if_version"),
+            "reason": text_of(form, "reason"),
+        }  # fmt: skip
+        found = job_of(connection.request(document, request_id_of(form)))
+        undo = ("Submit it again", urls.job(key, found.job_id, "job_restore"))
+        return Done(urls("jobs"), f"{key} is deleted. Runs under way end as they are.", undo)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreJob:
+    """Submit the last version of a deleted job again."""
+
+    scope: ClassVar[Scope] = Scope.WRITE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return which version comes back."""
+        key = key_of_page(connection, caller, request)
+        with connection.snapshot() as reading:
+            last = versions(reading, caller.tenant, key, limit=1)[0]
+        return Dialog(
+            f"Submit {key} again?", f"Submit {key} again", urls("jobs"), place="jobs", keep="Leave it deleted",
+            will=(f"Its version {last.number} becomes version {last.number + 1}.",),
+            stays=("Occurrences that passed meanwhile do not fire.",),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Submit it, unless there is a job of its key."""
+        key = key_of_page(connection, caller, request)
+        with connection.snapshot() as reading:
+            last = versions(reading, caller.tenant, key, limit=1)[0]
+            job = job_at(reading, caller.tenant, key, last.number)
+        document = {"type": "job.submit", "job": job, "if_version": 0}
+        found = job_of(connection.request(document, request_id_of(form)))
+        return Done(urls.job(key, found.job_id), f"{key} is back, as version {found.version}.")
+
+
+@dataclass(frozen=True, slots=True)
+class RollBackJob:
+    """Give a job the spec of an earlier version again; the address names it."""
+
+    scope: ClassVar[Scope] = Scope.WRITE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what the earlier version changes, and when it fires."""
+        key, job = _shown(connection, caller, request)
+        number, current = _version(request, "version"), job.summary.version
+        with connection.snapshot() as reading:
+            earlier = job_at(reading, caller.tenant, key, number)
+            found = preview(reading, caller.tenant, earlier, _NEXT)
+        changes = changed_fields(job.job, earlier)
+        lines = [f"{each.path}: {each.before} → {each.after}" for each in changes]
+        more = [f"{len(lines) - _SAMPLE} more fields"] if len(lines) > _SAMPLE else []
+        instants = ", ".join(f"{each.local:%a %d %b %H:%M}" for each in found.occurrences)
+        fires = f"It then fires at {instants}, by the clock of {found.zone}." if instants else "It then has no instant."
+        return Dialog(
+            f"Back to version {number} of {key}?", f"Back to version {number}",
+            urls.job(key, job.summary.job_id, "job_versions"), place="jobs",
+            will=(f"The spec of version {number} becomes version {current + 1}.", fires),
+            stays=(f"Runs under way end as they are, with version {current}.",),
+            sample=(*lines[:_SAMPLE], *more) if lines else ("Nothing differs.",), keep=f"Keep version {current}",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Roll it back, in the version that the page has shown."""
+        key, number = key_of_page(connection, caller, request), _version(request, "version")
+        expected = _version(request, "if_version") if "if_version" in request.query_params else None
+        document = {"type": "job.rollback", "key": key, "version": number, "if_version": expected}
+        found = job_of(connection.request(document, request_id_of(form)))
+        words = f"Version {found.version} of {key} is in force: the spec of version {number}."
+        undo = None
+        if expected is not None and not found.unchanged:
+            back = urls.job(key, found.job_id, "job_rollback", version=expected, if_version=found.version)
+            undo = (f"Back to version {expected}", back)
+        return Done(urls.job(key, found.job_id), words, undo)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseJob:
+    """Release a quarantined job."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return why it is quarantined."""
+        key, job = _shown(connection, caller, request)
+        why = (f"Its next time could not be computed: {job.error}",) if job.error else ("It is not quarantined.",)
+        return Dialog(
+            f"Release {key}?", f"Release {key}", urls.job(key, job.summary.job_id), place="jobs", sample=why,
+            will=("Its next time is computed again. What passed meanwhile is decided by catch_up.",),
+            stays=("If that fails again, it is quarantined again.",), keep="Leave it quarantined",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Release it; a second release finds nothing to do."""
+        key = key_of_page(connection, caller, request)
+        done = release(connection, [key], error=None, everything=False, dry_run=False)
+        words = f"{key} is released." if done.released else f"{key} was not quarantined: nothing was changed."
+        return Done(urls.job(key, job_id(caller.tenant, key)), words)
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillJob:
+    """Run the occurrences of a past range: counted first, then made."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the fields of a range."""
+        key, job = _shown(connection, caller, request)
+        query = request.query_params
+        return Dialog(
+            f"Backfill {key}?", "Count the occurrences", urls.job(key, job.summary.job_id), place="jobs",
+            will=("The occurrences of a past range run. They are counted first: nothing is made yet.",),
+            fields=(
+                Field("from", "from", value=query.get("from", ""), required=True,
+                      help="The first instant: 2026-11-01T00:00:00Z"),
+                Field("to", "to", value=query.get("to", ""), required=True, help="The last instant."),
+                Field("what", "which", "choice", options=(
+                    ("missing_only", "those that did not fire"), ("all", "all, also those that fired"))),
+                Field("versions", "by which version", "choice", options=(
+                    ("as_of", "the one in force at each instant"),
+                    ("current", f"version {job.summary.version} for all"))),
+                Field("max_concurrent", "open at once", "number", "10"),
+                Field("order", "order", "choice", options=(
+                    ("oldest_first", "oldest first"), ("newest_first", "newest first"))),
+                Field("overlap", "overlap", "choice", options=(
+                    ("", "as the job has it"), *((each, each) for each in Overlap))),
+                Field("reason", "reason", help="Optional. Stored with the backfill and in the audit log."),
+            ),
+            keep="Make no backfill",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:
+        """Count its occurrences; with the count confirmed, make it."""
+        key = key_of_page(connection, caller, request)
+        sent = {name: text_of(form, name) for name in _RANGE} | {"max_concurrent": _whole(form, "max_concurrent")}
+        document: Mapping[str, object] = {"type": "job.backfill", "key": key, **sent}
+        named = job_id(caller.tenant, key)
+        if not text_of(form, "counted"):
+            counted_now = backfill_of(connection.request({**document, "dry_run": True}, None)).occurrences or 0
+            return _confirm(key, counted_now, form, urls.job(key, named))
+        found = backfill_of(connection.request(document, request_id_of(form)))
+        words = f"Backfill {found.backfill_id} makes {counted(found.occurrences or 0, 'run')} of {key}."
+        return Done(urls.job(key, named), words if found.backfill_id else f"No occurrence of {key} is left to run.")
+
+
+_RANGE = ("from", "to", "what", "versions", "order", "overlap", "reason")
+
+
+def _confirm(key: str, occurrences: int, form: Form, back: str) -> Dialog:
+    """Return the second step of a backfill, with its number."""
+    runs = counted(occurrences, "run")
+    fields = [Field(name, "", "hidden", form.get(name, "")) for name in (*_RANGE, "max_concurrent")]
+    return Dialog(
+        f"Make {runs} of {key}?", f"Make {runs}", back, place="jobs", keep="Make no backfill",
+        will=(f"{counted(occurrences, 'occurrence')} from {form.get('from', '')} to {form.get('to', '')} become runs,"
+              f" {form.get('max_concurrent', '')} open at once.",),
+        stays=("The schedule goes on as it is. A backfill can be paused and cancelled.",),
+        fields=(*fields, Field("counted", "", "hidden", str(occurrences))),
+    )  # fmt: skip
+
+
+def _shown(connection: Connection, caller: Caller, request: Request) -> tuple[str, JobDetail]:
+    key = key_of_page(connection, caller, request)
+    with connection.snapshot() as reading:
+        return key, show_job(reading, caller.tenant, key)
+
+
+def _typed(form: Form, field: SpecField) -> object:
+    """Return the value that was typed into a field; None for an empty one."""
+    if (text := text_of(form, field.path)) is None:
+        return None
+    try:
+        return value_of(field, text)
+    except InvalidValue as error:
+        refuse(field.path, error.errors[0].problem, error.errors[0].remedy)
+
+
+def _whole(form: Form, name: str) -> object:
+    """Return a number that was typed; other text as it is, which the request refuses."""
+    text = text_of(form, name)
+    return int(text) if text is not None and text.isdecimal() and len(text) < 10 else text
+
+
+def _version(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "")
+    if not text.isdecimal() or len(text) > 9:
+        refuse(name, f"{text[:40]!r} is no version", "write the number of a version")
+    return int(text)

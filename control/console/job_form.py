@@ -1,0 +1,272 @@
+"""The pages that write a job: `/jobs/new` and `/jobs/{ref}/edit`, as a form and as JSON.
+
+Checking, changing the view and laying changes on top change nothing. Saving submits the job with the version that it
+was made from, and with the request_id of the page. Whatever is refused, the page keeps all that was typed.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+
+from fastapi.security import SecurityScopes
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.answers import call
+from tidewheel.control.api.callers import Caller, caller
+from tidewheel.control.api.workers import Workers
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.results import Job as SavedJob
+from tidewheel.control.client.results import job_of
+from tidewheel.control.console.actions import acting, request_id_of, visitor
+from tidewheel.control.console.door import Door
+from tidewheel.control.console.forms import Form, check_form, read_form
+from tidewheel.control.console.job import key_of_page
+from tidewheel.control.console.job_race import Race, lay_on_top, read_race
+from tidewheel.control.console.paste import read_pasted
+from tidewheel.control.console.spec_check import Check, check, every_error
+from tidewheel.control.console.spec_fields import GROUPS, SCHEDULES, TARGETS
+from tidewheel.control.console.spec_form import (
+    Draft,
+    draft_of,
+    draft_of_json,
+    errors_by_field,
+    json_of,
+    normalised,
+    typed,
+)
+from tidewheel.control.reads.jobs import JobDetail, show_job
+from tidewheel.control.reads.versions import job_at
+from tidewheel.errors import FieldError, InvalidInput, Refused, RequestConflict, UnknownJob, VersionConflict
+from tidewheel.ids import job_id
+
+_REUSED = InvalidInput([FieldError("", "this page has saved something else", "save once more")])  # it was left by Back
+_MOST_BYTES = 2 * 1024 * 1024  # a payload of 256 KiB in JSON, percent-encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """The content of the page.
+
+    Args:
+        key: The job; None for a new one.
+        base: The version that the text was made from; 0 for a new job.
+        if_version: The version that saving expects; 0 for none.
+        view: `form` or `json`.
+        texts: The texts of the form.
+        document: The text of the JSON view.
+        under: What the form lacks, as JSON text, if it is not that of the base.
+        paste: The text of the field for schedules of others.
+        notes: What a pasted schedule was read as.
+        errors: What was refused, with paths from the job.
+        check: What saving will do.
+        race: The version that came first.
+    """
+
+    key: str | None
+    base: int = 0
+    if_version: int = 0
+    view: str = "form"
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+    document: str = ""
+    under: str = ""
+    paste: str = ""
+    notes: Sequence[str] = ()
+    errors: Sequence[FieldError] = ()
+    check: Check | None = None
+    race: Race | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobForms:
+    """The pages.
+
+    Args:
+        reads: The threads of reads.
+        writes: The threads of changes.
+        door: Sign-ins and the renderer.
+    """
+
+    reads: Workers
+    writes: Workers
+    door: Door
+
+    async def show(self, request: Request) -> Response:
+        """Return the page of a new job, or of a job as it is."""
+        found = await caller(request, SecurityScopes([Scope.WRITE]))
+
+        def made(connection: Connection) -> Response:
+            if "ref" not in request.path_params:
+                return self._page(request, found, Typed(None, texts={"schedule": "cron", "target": "handler"}))
+            job = _in_force(connection, found, key_of_page(connection, found, request))
+            version = job.summary.version
+            return self._page(request, found, Typed(job.summary.key, version, version, texts=typed(job.job)))
+
+        return await call(self.reads, found, made)
+
+    async def submit(self, request: Request) -> Response:
+        """Do what a button of the page orders."""
+        form = await read_form(request, _MOST_BYTES)
+        check_form(request, form, self.door)
+        found = await caller(request, SecurityScopes([Scope.WRITE]))
+        refused: Refused | None = None
+        if form.get("do") == "save":
+            try:
+                saved = await call(self.writes, acting(request, found), lambda each: _save(each, found, request, form))
+            except UnknownJob:
+                raise
+            except Refused as error:
+                refused = _REUSED if error.code == RequestConflict.code else error
+            else:
+                return self._saved(request, found, *saved)
+
+        def made(connection: Connection) -> Response:
+            return self._page(request, found, _answer(connection, found, request, form, refused))
+
+        return await call(self.reads, found, made)
+
+    def _page(self, request: Request, found: Caller, state: Typed) -> Response:
+        seen = visitor(request, found)
+        at, others = errors_by_field(state.errors)
+        urls = self.door.renderer.urls(seen)
+        back = urls("jobs") if state.key is None else urls.job(state.key, job_id(found.tenant, state.key))
+        status = HTTPStatus.UNPROCESSABLE_ENTITY if state.errors else HTTPStatus.OK
+        values: dict[str, object] = {
+            "place": "jobs", "typed": state, "groups": GROUPS, "at": at, "others": others,
+            "kinds": {"schedule": SCHEDULES, "target": TARGETS}, "opened": _opened(state, at), "back": back,
+        }  # fmt: skip
+        status = HTTPStatus.CONFLICT if state.race else status
+        return self.door.renderer.page(request, "job-form.html", seen, status=status, values=values)
+
+    def _saved(self, request: Request, found: Caller, key: str, base: int, saved: SavedJob) -> Response:
+        """Lead on to the job, with the way back to the version before."""
+        urls = self.door.renderer.urls(visitor(request, found))
+        words, undo = f"Version {saved.version} of {key} is in force.", None
+        if saved.unchanged:
+            words = f"Nothing differs: version {saved.version} of {key} stays in force."
+        elif base:
+            back = urls.job(key, saved.job_id, "job_rollback", version=base, if_version=saved.version)
+            undo = (f"Back to version {base}", back)
+        answer = self.door.renderer.guarded(RedirectResponse(urls.job(key, saved.job_id), HTTPStatus.SEE_OTHER))
+        self.door.renderer.keep_done(request, answer, words, undo)
+        return answer
+
+
+def _opened(state: Typed, at: Collection[str]) -> set[str]:
+    """Return the titles of the groups that are open: something of them is set, or wrong."""
+    return {group.title for group in GROUPS for each in group.fields if state.texts.get(each.path) or each.path in at}
+
+
+def _in_force(connection: Connection, found: Caller, key: str) -> JobDetail:
+    with connection.snapshot() as reading:
+        return show_job(reading, found.tenant, key)
+
+
+def _read(connection: Connection, found: Caller, request: Request, form: Form) -> tuple[Typed, Draft]:
+    """Return what was typed, and the job that it describes."""
+    key = None if "ref" not in request.path_params else key_of_page(connection, found, request)
+    base, expected = (int(form[name]) if form.get(name, "").isdecimal() else 0 for name in ("base", "if_version"))
+    state = Typed(
+        key, base, expected, "json" if form.get("view") == "json" else "form", document=form.get("document", ""),
+        under=form.get("under", ""), paste=form.get("paste", ""),
+    )  # fmt: skip
+    if state.view == "json":
+        draft = draft_of_json(state.document)
+    else:
+        below = draft_of_json(state.under).job if state.under else _version(connection, found, key, base)
+        draft = draft_of(form, below)
+        state = replace(state, texts=typed(below) | dict(form.items()))
+    if not draft.errors and (wrong := _wrong_key(draft, key)) is not None:
+        draft = replace(draft, errors=(wrong,))
+    return state, draft
+
+
+def _version(connection: Connection, found: Caller, key: str | None, number: int) -> dict[str, object]:
+    if key is None or not number:
+        return {}
+    with connection.snapshot() as reading:
+        return job_at(reading, found.tenant, key, number)
+
+
+def _wrong_key(draft: Draft, key: str | None) -> FieldError | None:
+    """Return the error of a key that is missing, or is that of another job."""
+    given = draft.job.get("key")
+    if key is None:
+        return None if given else FieldError("key", "is missing", "name the job")
+    if draft.job.setdefault("key", key) != key:
+        return FieldError("key", "a job keeps its key", "leave it out, or make a new job")
+    return None
+
+
+def _save(connection: Connection, found: Caller, request: Request, form: Form) -> tuple[str, int, SavedJob]:
+    state, draft = _read(connection, found, request, form)
+    if draft.errors:
+        raise InvalidInput(draft.errors)
+    document = {"type": "job.submit", "job": draft.job, "if_version": state.if_version}
+    return str(draft.job["key"]), state.base, job_of(connection.request(document, request_id_of(form)))
+
+
+def _answer(connection: Connection, found: Caller, request: Request, form: Form, refused: Refused | None) -> Typed:
+    """Return what the page shows after a button was pressed, or after saving was refused."""
+    state, draft = _read(connection, found, request, form)
+    if isinstance(refused, VersionConflict):
+        return _lost(connection, found, state, draft, refused)
+    match form.get("do"):
+        case "as_json" if not draft.errors:
+            return replace(state, view="json", document=json_of(draft.job))
+        case "as_form" if not draft.errors:
+            return _as_form(state, draft.job)
+        case "paste":
+            return _pasted(state)
+        case "merge" if state.key is not None and not draft.errors:
+            onto = int(form["onto"]) if form.get("onto", "").isdecimal() else state.base
+            laid = lay_on_top(
+                connection, found.tenant, state.key, draft.job, versions=(state.base, onto), kept=form.getlist("keep")
+            )
+            state = replace(_as_form(state, laid), base=onto, if_version=onto, view="form")
+            return _checked(connection, found, state, Draft(laid), None)
+        case _:
+            return _checked(connection, found, state, draft, refused)
+
+
+def _as_form(state: Typed, job: dict[str, object]) -> Typed:
+    """Return the form of a job; what the form has no field for goes with it."""
+    job = normalised(job)
+    under = {name: value for name, value in job.items() if name != "payload"}
+    return replace(state, view="form", texts=typed(job), under=json_of(under))
+
+
+def _pasted(state: Typed) -> Typed:
+    try:
+        pasted = read_pasted(state.paste)
+    except InvalidInput as error:
+        return replace(state, errors=error.errors)
+    job = {"key": state.texts.get("key", ""), "target": {"type": "handler"}} | pasted.job
+    return replace(_as_form(state, job), notes=pasted.notes)
+
+
+def _checked(connection: Connection, found: Caller, state: Typed, draft: Draft, refused: Refused | None) -> Typed:
+    """Return the page with what saving will do, or with every error."""
+    try:
+        in_force = None if state.key is None else _in_force(connection, found, state.key)
+    except UnknownJob:  # it was deleted: saving creates it again
+        in_force = None
+    errors = [*draft.errors, *(refused.errors if refused else ())]
+    try:
+        if not errors:
+            return replace(state, check=check(connection, found.tenant, draft.job, in_force))
+    except Refused as error:
+        errors = list(error.errors)
+    return replace(state, errors=every_error(connection, found.tenant, draft.job, errors))
+
+
+def _lost(connection: Connection, found: Caller, state: Typed, draft: Draft, lost: VersionConflict) -> Typed:
+    """Return the page of a save that another one has overtaken."""
+    if state.key is None:
+        error = FieldError(
+            "key", f"there is a job of this key, at version {lost.current}", "edit that one, or choose another"
+        )
+        return replace(state, errors=(error,))
+    race = read_race(connection, found.tenant, state.key, base=state.base, yours=draft.job, version=lost.current)
+    return replace(state, race=race, if_version=0 if lost.current is None else state.if_version)

@@ -1,0 +1,232 @@
+"""The effect of saving a job: in words, by its next instants beside those of now, and by fields."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import datetime
+from difflib import unified_diff
+
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.spec_form import NOTHING, Job
+from tidewheel.control.console.spec_merge import Difference, differences
+from tidewheel.control.console.words import NONE, counted, pretty
+from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.explain.preview import preview
+from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
+from tidewheel.control.reads.jobs import JobDetail
+from tidewheel.errors import FieldError, Refused
+from tidewheel.intake.request import ReceivedRequest
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.strict_json import as_list, as_object
+from tidewheel.postgres.session import Conn
+
+_SHOWN = 10
+_PAYLOAD_LINES = 2_000  # compared line by line up to here: beyond, a comparison takes seconds
+_LINES_SHOWN = 200
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """An instant of the job as it is, of the job as typed, or of both.
+
+    Args:
+        at: The instant.
+        now: On the clock of the job in force, if it fires then.
+        then: On the clock of the job as typed, if it fires then.
+        mark: `gone`, `new`, or empty.
+        notes: Effects of clock changes, and what keeps it from firing.
+    """
+
+    at: datetime
+    now: datetime | None
+    then: datetime | None
+    mark: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A field that differs, as text."""
+
+    path: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The effect of saving a job.
+
+    Args:
+        version: The version that is made; the version in force if nothing differs.
+        words: Schedule and policies, a sentence each.
+        zones: The zones of the job in force, None for a new one, and of the job as typed.
+        instants: The next instants of both, in order.
+        changes: The fields that differ from the version in force.
+        payload: The lines of the payload that differ, each with its sign.
+        effects: What happens to runs.
+        unchanged: True if nothing differs.
+    """
+
+    version: int
+    words: Sequence[str]
+    zones: tuple[str | None, str]
+    instants: Sequence[Instant]
+    changes: Sequence[Changed]
+    payload: Sequence[tuple[str, str]]
+    effects: Sequence[str]
+    unchanged: bool
+
+
+def check(connection: Connection, tenant: str, job: Job, in_force: JobDetail | None) -> Check:
+    """Return the effect of saving a job.
+
+    Raises:
+        Refused: A submit would be refused.
+    """
+    with connection.snapshot() as reading:
+        found = preview(reading, tenant, dict(job), _SHOWN)
+        before = None if in_force is None else _in_force(reading, tenant, in_force)
+    unchanged = in_force is not None and _hash(tenant, job) == _hash(tenant, in_force.job)
+    version = in_force.summary.version if in_force is not None and unchanged else found.version
+    changes = [] if in_force is None or unchanged else changed_fields(in_force.job, job)
+    lines = [] if in_force is None or unchanged else list(_payload_lines(in_force.job, job))
+    old = () if before is None else before.occurrences
+    return Check(
+        version, found.words, (None if before is None else before.zone, found.zone),
+        beside(old, found.occurrences) if in_force is not None else beside(found.occurrences, found.occurrences),
+        changes, lines, () if unchanged else tuple(_effects(in_force, old, version)), unchanged,
+    )  # fmt: skip
+
+
+def every_error(connection: Connection, tenant: str, job: Job, known: Sequence[FieldError]) -> list[FieldError]:
+    """Return all errors of a job at once: what was found is left out, and the rest is looked at again.
+
+    A submit names the zones and expressions that cannot be read only where the shape of everything is right.
+    """
+    errors, left = list(known), deepcopy(dict(job))
+    for _ in range(_ROUNDS):
+        _leave_out(left, errors)
+        try:
+            with connection.snapshot() as reading:
+                preview(reading, tenant, left, 1)
+        except Refused as refused:
+            found = [each for each in refused.errors if not any(_is_about(each.path, other.path) for other in errors)]
+        else:
+            found = []
+        if not found:
+            break
+        errors += found
+    return errors
+
+
+def beside(
+    before: Sequence[UpcomingOccurrence], after: Sequence[UpcomingOccurrence], most: int = _SHOWN
+) -> list[Instant]:
+    """Return the instants of two lists in order; one is marked only where the other list reaches as far."""
+    was, then = ({each.at: each for each in some if _fires(each)} for some in (before, after))
+    last = [max(some) for some in (was, then) if len(some) >= most]
+    reach = min(last, default=None)
+    rows: list[Instant] = []
+    for at in sorted(was.keys() | then.keys()):
+        old, new = was.get(at), then.get(at)
+        is_known = reach is None or at <= reach
+        mark = "" if (old and new) or not is_known else "gone" if old else "new"
+        notes = tuple(dict.fromkeys(note for each in (new, old) if each for note in _notes(each)))
+        rows.append(Instant(at, old.local if old else None, new.local if new else None, mark, notes))
+    return rows
+
+
+def changed_fields(before: Job, after: Job) -> list[Changed]:
+    """Return the fields that differ between two jobs, as text."""
+    return [_as_text(each) for each in differences(before, after, before)]
+
+
+def value_text(value: object, most: int = 400) -> str:
+    """Return a value for a table, shortened; a dash if it is not set."""
+    if value is NOTHING:
+        return NONE
+    some = as_list(value)
+    if some and all(isinstance(each, str) for each in some):
+        value = ", ".join(map(str, some))
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _bare(path: str) -> str:
+    return path.removeprefix("job.")
+
+
+def _is_about(path: str, known: str) -> bool:
+    """Return True for the same field, one within it, and an object that lacks it since it was left out."""
+    first, second = f"{_bare(path)}.", f"{_bare(known)}."
+    return first.startswith(second) or second.startswith(first)
+
+
+def _leave_out(job: dict[str, object], errors: Sequence[FieldError]) -> None:
+    for each in errors:
+        below: dict[str, object] | None = job
+        *parents, last = _bare(each.path).split(".")
+        for name in parents:
+            below = None if below is None else as_object(below.get(name))
+        if below is not None:
+            below.pop(last, None)
+
+
+def _in_force(reading: Conn, tenant: str, job: JobDetail) -> Upcoming | None:
+    try:
+        return upcoming(reading, tenant, job.summary.key, _SHOWN)
+    except Refused:  # a quarantined job may have a schedule that cannot be read
+        return None
+
+
+def _fires(each: UpcomingOccurrence) -> bool:
+    return each.outcome is not OccurrenceOutcome.WILL_BE_EXCLUDED and each.last_at is None
+
+
+def _notes(each: UpcomingOccurrence) -> Iterator[str]:
+    if each.outcome not in {OccurrenceOutcome.SCHEDULED, OccurrenceOutcome.WAITING}:
+        yield str(each.outcome).replace("_", " ")
+    yield from each.notes
+
+
+def _effects(in_force: JobDetail | None, coming: Sequence[UpcomingOccurrence], version: int) -> Iterator[str]:
+    if in_force is None:
+        yield "It is created as version 1." if version == 1 else f"It is created again, as version {version}."
+        return
+    ahead = sum(each.run_id is not None for each in coming)
+    if ahead:
+        noun = "is" if ahead == 1 else "are"
+        yield f"{counted(ahead, 'run')} written ahead {noun} taken back; version {version} writes its own."
+    yield f"Runs under way end as they are, with version {in_force.summary.version}."
+    if in_force.error is not None:
+        yield "The job is quarantined; saving releases it."
+
+
+def _as_text(each: Difference) -> Changed:
+    return Changed(each.name, value_text(each.base), value_text(each.yours))
+
+
+def _payload_lines(before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield the lines of the payload that differ; of long ones only how many there are."""
+    if "payload" not in before or "payload" not in after or before["payload"] == after["payload"]:
+        return
+    was, then = (pretty(each["payload"]).splitlines() for each in (before, after))
+    if max(len(was), len(then)) > _PAYLOAD_LINES:
+        yield " ", f"The payload differs: {len(was):,} lines before, {len(then):,} after."
+        return
+    lines = list(unified_diff(was, then, n=0, lineterm=""))[2:]  # after the two lines that name files
+    found = [(line[0], line[1:]) for line in lines if line[0] in "+-"]
+    yield from found[:_LINES_SHOWN]
+    if len(found) > _LINES_SHOWN:
+        yield " ", f"{len(found) - _LINES_SHOWN:,} more lines differ."
+
+
+def _hash(tenant: str, job: Job) -> bytes | None:
+    """Return the hash by which equal specs are known; None for a stored job that this release refuses."""
+    try:
+        return ReceivedRequest(parse_request({"type": "job.submit", "tenant": tenant, "job": dict(job)})).spec_hash
+    except Refused:
+        return None

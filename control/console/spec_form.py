@@ -1,0 +1,172 @@
+"""The form of a job: a job as typed text, and typed text as a job.
+
+A field whose text is as it was keeps its value as submitted. So a form without a change is an identical spec,
+and what the form lacks stays as it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+from tidewheel.control.console.spec_fields import FIELDS, SCHEDULES, TARGETS, SpecField, json_text, text_of, value_of
+from tidewheel.errors import FieldError, UndecodableMessage
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.strict_json import as_object, read_object
+
+Job = Mapping[str, object]
+NOTHING = object()
+"""In place of a value that is not there: None is a value in JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A job as it was typed.
+
+    Args:
+        job: The job that it describes, as far as it can be read.
+        errors: What cannot be read, with paths from the job.
+    """
+
+    job: dict[str, object]
+    errors: tuple[FieldError, ...] = ()
+
+
+def typed(job: Job) -> dict[str, str]:
+    """Return a job as the texts of the form, by the names of its fields.
+
+    >>> typed({"key": "a", "schedule": {"cron": ["0 8 * * *"]}, "labels": {"team": "x"}})
+    {'key': 'a', 'schedule': 'cron', 'target': '', 'schedule.cron': '0 8 * * *', 'labels': 'team=x'}
+    """
+    texts = {"key": str(job.get("key") or ""), "schedule": schedule_kind(job), "target": target_kind(job)}
+    for field in FIELDS:
+        value = at_path(job, field.names)
+        if value is not NOTHING and (not field.only or field.only in texts.values()):
+            texts[field.path] = text_of(field, value)
+    return texts
+
+
+def draft_of(form: Mapping[str, str], base: Job) -> Draft:
+    """Return the job that a form describes, on top of the version that it was made from."""
+    was, job, errors = typed(base), deepcopy(dict(base)), list[FieldError]()
+    kinds = {name: form.get(name, was[name]) for name in ("schedule", "target")}
+    for name, kind in kinds.items():
+        if kind != was[name]:
+            job[name] = _empty(name, kind)
+            was = {path: text for path, text in was.items() if not path.startswith(f"{name}.")}
+    for field in FIELDS:
+        if field.only and field.only not in kinds.values():
+            continue
+        text = _plain(form.get(field.path, was.get(field.path, "")))
+        if text != _plain(was.get(field.path, "")):
+            _put(job, field, text, errors)
+    if key := form.get("key", "").strip():
+        job["key"] = key
+    emptied = [name for name in ("labels", "retry") if job.get(name) == {} and base.get(name) != {}]
+    return Draft({name: value for name, value in job.items() if name not in emptied}, tuple(errors))
+
+
+def draft_of_json(text: str) -> Draft:
+    """Return the job that JSON text describes."""
+    try:
+        return Draft(read_object(text.encode("utf-8", "surrogatepass")))
+    except UndecodableMessage as error:
+        return Draft({}, (FieldError("", str(error), "write the job as a JSON object"),))
+
+
+def json_of(job: Job) -> str:
+    """Return a job as the text of the JSON view."""
+    return json_text(job)
+
+
+def errors_by_field(errors: Sequence[FieldError]) -> tuple[dict[str, list[FieldError]], list[FieldError]]:
+    """Return the errors by the fields of the form that they concern, and those that concern none.
+
+    >>> at, other = errors_by_field([FieldError("job.retry.intervals.0", "a", ""), FieldError("job.dedupe", "b", "")])
+    >>> list(at), [each.path for each in other]
+    (['retry.intervals'], ['dedupe'])
+    """
+    names = sorted({"key", "schedule", "target", *(field.path for field in FIELDS)}, key=len, reverse=True)
+    at: dict[str, list[FieldError]] = {}
+    others: list[FieldError] = []
+    for each in errors:
+        error = replace(each, path=each.path.removeprefix("job.") if each.path != "job" else "")
+        name = next((name for name in names if f"{error.path}.".startswith(f"{name}.")), None)
+        (others if name is None else at.setdefault(name, [])).append(error)
+    return at, others
+
+
+def schedule_kind(job: Job) -> str:
+    """Return the kind of a job's schedule; empty if it has none."""
+    given = as_object(job.get("schedule")) or {}
+    return next((kind for kind in SCHEDULES if kind in given), "")
+
+
+def target_kind(job: Job) -> str:
+    """Return the kind of a job's target; empty if it has none."""
+    kind = (as_object(job.get("target")) or {}).get("type")
+    return str(kind) if kind in TARGETS else ""
+
+
+def at_path(job: Job, path: Sequence[str]) -> object:
+    """Return the value at a path; `NOTHING` if there is none."""
+    value: object = job
+    for name in path:
+        below = as_object(value)
+        if below is None or name not in below:
+            return NOTHING
+        value = below[name]
+    return value
+
+
+def put(job: dict[str, object], path: Sequence[str], value: object) -> None:
+    """Set the value at a path, or remove it with `NOTHING`."""
+    for name in path[:-1]:
+        below = as_object(job.get(name))
+        job[name] = below = {} if below is None else below
+        job = below
+    if value is NOTHING:
+        job.pop(path[-1], None)
+    else:
+        job[path[-1]] = value
+
+
+def normalised(job: Job) -> dict[str, object]:
+    """Return a job with schedule and target as objects, as they are stored; what cannot be read stays.
+
+    >>> normalised({"schedule": "manual", "target": "send-email"})
+    {'schedule': {'manual': True}, 'target': {'type': 'handler', 'name': 'send-email'}}
+    """
+    found = dict(job)
+    if isinstance(found.get("target"), str):
+        found["target"] = {"type": "handler", "name": found["target"]}
+    if isinstance(text := found.get("schedule"), str):
+        found["schedule"] = {"manual": True} if text.strip() == "manual" else {"cron": [text.strip()]}
+    if isinstance((schedule := as_object(found.get("schedule")) or {}).get("cron"), str):
+        found["schedule"] = {**schedule, "cron": [schedule["cron"]]}
+    return found
+
+
+def _empty(name: str, kind: str) -> dict[str, object]:
+    if name == "target":
+        return {"type": kind}
+    return {kind: True if kind == "manual" else [] if kind in {"cron", "after"} else ""}
+
+
+def _put(job: dict[str, object], field: SpecField, text: str, errors: list[FieldError]) -> None:
+    if not text.strip():
+        put(job, field.names, _missing(field))
+        return
+    try:
+        put(job, field.names, value_of(field, text))
+    except InvalidValue as error:
+        errors.extend(replace(each, path=field.path) for each in error.errors)
+
+
+def _missing(field: SpecField) -> object:
+    """Return the value of an emptied field: a schedule keeps its kind, and is refused at that field."""
+    return ([] if field.kind in {"list", "parents"} else "") if field.path == f"schedule.{field.only}" else NOTHING
+
+
+def _plain(text: str) -> str:
+    """Return typed text with the line ends of JSON: browsers send others."""
+    return text.replace("\r\n", "\n")
