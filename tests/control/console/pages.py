@@ -3,6 +3,7 @@
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from http import HTTPStatus
 
 import httpx
@@ -56,3 +57,48 @@ def fields_of(page: httpx.Response) -> dict[str, str]:
 def signed_in(client: httpx.Client, key: str, path: str = "/sign-in", **fields: str) -> None:
     """Sign in; fail unless the key is accepted."""
     assert sign_in(client, key, path, **fields).status_code == HTTPStatus.SEE_OTHER
+
+
+class _Typed(HTMLParser):
+    """The fields of the first form that has a given id, as a browser would send them."""
+
+    def __init__(self, form_id: str) -> None:
+        super().__init__()
+        self.form_id, self.within, self.fields = form_id, False, dict[str, str]()
+        self._long: str | None = None
+        self._choice: str | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        name = given.get("name") or ""
+        if tag == "form":
+            self.within = given.get("id") == self.form_id
+        elif not self.within:
+            return
+        elif tag == "input" and (given.get("type") not in {"radio", "checkbox"} or "checked" in given):
+            self.fields[name] = given.get("value") or ""
+        elif tag == "textarea":
+            self._long, self.fields[name] = name, ""
+        elif tag == "select":
+            self._choice, self.fields[name] = name, ""
+        elif tag == "option" and "selected" in given and self._choice is not None:
+            self._long = self._choice if "value" not in given else None
+            self.fields[self._choice] = given.get("value") or ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in {"textarea", "option"}:
+            self._long = None
+        elif tag == "form":
+            self.within = False
+
+    def handle_data(self, data: str) -> None:
+        if self._long is not None:
+            self.fields[self._long] = (self.fields[self._long] + data).removeprefix("\n").replace("\n", "\r\n")
+
+
+def typed_in(page: httpx.Response, form_id: str = "spec") -> dict[str, str]:
+    """Return what a browser would send of a form."""
+    reader = _Typed(form_id)
+    reader.feed(page.text)
+    assert reader.fields, page.text
+    return reader.fields

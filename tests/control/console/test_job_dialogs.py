@@ -1,0 +1,194 @@
+"""Dialogs of a job: trigger, delete, restore, roll back, release, backfill. Its versions. All links."""
+
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from psycopg import sql
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.fixtures.database import Database
+from tests.transitions.acts import begun, submit, trigger
+from tidewheel.control.client.client import Client
+
+SCRIPT = "<script>alert(1)</script>"
+DAILY = {"cron": "30 2 * * *"}
+ACTIONS = ("trigger", "delete", "restore", "rollback?version=1", "release", "backfill")
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    """A console that needs no key."""
+    with answering(database) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+def posted(client: httpx.Client, path: str, page: httpx.Response | None = None, **fields: str) -> httpx.Response:
+    """Open a dialog, fill it, and press its button."""
+    page = page or client.get(path)
+    assert page.status_code == HTTPStatus.OK, page.text
+    hidden = dict(re.findall(r'<input type="hidden" name="([a-z_]+)" value="([^"]*)">', page.text.split("<main")[1]))
+    return client.post(path, data=hidden | {name.rstrip("_"): text for name, text in fields.items()})
+
+
+def went_to(answer: httpx.Response) -> str:
+    assert answer.status_code == HTTPStatus.SEE_OTHER, answer.text
+    return answer.headers["location"]
+
+
+def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
+    """Return every row of every table, but what processes write about themselves and the use of keys."""
+    names = database.rows("SELECT tablename FROM pg_tables WHERE schemaname = current_schema() ORDER BY 1")
+    read = {
+        str(name): sql.SQL("SELECT md5(t::text) FROM {} t ORDER BY 1").format(sql.Identifier(name)) for (name,) in names
+    }
+    return {name: database.rows(statement) for name, statement in read.items() if name not in {"members", "api_keys"}}
+
+
+def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", payload={"a": 1})
+    page = pages.get("/jobs/nightly/trigger")
+    run = [
+        went_to(posted(pages, "/jobs/nightly/trigger", page, payload='{"a": 2}', delay="1h", labels="team=x"))
+        for _ in range(2)
+    ]
+    assert run[0] == run[1]
+    shown = pages.get(run[0]).text
+    assert "&#34;a&#34;: 2" in shown
+    assert "team=x" in shown
+    for fields, word in (
+        ({"payload": "{"}, "not valid JSON"), ({"delay": "soon"}, "soon"), ({"labels": SCRIPT}, "write name=value"),
+    ):  # fmt: skip
+        answer = posted(pages, "/jobs/nightly/trigger", None, **fields)
+        assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert word in answer.text
+        assert SCRIPT not in answer.text
+
+
+def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", schedule=DAILY, lane="batch")
+    assert went_to(posted(pages, "/jobs/nightly/delete", reason=SCRIPT)) == "/jobs"
+    page = pages.get("/jobs")
+    assert "is deleted." in page.text
+    undo = re.search(r'action="(/jobs/nightly/restore)"', page.text)
+    assert undo
+    assert pages.get("/jobs/nightly").status_code == HTTPStatus.NOT_FOUND
+    assert went_to(pages.post(undo[1], data=fields_of(page))) == "/jobs/nightly"
+    assert "batch" in pages.get("/jobs/nightly").text
+    answer = posted(pages, "/jobs/nightly/restore")
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "exists already" in answer.text
+
+
+def test_delete_of_another_version_than_was_shown_is_refused(pages: ApiClient) -> None:
+    submit(pages.database, "nightly")
+    page = pages.get("/jobs/nightly/delete")
+    submit(pages.database, "nightly", lane="batch")
+    answer = posted(pages, "/jobs/nightly/delete", page)
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "the current version is 2, not 1" in answer.text
+    assert pages.get("/jobs/nightly").status_code == HTTPStatus.OK
+
+
+def test_versions_name_their_authors_and_lead_back(database: Database) -> None:
+    submit(database, "nightly", schedule=DAILY, labels={"team": SCRIPT})
+    with console(database) as client:
+        signed_in(client, key_of(database, "read", "write"), name="anna <b>")
+        submit(database, "nightly", schedule={"cron": "45 2 * * *"}, labels={"team": SCRIPT})
+        page = client.get("/jobs/nightly/versions?a=1&b=2")
+        assert '<td class="mono"><bdi>schedule.cron</bdi></td><td class="gone"><bdi>30 2 * * *</bdi>' in page.text
+        assert "Back to 1…" in page.text
+        assert "Back to 2…" not in page.text
+        back = "/jobs/nightly/rollback?version=1&if_version=2"
+        dialog = client.get(back).text
+        assert "schedule.cron: 45 2 * * * → 30 2 * * *" in dialog
+        assert "02:30, by the clock of UTC" in dialog.replace("\n", " ")
+        assert went_to(posted(client, back)) == "/jobs/nightly"
+        assert posted(client, back).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert "<bdi>anna &lt;b&gt;, ops</bdi>" in client.get("/jobs/nightly/versions").text
+        for path, status in (("a=1&b=9", 200), ("a=x", 422), ("before=1", 200)):
+            assert client.get(f"/jobs/nightly/versions?{path}").status_code == status
+    with Client(database.url) as found:
+        assert [each.path for each in found.diff("nightly", 1, 3)] == []
+
+
+def test_release_of_a_quarantined_job(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", schedule="@every 1h")
+    pages.database.execute("UPDATE timers SET due_at = 'infinity', hold_reason = 'quarantine'")
+    pages.database.execute(
+        "INSERT INTO quarantine (kind, tenant, job_id, error, created_at)"
+        " SELECT 'job', tenant, job_id, '<script>no such zone', tidewheel_now() FROM jobs"
+    )
+    assert "/jobs/nightly/release" in pages.get("/jobs/nightly").text
+    assert "&lt;script&gt;no such zone" in pages.get("/jobs/nightly/release").text
+    assert went_to(posted(pages, "/jobs/nightly/release")) == "/jobs/nightly"
+    page = pages.get("/jobs/nightly").text
+    assert "is released." in page
+    assert "/jobs/nightly/release" not in page
+
+
+def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", schedule={"interval": "1h", "anchor": "2020-01-01T00:00:00Z"})
+    pages.database.execute("UPDATE job_versions SET effective_at = effective_at - interval '2 days'")
+    pages.database.execute("UPDATE jobs SET created_at = created_at - interval '2 days'")
+    now = pages.database.now()
+    fields = {
+        "from_": f"{now.replace(hour=0, minute=0, second=0, microsecond=0):%Y-%m-%dT%H:%M:%SZ}",
+        "to": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+    }
+    fields |= {"what": "all", "versions": "current", "max_concurrent": "3", "order": "oldest_first", "reason": SCRIPT}
+    wrong = posted(pages, "/jobs/nightly/backfill", None, **fields | {"to": "yesterday"})
+    assert wrong.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert 'value="yesterday" aria-invalid="true"' in wrong.text
+    counted = posted(pages, "/jobs/nightly/backfill", None, **fields)
+    assert counted.status_code == HTTPStatus.OK
+    assert re.search(r"Make \d+ runs? of nightly", counted.text), counted.text
+    assert SCRIPT not in counted.text
+    assert pages.database.count("backfills") == 0
+    for _ in range(2):
+        assert went_to(posted(pages, "/jobs/nightly/backfill", counted)) == "/jobs/nightly"
+    assert pages.database.count("backfills") == 1
+    assert "makes" in pages.get("/jobs/nightly").text
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_key_that_may_only_read_gets_403_and_changes_nothing(database: Database, action: str) -> None:
+    submit(database, "nightly")
+    with console(database) as client:
+        signed_in(client, key_of(database, "read"))
+        page = client.get("/jobs/nightly")
+        assert f"/jobs/nightly/{action}" not in page.text
+        before = contents(database)
+        for answer in (
+            client.get(f"/jobs/nightly/{action}"),
+            client.post(f"/jobs/nightly/{action}", data=fields_of(page)),
+        ):
+            assert answer.status_code == HTTPStatus.FORBIDDEN
+        assert contents(database) == before
+
+
+def test_no_link_of_any_page_changes_a_table(database: Database) -> None:
+    submit(database, "nightly", schedule=DAILY)
+    submit(database, "nightly", schedule=DAILY, lane="batch")
+    begun(database, "nightly")
+    trigger(database, "nightly")
+    with console(database) as client:
+        signed_in(client, key_of(database, "read", "write", "operate"))
+        before = contents(database)
+        open_paths, seen = ["/"], {"/"}
+        while open_paths:
+            page = client.get(open_paths.pop())
+            for found in re.finditer(r'(?:href|action)="(/[^"#]*)', page.text):
+                path = found[1].replace("&amp;", "&")
+                plain = urlsplit(path).path
+                if path not in seen and not plain.startswith(("/static/", "/api/", "/sign-out", "/theme")):
+                    seen.add(path)
+                    open_paths.append(path)
+        expected = {f"/jobs/nightly/{name}" for name in ("edit", "versions", "trigger", "backfill", "delete", "pause")}
+        assert expected | {"/jobs/new"} <= {urlsplit(path).path for path in seen}
+        assert contents(database) == before

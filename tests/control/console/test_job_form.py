@@ -1,0 +1,318 @@
+"""The form of a job as a browser uses it: JSON, check, save, lost race, pasted schedules."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from uuid import UUID
+
+import httpx
+import pytest
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in, typed_in
+from tests.fixtures.database import Database
+from tests.transitions.acts import submit
+from tidewheel.control.client.client import Client
+from tidewheel.control.console.spec_fields import FIELDS
+from tidewheel.control.reads.versions import job_at
+from tidewheel.errors import UnknownJob
+from tidewheel.ids import job_id
+
+HOSTILE = '<script>alert(1)</script>"\u202e'
+CRON: Mapping[str, object] = {"cron": ["30 2 * * *"], "timezone": "Europe/Berlin"}
+FULL: Mapping[str, object] = {
+    "schedule": CRON, "payload": {"depot": 4, "amount": 120.5}, "labels": {"app.kubernetes.io/name": "stock"},
+    "retry": {"max_attempts": 3, "intervals": ["1s", "1m30s"]}, "start_to_close": "1m", "lane": "batch",
+    "target": {"type": "http", "url": "https://example.org/a", "headers": {"X-Team": "billing"}, "async": True},
+    "concurrency_key": {"key": "k"}, "description": "a\u00e9\n\u05d0", "priority": 7,
+}  # fmt: skip
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    """A console that needs no key."""
+    with answering(database) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+def pressed(
+    client: httpx.Client, path: str, do: str, page: httpx.Response | None = None, **typed: str
+) -> httpx.Response:
+    """Open a page, type, and press a button; names have two underscores for a dot."""
+    fields = typed_in(page or client.get(path)) | {name.replace("__", "."): text for name, text in typed.items()}
+    return client.post(path, data=fields | {"do": do})
+
+
+def stored(database: Database, key: str, number: int) -> dict[str, object]:
+    """Return the job of a version as submitted."""
+    with database.transaction() as connection:
+        return job_at(connection, "default", key, number)
+
+
+def version(database: Database, key: str = "job") -> int:
+    with Client(database.url) as client:
+        return client.versions(key, limit=1)[0].number
+
+
+def test_job_typed_into_the_form_is_submitted_with_what_was_set_alone(pages: ApiClient) -> None:
+    answer = pressed(
+        pages, "/jobs/new", "save", key="nightly", schedule="cron", schedule__cron="30 2 * * *\r\n0 12 * * *",
+        schedule__timezone="Europe/Berlin", target="http", target__url="https://example.org/run", labels="team=a=b",
+        payload='{"depot": 4}', retry__max_attempts="2", start_to_close="90",
+    )  # fmt: skip
+    assert (answer.status_code, answer.headers["location"]) == (HTTPStatus.SEE_OTHER, "/jobs/nightly")
+    assert stored(pages.database, "nightly", 1) == {
+        "key": "nightly", "schedule": {"cron": ["30 2 * * *", "0 12 * * *"], "timezone": "Europe/Berlin"},
+        "target": {"type": "http", "url": "https://example.org/run"}, "labels": {"team": "a=b"},
+        "payload": {"depot": 4}, "retry": {"max_attempts": 2}, "start_to_close": "1m30s",
+    }  # fmt: skip
+    assert "Version 1 of" in pages.get("/jobs/nightly").text
+
+
+@pytest.mark.parametrize("view", ["form", "json"])
+def test_form_that_nobody_has_changed_is_an_identical_spec(pages: ApiClient, view: str) -> None:
+    submit(pages.database, "job", **FULL)
+    page = pages.get("/jobs/job/edit")
+    if view == "json":
+        page = pressed(pages, "/jobs/job/edit", "as_json", page)
+        assert json.loads(typed_in(page)["document"])["concurrency_key"] == {"key": "k"}
+    assert "Nothing differs from version 1" in pressed(pages, "/jobs/job/edit", "check", page).text
+    assert pressed(pages, "/jobs/job/edit", "save", page).headers["location"] == "/jobs/job"
+    assert "Nothing differs: version 1" in pages.get("/jobs/job").text
+    assert version(pages.database) == 1
+
+
+def test_check_shows_instants_beside_each_other_and_changes_nothing(pages: ApiClient) -> None:
+    submit(pages.database, "job", **FULL)
+    answer = pressed(pages, "/jobs/job/edit", "check", schedule__cron="45 2 * * *", payload='{"depot": 5}')
+    assert answer.status_code == HTTPStatus.OK
+    assert answer.text.count('<s class="gone">') == 10
+    assert answer.text.count('<ins class="new">') == 9  # the tenth lies beyond the last instant of now
+    for text in ("45 2 * * *: at 02:45, every day", "02:30:00</s>", "02:45:00 +", "Runs under way end as they are"):
+        assert text in answer.text
+    assert "  &#34;depot&#34;: 4" in answer.text
+    assert version(pages.database) == 1
+
+
+def test_every_error_stands_at_its_field_and_what_was_typed_stays(pages: ApiClient) -> None:
+    submit(pages.database, "job", **FULL)
+    wrong = {
+        "schedule__cron": "61 * * * *", "retry__max_attempts": "many", "labels": "a", "payload": "{", "lane": "fast",
+        "start_to_close": "1 week", "priority": "11",
+    }  # fmt: skip
+    for do in ("check", "save"):
+        answer = pressed(pages, "/jobs/job/edit", do, None, **wrong)
+        assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+        kept = typed_in(answer)
+        for name, text in wrong.items():
+            path = name.replace("__", ".")
+            assert f'href="#f-{path}"' in answer.text, path
+            assert re.search(rf'id="f-{re.escape(path)}"[^>]*aria-invalid="true"', answer.text), path
+            assert kept[path] == text
+    assert version(pages.database) == 1
+
+
+def test_json_that_cannot_be_read_is_kept(pages: ApiClient) -> None:
+    submit(pages.database)
+    page = pressed(pages, "/jobs/job/edit", "as_json")
+    for text, word in (
+        ("{", "not valid JSON"), ('{"schedule": "manual", "target": "t", "key": "other"}', "a job keeps its key"),
+        ('{"schedule": "manual", "target": "t", "concurrencyPolicy": "Forbid"}', "write it as overlap"),
+        ("[]", "object"),
+    ):  # fmt: skip
+        answer = pressed(pages, "/jobs/job/edit", "save", page, document=text)
+        assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY, text
+        assert word in answer.text, text
+        assert typed_in(answer)["document"] == text
+
+
+def test_what_the_form_lacks_survives_the_way_from_json_to_form(pages: ApiClient) -> None:
+    submit(pages.database)
+    page = pressed(pages, "/jobs/job/edit", "as_json")
+    spec = {"schedule": "manual", "target": "t", "key": "job", "dedupe": {"window": "10m"}, "payload": {}}
+    page = pressed(pages, "/jobs/job/edit", "as_form", page, document=json.dumps(spec))
+    assert pressed(pages, "/jobs/job/edit", "save", page, queue="night").status_code == HTTPStatus.SEE_OTHER
+    saved = stored(pages.database, "job", 2)
+    assert (saved["dedupe"], saved["queue"], saved["payload"]) == ({"window": "10m"}, "night", {})
+
+
+def test_other_kind_of_schedule_drops_the_fields_of_the_former(pages: ApiClient) -> None:
+    submit(pages.database, schedule=CRON)
+    for kind, typed, schedule in (
+        ("interval", {"schedule__interval": "90"}, {"interval": "1m30s"}),
+        ("manual", {}, {"manual": True}),
+        ("once", {"schedule__once": "2040-01-01T00:00:00Z"}, {"once": "2040-01-01T00:00:00.000000Z"}),
+    ):
+        assert (
+            pressed(pages, "/jobs/job/edit", "save", None, schedule=kind, **typed).status_code == HTTPStatus.SEE_OTHER
+        )
+        assert stored(pages.database, "job", version(pages.database))["schedule"] == schedule
+    answer = pressed(pages, "/jobs/job/edit", "check", schedule="cron", schedule__cron="")
+    assert 'href="#f-schedule.cron"' in answer.text
+
+
+def test_second_click_saves_once_and_undo_leads_back(pages: ApiClient) -> None:
+    submit(pages.database, lane="batch")
+    sent = typed_in(pages.get("/jobs/job/edit")) | {"do": "save", "lane": "critical"}
+    for _ in range(2):
+        assert pages.post("/jobs/job/edit", data=sent).status_code == HTTPStatus.SEE_OTHER
+    assert version(pages.database) == 2
+    page = pages.get("/jobs/job")
+    undo = re.search(r'action="(/jobs/job/rollback\?[^"]+)"', page.text)
+    assert undo
+    answer = pages.post(undo[1].replace("&amp;", "&"), data=fields_of(page))
+    assert answer.status_code == HTTPStatus.SEE_OTHER, answer.text
+    assert stored(pages.database, "job", 3)["lane"] == "batch"
+
+
+def test_page_that_was_left_by_back_loses_nothing(pages: ApiClient) -> None:
+    submit(pages.database)
+    page = pages.get("/jobs/job/edit")
+    assert pressed(pages, "/jobs/job/edit", "save", page, lane="batch").status_code == HTTPStatus.SEE_OTHER
+    answer = pressed(pages, "/jobs/job/edit", "save", page, queue="mine")
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "this page has saved something else" in answer.text
+    race = pressed(pages, "/jobs/job/edit", "save", answer)
+    assert race.status_code == HTTPStatus.CONFLICT
+    assert typed_in(race)["queue"] == "mine"
+
+
+def test_lost_race_names_the_other_and_lays_changes_on_top(database: Database) -> None:
+    submit(database, lane="batch", queue="a", labels={"team": "x"})
+    with console(database) as client:
+        signed_in(client, key_of(database, "read", "write"), name="anna")
+        late = client.get("/jobs/job/edit")
+        first = pressed(client, "/jobs/job/edit", "save", queue="hers", labels="team=y")
+        assert first.status_code == HTTPStatus.SEE_OTHER
+        answer = pressed(client, "/jobs/job/edit", "save", late, lane="critical", queue="mine")
+        assert answer.status_code == HTTPStatus.CONFLICT
+        assert "<bdi>anna, ops</bdi> saved version 2" in answer.text
+        assert typed_in(answer)["queue"] == "mine"
+        assert version(database) == 2
+        for kept, queue in (("", "hers"), ("queue", "mine")):
+            page = pressed(client, "/jobs/job/edit", "merge", answer, keep=kept)
+            assert page.status_code == HTTPStatus.OK, page.text
+            assert typed_in(page)["queue"] == queue
+        assert pressed(client, "/jobs/job/edit", "save", page).status_code == HTTPStatus.SEE_OTHER
+    saved = stored(database, "job", 3)
+    assert (saved["lane"], saved["queue"], saved["labels"]) == ("critical", "mine", {"team": "y"})
+
+
+def test_job_that_was_deleted_meanwhile_can_be_made_again(pages: ApiClient) -> None:
+    submit(pages.database)
+    late = pages.get("/jobs/job/edit")
+    with Client(pages.database.url) as client:
+        client.delete("job")
+    answer = pressed(pages, "/jobs/job/edit", "save", late, lane="batch")
+    assert answer.status_code == HTTPStatus.CONFLICT
+    assert "deleted <bdi>job</bdi>" in answer.text
+    assert pressed(pages, "/jobs/job/edit", "save", answer).status_code == HTTPStatus.SEE_OTHER
+    assert stored(pages.database, "job", 2)["lane"] == "batch"
+
+
+def test_new_job_of_a_key_that_exists_overwrites_nothing(pages: ApiClient) -> None:
+    submit(pages.database, "nightly")
+    answer = pressed(pages, "/jobs/new", "save", key="nightly", schedule="manual", target__name="other")
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "there is a job of this key, at version 1" in answer.text
+    assert typed_in(answer)["target.name"] == "other"
+    missing = pressed(pages, "/jobs/new", "save", schedule="manual", target__name="other")
+    assert 'href="#f-key"' in missing.text
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("CRON_TZ=Europe/Berlin\n30 2 * * 1-5 /srv/bin/count", "schedule.timezone", "Europe/Berlin"),
+        ("rate(5 minutes)", "schedule.interval", "5m"),
+        ("cron(0 10 ? * 2-6 *)", "schedule.cron", "0 10 ? * 1-5"),
+    ],
+)
+def test_pasted_schedule_fills_the_form(pages: ApiClient, text: str, field: str, value: str) -> None:
+    page = pressed(pages, "/jobs/new", "paste", paste=text, key="mine")
+    assert typed_in(page)[field] == value
+    assert typed_in(page)["key"] == "mine"
+    assert "known here" in pressed(pages, "/jobs/new", "paste", paste="every full moon").text
+
+
+def test_cron_job_of_kubernetes_fills_the_form(pages: ApiClient) -> None:
+    text = (
+        "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: count}\nspec:\n  schedule: '30 2 * * *'\n"
+        "  concurrencyPolicy: Forbid\n  suspend: true\n"
+    )
+    page = pressed(pages, "/jobs/new", "paste", paste=text)
+    assert [typed_in(page)[name] for name in ("key", "overlap", "schedule.cron")] == ["count", "skip", "30 2 * * *"]
+    pressed(pages, "/jobs/new", "save", page, target="handler", target__name="t")
+    assert stored(pages.database, "count", 1)["overlap"] == "skip"
+    with Client(pages.database.url) as client:
+        assert client.next("count").words.startswith("The job is paused")
+
+
+def test_payload_of_256_kib_is_saved(pages: ApiClient) -> None:
+    payload = json.dumps({"rows": ["\u00e9" * 1000] * 125})
+    answer = pressed(pages, "/jobs/new", "save", key="big", schedule="manual", target__name="t", payload=payload)
+    assert answer.status_code == HTTPStatus.SEE_OTHER
+    assert "Nothing differs" in pressed(pages, "/jobs/big/edit", "check").text
+    huge = pressed(pages, "/jobs/big/edit", "save", payload=json.dumps("x" * 300_000))
+    assert 'href="#f-payload"' in huge.text
+
+
+def test_hostile_text_in_every_field_comes_back_as_text(pages: ApiClient) -> None:
+    fields = {field.path: HOSTILE for field in FIELDS} | {
+        "key": HOSTILE,
+        "paste": HOSTILE,
+        "under": "",
+        "base": HOSTILE,
+    }
+    token = fields_of(pages.get("/jobs/new"))
+    for kind, target in (("cron", "http"), ("after", "shell"), (HOSTILE, HOSTILE)):
+        for do in ("check", "save", "as_json", "as_form", "paste", "merge"):
+            sent = fields | token | {"do": do, "schedule": kind, "target": target, "document": HOSTILE, "onto": HOSTILE}
+            for view in ("form", "json"):
+                answer = pages.post("/jobs/new", data=sent | {"view": view})
+                assert answer.status_code in {HTTPStatus.OK, HTTPStatus.UNPROCESSABLE_ENTITY}
+                assert "<script>alert" not in answer.text
+    assert pages.database.count("jobs") == 0
+
+
+def test_key_with_signs_is_edited_by_its_id(pages: ApiClient) -> None:
+    key = "<script>alert(2)</script>/../\u05d0"
+    submit(pages.database, key)
+    path = f"/jobs/id:{job_id('default', key)}/edit"
+    page = pages.get(path)
+    assert "<script>alert" not in page.text
+    assert pressed(pages, path, "save", page, lane="batch").status_code == HTTPStatus.SEE_OTHER
+    assert stored(pages.database, key, 2)["lane"] == "batch"
+    assert pages.get(f"/jobs/id:{UUID(int=1)}/edit").status_code == HTTPStatus.NOT_FOUND
+
+
+def test_key_that_may_not_write_sees_no_button_and_changes_nothing(database: Database) -> None:
+    submit(database)
+    with console(database) as client:
+        signed_in(client, key_of(database, "read", "operate"))
+        pages = [client.get(path) for path in ("/jobs", "/jobs/job", "/jobs/job/versions")]
+        assert not re.search(r"/jobs/new|/edit|/trigger|/delete|/rollback", "".join(page.text for page in pages))
+        for path in ("/jobs/new", "/jobs/job/edit"):
+            assert client.get(path).status_code == HTTPStatus.FORBIDDEN
+            answer = client.post(path, data=fields_of(pages[1]) | {"do": "save", "key": "other"})
+            assert answer.status_code == HTTPStatus.FORBIDDEN
+            assert "write" in answer.text
+    with Client(database.url) as client, pytest.raises(UnknownJob):
+        client.versions("other")
+
+
+def test_revoked_key_saves_nothing(database: Database) -> None:
+    submit(database)
+    key = key_of(database, "read", "write")
+    with console(database) as client:
+        signed_in(client, key)
+        page = client.get("/jobs/job/edit")
+        with Client(database.url) as admin:
+            admin.api_keys.revoke(key.split("_")[1])
+        sent = typed_in(page) | {"do": "save", "lane": "batch"}
+        while (answer := client.post("/jobs/job/edit", data=sent)).headers.get("location") == "/jobs/job":
+            sent = typed_in(page) | {"do": "save", "lane": "batch"}  # its revocation is heard within a second
+        assert answer.headers["location"] == "/sign-in?ended=1"
+    assert version(database) <= 2
