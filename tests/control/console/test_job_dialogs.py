@@ -79,7 +79,7 @@ def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
     assert undo
     assert pages.get("/jobs/nightly").status_code == HTTPStatus.NOT_FOUND
     assert went_to(pages.post(undo[1], data=fields_of(page))) == "/jobs/nightly"
-    assert "batch" in pages.get("/jobs/nightly").text
+    assert "batch" in pages.get("/jobs/nightly/settings").text
     answer = posted(pages, "/jobs/nightly/restore")
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "exists already" in answer.text
@@ -180,15 +180,16 @@ def test_no_link_of_any_page_changes_a_table(database: Database) -> None:
     with console(database) as client:
         signed_in(client, key_of(database, "read", "write", "operate"))
         before = contents(database)
-        open_paths, seen = ["/"], {"/"}
+        open_paths, seen = ["/"], {"/": 1}
         while open_paths:
             page = client.get(open_paths.pop())
             for found in re.finditer(r'(?:href|action)="(/[^"#]*)', page.text):
                 path = found[1].replace("&amp;", "&")
                 plain = urlsplit(path).path
-                if path not in seen and not plain.startswith(("/static/", "/api/", "/sign-out", "/theme")):
-                    seen.add(path)
+                seen[plain] = seen.get(plain, 0) + 1
+                # Windows of time and months lead on for ever: two links to each page are opened.
+                if seen[plain] < 3 and not plain.startswith(("/static/", "/api/", "/sign-out", "/theme")):
                     open_paths.append(path)
         expected = {f"/jobs/nightly/{name}" for name in ("edit", "versions", "trigger", "backfill", "delete", "pause")}
-        assert expected | {"/jobs/new"} <= {urlsplit(path).path for path in seen}
+        assert expected | {"/jobs/new"} <= seen.keys()
         assert contents(database) == before
