@@ -116,7 +116,7 @@ def test_next_page_keeps_every_label(pages: ApiClient, place: str) -> None:
     assert following
     address = following[1].replace("&amp;", "&")
     assert "label=team%3Dbilling&label=tier%3D1" in address
-    keys = set(re.findall(r'href="/jobs/([\w-]+)"', page + shown(pages, address)))
+    keys = set(re.findall(r'href="/jobs/([\w-]+)"', page + shown(pages, address))) - {"new"}
     assert keys == {"job-0", "job-1", "job-2"}
 
 
@@ -191,7 +191,7 @@ def test_key_that_a_proxy_would_change_is_addressed_by_its_id(pages: ApiClient) 
         by_id = f"/jobs/id:{job_id('default', key)}"
         assert f'href="{by_id}"' in shown(pages, f"/jobs?prefix={quote(key)}")
         assert pages.get(by_id).status_code == HTTPStatus.OK
-        if not key.startswith("id:"):
+        if key != "new" and not key.startswith("id:"):  # that address has the form of a new job
             away = pages.get(f"/jobs/{quote(key, safe='')}")
             assert (away.status_code, away.headers["location"]) == (HTTPStatus.SEE_OTHER, by_id)
     submit(pages.database, "plain")
