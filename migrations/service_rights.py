@@ -32,6 +32,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "api": "rawd",
             "application": "rawd",
         },
+        "activity": {"scheduler": "rad", "relay": "a", "intake": "a", "executor": "a", "api": "ra"},
         "api_keys": {"scheduler": "rd", "api": "raw"},
         "archived_days": {"scheduler": "r", "intake": "r", "api": "rd", "application": "r"},
         "attempt_outputs": {

@@ -214,6 +214,50 @@ DELETE FROM job_days
  WHERE (job_id, day) IN (SELECT o.job_id, o.day FROM job_days AS o
                           WHERE o.day < (%(before)s::timestamptz AT TIME ZONE 'UTC')::date LIMIT %(limit)s)
 
+-- name: find_oldest_activity
+-- Returns the begin of the oldest figures of a grain.
+-- Index: activity_by_grain. No lock.
+SELECT min(a.at) FROM activity AS a WHERE a.grain = %(grain)s
+
+-- name: merge_activity
+-- Merges figures of a grain, of a slice of time, into rows of the next grain.
+-- Index: activity_by_grain. Lock: the rows, which are written once; one scheduler merges at a time.
+WITH gone AS MATERIALIZED (
+    DELETE FROM activity AS a
+     WHERE a.grain = %(grain)s AND a.at >= %(first)s AND a.at < %(end)s
+    RETURNING a.tenant, date_bin(%(into)s::interval, a.at, '1970-01-01 00:00:00+00') AS at, a.queue, a.lane, a.state, a.runs,
+              a.stages, a.took, a.slowest
+), late AS (
+    SELECT b.tenant, b.at, b.queue, b.lane, b.state, array_agg((b.bucket << 32) + b.runs ORDER BY b.bucket) AS stages
+      FROM (SELECT g.tenant, g.at, g.queue, g.lane, g.state, u.packed >> 32 AS bucket, sum(u.packed & 4294967295)::bigint AS runs
+              FROM gone AS g CROSS JOIN unnest(g.stages) AS u (packed)
+             GROUP BY g.tenant, g.at, g.queue, g.lane, g.state, u.packed >> 32) AS b
+     GROUP BY b.tenant, b.at, b.queue, b.lane, b.state
+), slow AS (
+    SELECT r.tenant, r.at, r.queue, r.lane, r.state, array_agg(r.took ORDER BY r.place) AS took,
+           array_agg(r.run_id ORDER BY r.place) AS slowest
+      FROM (SELECT g.tenant, g.at, g.queue, g.lane, g.state, u.took, u.run_id,
+                   row_number() OVER (PARTITION BY g.tenant, g.at, g.queue, g.lane, g.state ORDER BY u.took DESC, u.run_id) AS place
+              FROM gone AS g CROSS JOIN unnest(g.took, g.slowest) AS u (took, run_id)) AS r
+     WHERE r.place <= 3
+     GROUP BY r.tenant, r.at, r.queue, r.lane, r.state
+)
+INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)
+SELECT c.tenant, c.at, %(grain)s + 1, c.queue, c.lane, c.state, c.runs, coalesce(l.stages, '{}'), coalesce(s.took, '{}'),
+       coalesce(s.slowest, '{}')
+  FROM (SELECT g.tenant, g.at, g.queue, g.lane, g.state, sum(g.runs)::bigint AS runs
+          FROM gone AS g
+         GROUP BY g.tenant, g.at, g.queue, g.lane, g.state) AS c
+  LEFT JOIN late AS l USING (tenant, at, queue, lane, state)
+  LEFT JOIN slow AS s USING (tenant, at, queue, lane, state)
+
+-- name: delete_old_activity
+-- Deletes some figures that are older than their period.
+-- Index: activity_by_grain, activity_pkey. Lock: the rows, which are written once.
+DELETE FROM activity
+ WHERE (tenant, at, id) IN (SELECT o.tenant, o.at, o.id FROM activity AS o
+                             WHERE o.grain = ANY ('{0,1,2}') AND o.at < %(before)s LIMIT %(limit)s)
+
 -- name: find_archived_days
 -- Returns the days whose runs are in the archive; no row without one.
 -- No index: a row for each day. No lock.

@@ -25,6 +25,7 @@ from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
+from tidewheel.scheduler.activity_merge import merge_activity
 from tidewheel.scheduler.ended_jobs import remove_ended_jobs
 from tidewheel.scheduler.history_limits import remove_by_job
 from tidewheel.scheduler.job_days import count_days
@@ -158,6 +159,7 @@ class Retention:
         _try(connection, failures, partial(_close_days, connection, stored))
         _try(connection, failures, partial(_measure_archive, connection, stored, now))
         _try(connection, failures, partial(count_days, connection, pace))
+        _try(connection, failures, partial(merge_activity, connection, now, pace))
         before = self._facts_before(connection, stored, now)
         for rule in RULES.values():
             if isinstance(rule, Rows):

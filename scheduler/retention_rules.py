@@ -146,6 +146,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "quarantine": Rows(_SQL["delete_old_quarantine"], Period.FAILED),
         "api_keys": Rows(_SQL["delete_old_api_keys"], Period.AUDIT),
         "job_days": Rows(_SQL["delete_old_job_days"], Period.STATISTICS),
+        "activity": Rows(_SQL["delete_old_activity"]),
         "tenant_deletions": Rows(_SQL["delete_old_deletions"]),
         "history_limits": Rows(_SQL["delete_old_history_limits"]),
         "jobs": Jobs(),

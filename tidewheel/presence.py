@@ -1,8 +1,10 @@
 """The row of this process in `processes`: role, host, version, settings and heartbeat, for operators.
 
-No service decides by these rows. Shares are divided by `tidewheel.membership`, and leases end by the rows of executors.
+Its thread also writes the figures of the runs that ended here. No service decides by these rows. Shares are divided by
+`tidewheel.membership`, and leases end by the rows of executors.
 """
 
+import logging
 import os
 import socket
 import threading
@@ -14,6 +16,7 @@ from uuid import UUID
 import psycopg
 from psycopg.types.json import Jsonb
 
+from tidewheel.activity import activity
 from tidewheel.clock import SystemClock
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.session import Session
@@ -21,6 +24,8 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.shared import shared_settings
+
+_LOG = logging.getLogger("tidewheel.presence")
 
 _SQL = Statements("tidewheel")
 _HEARTBEAT_PROCESS = _SQL["heartbeat_process"]
@@ -57,6 +62,7 @@ class Presence:
         self._thread.join(timeout=5)
         if self._thread.is_alive() or self._backoff.active:
             return  # the database does not answer, and the row becomes old
+        self._write_activity()
         with suppress(Unavailable, psycopg.Error), self._session.transaction() as connection:
             connection.execute(_DELETE_PROCESS, self._columns)
         self._session.close()
@@ -70,4 +76,13 @@ class Presence:
                 self._backoff.wait(error)
                 continue
             self._backoff.reset()
+            self._write_activity()
             self._stop.wait(EVERY_SECONDS)
+
+    def _write_activity(self) -> None:
+        """Write the figures of ended runs; an error costs these figures, and no heartbeat."""
+        try:
+            with self._session.transaction() as connection:
+                activity.write(connection)
+        except (Unavailable, psycopg.Error) as error:
+            _LOG.warning("figures of ended runs are lost: %s", error)

@@ -107,11 +107,23 @@ class OwnConnection(Connection[tuple[object, ...]]):
         tenant: The tenant for which its transaction acts; None if it acts as the role that connected.
         notices: What the server has noted about its commits.
         settings: The server settings that were set after connecting, through a pooler; None without one.
+        committing: What `Session.transaction` calls once its transaction has committed.
     """
 
     tenant: str | None = None
     notices: "_Notices"
     settings: str | None = None
+    committing: Sequence[Callable[[], None]] = ()
+
+    def at_commit(self, act: Callable[[], None]) -> None:
+        """Call something once the transaction of `Session.transaction` has committed, and never if it has not."""
+        self.committing = (*self.committing, act)
+
+    def committed(self) -> None:
+        """Call what waits for the commit."""
+        acts, self.committing = self.committing, ()
+        for act in acts:
+            act()
 
     def set_through_pooler(self, settings: str) -> None:
         """Set server settings, if a pooler is in between: it drops or refuses those of the connection's start.
@@ -395,6 +407,8 @@ class Session:
             self.close()
             message = "the wait for the synchronous standby was cancelled: a fail-over may lose the transaction"
             raise CommitUnknown(message)
+        if isinstance(connection, OwnConnection) and connection.committing:
+            connection.committed()
 
     def cancel(self) -> None:
         """Cancel the statement that another thread waits for, which then gets `Unavailable`; never raises."""
@@ -410,6 +424,8 @@ class Session:
             connection.close()
 
     def _abandon(self, connection: Conn) -> None:
+        if isinstance(connection, OwnConnection):
+            connection.committing = ()
         try:
             connection.rollback()
         except psycopg.Error:

@@ -26,6 +26,7 @@ from tidewheel.transitions.attempts import AttemptEnd, write_attempts, write_out
 from tidewheel.transitions.completions import completions
 from tidewheel.transitions.dead_letters import dead_letter_run
 from tidewheel.transitions.deferred_effects import add_deferred_effects
+from tidewheel.transitions.ended_figures import count_at_commit
 from tidewheel.transitions.finished import ClosedRun, Ended, FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.places import FreedPlace
@@ -122,6 +123,7 @@ def finish_runs(
         settle_keys(connection, installation, freed=freed)
     result.states = {run.end.run_id: run.state for run in finished}
     _count(first)
+    count_at_commit(connection, first)
     _announce([run for run in finished if run.row.refused])
     return result
 

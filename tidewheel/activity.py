@@ -1,0 +1,133 @@
+"""Figures of ended runs for plots: counted in memory after COMMIT, written each 5 seconds (docs/adr/0086-activity.md).
+
+Each process has one set of counts, and `Presence` writes it. A process that dies loses those of its last seconds.
+"""
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_ADD_ACTIVITY = Statements("tidewheel")["add_activity"]
+
+GRAINS: Final = (timedelta(seconds=5), timedelta(minutes=1), timedelta(hours=1))
+"""The time that a row counts, by its column `grain`."""
+
+SLOWEST: Final = 3
+"""The runs whose ids a row keeps."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_STAGE_BITS, _COUNT_BITS = 16, 32
+_BY_RATIO = 1 / math.log(1.1)  # of the buckets of tidewheel/buckets.py
+
+
+class Stage(IntEnum):
+    """A stage of a run that has a lateness, with its number in the column `stages`."""
+
+    WRITTEN = 0
+    CLAIMED = 1
+    ENDED = 2
+
+
+class Class(NamedTuple):
+    """The runs that one row counts."""
+
+    at: datetime
+    tenant: str
+    queue: str
+    lane: str
+    state: str
+
+
+class Figures:
+    """The figures of one class."""
+
+    __slots__ = ("runs", "slowest", "stages")
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.stages = Counter[int]()
+        self.slowest: list[tuple[float, UUID]] = []
+
+    def late(self, stage: Stage, seconds: float) -> None:
+        """Count a run's lateness at a stage."""
+        bucket = math.ceil(math.log(seconds * 1000) * _BY_RATIO) if seconds > 0.001 else 0
+        self.stages[stage << _STAGE_BITS | bucket] += 1
+
+    def ran(self, seconds: float, run_id: UUID) -> None:
+        """Keep a run if it is among the slowest."""
+        slowest = self.slowest
+        if len(slowest) < SLOWEST:
+            slowest.append((seconds, run_id))
+            slowest.sort(reverse=True)
+        elif seconds > slowest[-1][0]:
+            slowest[-1] = (seconds, run_id)
+            slowest.sort(reverse=True)
+
+
+class Activity:
+    """The counts of this process that are not written yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._figures: dict[Class, Figures] = {}
+
+    def of(self, counted: Class) -> Figures:
+        """Return the figures of a class, to be changed under the lock."""
+        found = self._figures.get(counted)
+        if found is None:
+            found = self._figures[counted] = Figures()
+        return found
+
+    @property
+    def lock(self) -> threading.Lock:
+        """The lock of all figures."""
+        return self._lock
+
+    def write(self, connection: Conn) -> None:
+        """Write the figures, a row for each class; they are gone from memory whether that succeeds or not."""
+        with self._lock:
+            figures, self._figures = self._figures, {}
+        if figures:
+            connection.execute(_ADD_ACTIVITY, {"rows": Jsonb([_row(*each) for each in figures.items()])})
+
+
+def begin_of(at: datetime) -> datetime:
+    """Return the begin of the 5 seconds of an instant.
+
+    >>> begin_of(datetime(2026, 11, 21, 22, 13, 4, 118000, tzinfo=UTC)).isoformat()
+    '2026-11-21T22:13:00+00:00'
+    """
+    return at - (at - _EPOCH) % GRAINS[0]
+
+
+def unpack_stages(packed: Sequence[tuple[int, int]]) -> dict[Stage, Counter[int]]:
+    """Return the count of each bucket by stage, from keys without their counts."""
+    found = {stage: Counter[int]() for stage in Stage}
+    for key, count in packed:
+        found[Stage(key >> _STAGE_BITS)][key & ((1 << _STAGE_BITS) - 1)] += count
+    return found
+
+
+def _row(counted: Class, figures: Figures) -> dict[str, object]:
+    return {
+        **counted._asdict(),
+        "at": counted.at.isoformat(),
+        "runs": figures.runs,
+        "stages": [key << _COUNT_BITS | count for key, count in sorted(figures.stages.items())],
+        "took": [seconds for seconds, _ in figures.slowest],
+        "slowest": [str(run_id) for _, run_id in figures.slowest],
+    }
+
+
+activity: Final = Activity()
+"""The counts of this process."""
