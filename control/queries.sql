@@ -1464,3 +1464,122 @@ SELECT w.job_id, r.run_id, r.scheduled_at, r.state, r.started_at, r.finished_at
   WHERE j.tenant = %(tenant)s AND j.version > 0 AND j.deleted_at IS NULL AND j.key COLLATE "C" < %(near)s
   ORDER BY j.key COLLATE "C" DESC
   LIMIT 1)
+
+-- name: read_activity
+-- Returns the ended runs of a tenant by bin and state, and the number of rows; of the newest `look` rows.
+-- Index: activity_pkey, a range of it backwards. No lock.
+SELECT width_bucket(a.at, %(edges)s::timestamptz[]) - 1 AS bin, a.state, sum(a.runs)::bigint AS runs, count(*) AS rows
+  FROM (SELECT e.at, e.state, e.runs
+          FROM activity AS e
+         WHERE e.tenant = %(tenant)s
+           AND e.at >= (%(edges)s::timestamptz[])[1] AND e.at < (%(edges)s::timestamptz[])[cardinality(%(edges)s::timestamptz[])]
+         ORDER BY e.at DESC
+         LIMIT %(look)s) AS a
+ GROUP BY 1, 2
+
+-- name: read_stages
+-- Returns the runs of a tenant by bin, stage and bucket of lateness; of the newest `look` rows.
+-- Index: activity_pkey, a range of it backwards. No lock.
+SELECT width_bucket(a.at, %(edges)s::timestamptz[]) - 1 AS bin, u.packed >> 32 AS bucket, sum(u.packed & 4294967295)::bigint AS runs
+  FROM (SELECT e.at, e.stages
+          FROM activity AS e
+         WHERE e.tenant = %(tenant)s
+           AND e.at >= (%(edges)s::timestamptz[])[1] AND e.at < (%(edges)s::timestamptz[])[cardinality(%(edges)s::timestamptz[])]
+         ORDER BY e.at DESC
+         LIMIT %(look)s) AS a
+ CROSS JOIN unnest(a.stages) AS u (packed)
+ WHERE u.packed >> 48 = ANY (%(stages)s::bigint[])
+ GROUP BY 1, 2
+
+-- name: find_slowest_runs
+-- Returns the slowest runs of a tenant that ended in a span of time, with their seconds; of the newest `look` rows.
+-- Index: activity_pkey, a range of it backwards. No lock.
+SELECT u.run_id, max(u.took) AS took
+  FROM (SELECT e.took, e.slowest
+          FROM activity AS e
+         WHERE e.tenant = %(tenant)s AND e.at >= %(since)s AND e.at < %(until)s
+         ORDER BY e.at DESC
+         LIMIT %(look)s) AS a
+ CROSS JOIN unnest(a.took, a.slowest) AS u (took, run_id)
+ GROUP BY u.run_id
+ ORDER BY 2 DESC, 1
+ LIMIT %(limit)s
+
+-- name: count_upcoming
+-- Returns the timers of a tenant that come due, by bin; of each shard the first `look`, and true if there are more.
+-- Index: timers_due, a range of each shard. No lock.
+SELECT width_bucket(t.due_at, %(edges)s::timestamptz[]) - 1 AS bin, count(*) AS jobs, bool_or(t.place >= %(look)s::bigint) AS cut
+  FROM unnest(%(shards)s::integer[]) AS s (shard)
+ CROSS JOIN LATERAL (
+    SELECT o.due_at, row_number() OVER (ORDER BY o.due_at) AS place
+      FROM (SELECT i.due_at
+              FROM timers AS i
+             WHERE i.shard = s.shard AND i.tenant = %(tenant)s
+               AND i.due_at >= (%(edges)s::timestamptz[])[1]
+               AND i.due_at < (%(edges)s::timestamptz[])[cardinality(%(edges)s::timestamptz[])]
+             ORDER BY i.due_at
+             LIMIT %(look)s) AS o
+  ) AS t
+ GROUP BY 1
+
+-- name: group_open_runs
+-- Returns the oldest `look` open runs of a tenant by queue, lane, handler and state, each with the oldest of them.
+-- Index: job_runs_by_tenant, from the tenant's begin. No lock.
+SELECT o.queue, o.lane, o.handler, o.state, o.ahead, count(*) AS runs, min(o.publish_at) AS oldest_at,
+       (array_agg(o.run_id ORDER BY o.publish_at, o.run_id))[1] AS run_id
+  FROM (SELECT r.queue, r.lane, r.handler, r.state, nullif(r.publish_at, 'infinity') AS publish_at,
+               r.publish_at > (SELECT tidewheel_now()) AS ahead, r.run_id
+          FROM job_runs AS r
+         WHERE r.tenant = %(tenant)s AND r.shard >= 0
+         ORDER BY r.tenant, r.run_id
+         LIMIT %(look)s) AS o
+ GROUP BY o.queue, o.lane, o.handler, o.state, o.ahead
+
+-- name: find_failing_jobs
+-- Returns the jobs of a tenant whose last runs failed, at least `least` of them among the newest `look` failures, with the
+-- number, the first of them and their errors.
+-- Index: failed_runs_by_tenant, backwards; finished_runs_by_job of two days, for the last success among 100 runs; jobs_pkey.
+-- No lock.
+WITH latest AS MATERIALIZED (
+    SELECT f.job_id, f.scheduled_at, f.finished_at, coalesce(f.error_type, f.state) AS error
+      FROM failed_runs AS f
+     WHERE f.tenant = %(tenant)s AND f.run_id >= %(first_id)s
+     ORDER BY f.tenant DESC, f.run_id DESC
+     LIMIT %(look)s
+), often AS MATERIALIZED (
+    SELECT l.job_id FROM latest AS l GROUP BY l.job_id HAVING count(*) >= %(least)s ORDER BY count(*) DESC LIMIT 20
+)
+SELECT j.key, j.job_id, row.failures, row.since, row.errors
+  FROM often AS o
+  JOIN jobs AS j ON j.job_id = o.job_id AND j.deleted_at IS NULL
+ CROSS JOIN LATERAL (
+    SELECT max(s.finished_at) FILTER (WHERE s.state = 'succeeded') AS at
+      FROM (SELECT r.finished_at, r.state FROM finished_runs AS r
+             WHERE r.job_id = o.job_id AND r.finished_at >= %(since)s
+             ORDER BY r.scheduled_at DESC LIMIT 100) AS s
+  ) AS good
+ CROSS JOIN LATERAL (
+    SELECT count(*) AS failures, min(l.finished_at) AS since, (array_agg(DISTINCT l.error))[1:3] AS errors
+      FROM latest AS l
+     WHERE l.job_id = o.job_id AND (good.at IS NULL OR l.finished_at > good.at)
+  ) AS row
+ WHERE row.failures >= %(least)s
+ ORDER BY row.failures DESC, j.key COLLATE "C"
+
+-- name: find_set_aside
+-- Returns some jobs of a tenant that are set aside, each with its last error and that error's time.
+-- Index: quarantine_by_job, walked whole: it has a row for each such job; timers_pkey, jobs_pkey. No lock.
+SELECT DISTINCT ON (q.job_id) j.key, j.job_id, q.error, q.created_at
+  FROM quarantine AS q
+  JOIN timers AS t ON t.job_id = q.job_id AND t.hold_reason = 'quarantine'
+  JOIN jobs AS j ON j.job_id = q.job_id
+ WHERE q.job_id IS NOT NULL AND q.tenant = %(tenant)s
+ ORDER BY q.job_id, q.id DESC
+ LIMIT %(limit)s
+
+-- name: count_slots
+-- Returns the slots of live executors.
+-- No index: a row for each executor. No lock.
+SELECT coalesce(sum(e.slots), 0)::bigint
+  FROM executors AS e
+ WHERE NOT e.stopping AND e.last_heartbeat_at > tidewheel_now() - coalesce(e.lease, %(lease)s::interval)

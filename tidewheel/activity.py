@@ -1,6 +1,7 @@
-"""Figures of ended runs for plots: counted in memory after COMMIT, written each 5 seconds (docs/adr/0086-activity.md).
+"""Figures of ended runs for plots: counted after COMMIT, written each 5 seconds.
 
-Each process has one set of counts, and `Presence` writes it. A process that dies loses those of its last seconds.
+ADR 0086 has the reasons. Each process has one set of counts, and `Presence` writes it. A process that dies loses those
+of its last seconds.
 """
 
 import math

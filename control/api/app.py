@@ -22,6 +22,7 @@ from tidewheel.control.api.jobs import JobsApi
 from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.keys import KeysApi
 from tidewheel.control.api.limits import LimitsApi
+from tidewheel.control.api.now import NowApi
 from tidewheel.control.api.openapi import add_route, openapi
 from tidewheel.control.api.ordering_keys import OrderingKeysApi
 from tidewheel.control.api.problems import HANDLERS
@@ -62,6 +63,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         FleetApi(pools.reads),
         TenantsApi(pools.reads, pools.writes),
         RunEventsApi(pools.streams, stop),
+        NowApi(pools.reads, installation.shards),
         StatusApi(pools.reads, installation.shards),
         LimitsApi(pools.reads, pools.writes),
         OrderingKeysApi(pools.reads, pools.writes),

@@ -255,3 +255,27 @@ AUDIT_LOG: Json = {"next_cursor": None, "entries": [{
     "named": "anna", "key_id": "k3v9x0a1bc", "action": "job.submit", "object": "job/nightly", "request_id": None,
     "version_before": 2, "version_after": 3, "objects": 1, "result": "accepted",
 }]}  # fmt: skip
+NOW: Json = {
+    "as_of": _AT, "findings": [{
+        "kind": "failing_job", "severity": "error", "words": "its last 14 runs failed", "evidence": "HTTPStatusError",
+        "since": "2026-11-20T00:05:00Z", "count": 14, "remedy": "tidewheel run list --job nightly --status failed",
+        "key": "nightly", "job_id": JOB_ID,
+    }],
+    "due_next_minute": {"jobs": 312, "at_least": False}, "running": 46, "slots": {"busy": 46, "all": 132},
+    "open": {"running": 46, "queued": 3, "scheduled": 20}, "open_at_least": False, "ended_hour": 4229,
+    "failed_hour": 17, "on_time_rate": 0.992,
+}  # fmt: skip
+ACTIVITY: Json = {"at_least": False, "bins": [{
+    "at": _AT, "succeeded": 60, "failed": 1, "timed_out": 0, "cancelled": 0, "skipped": 2,
+    "stages": {"claimed": {"runs": 61, "p50": 0.0113, "p99": 0.0241}},
+}]}  # fmt: skip
+UPCOMING_JOBS: Json = {"bins": [{"at": _AT, "jobs": 312}], "jobs": 312, "at_least": False}
+BACKLOG: Json = {"backlog": [{
+    "queue": "reports", "lane": "standard", "count": 312, "at_least": False, "oldest_at": _AT, "oldest_run_id": RUN_ID,
+    "why": {
+        "code": "no_handler", "words": "no live executor of queue reports has the handler render-pdf",
+        "remedy": "tidewheel executor --queues reports", "until": None, "behind_run_id": None, "executor_id": None,
+        "freezes": [],
+    },
+}]}  # fmt: skip
+SLOWEST: Json = {"runs": [{"took": 4.2, "run": _RUN}]}

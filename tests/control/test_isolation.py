@@ -19,11 +19,14 @@ from tests.fixtures.database import ClockedDatabase
 from tests.tidewheel.postgres.test_statements import STATEMENTS
 from tests.transitions.acts import begin, end, ending
 from tests.transitions.test_workflows import play
+from tidewheel.activity import Stage
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.activity import read_activity, slowest_runs
 from tidewheel.control.reads.backfills import backfills
 from tidewheel.control.reads.freezes import list_freezes
 from tidewheel.control.reads.jobs import list_jobs
+from tidewheel.control.reads.now import read_now_of
 from tidewheel.control.reads.run_changes import read_run_changes
 from tidewheel.migrations.row_security import TENANT_ROLE
 from tidewheel.postgres.pg_copy import Field, FieldDumper
@@ -157,6 +160,9 @@ def lived(clocked: ClockedDatabase, recording: Recording) -> Recording:
             list_jobs(reading, MINE)
             list_freezes(reading, MINE, counts_all=False)
             backfills(reading, MINE)
+            read_now_of(reading, MINE, 64, None)
+            read_activity(reading, MINE, [_NOON - span, _NOON + span], tuple(Stage))
+            slowest_runs(reading, MINE, _NOON - span, _NOON + span, 10)
             read_run_changes(reading, MINE, "job", after=(_NOON - span, UUID(int=0)), until=_NOON + 99 * span, known=[])
     return recording
 

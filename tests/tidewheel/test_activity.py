@@ -1,4 +1,4 @@
-"""Figures of ended runs: counted after the commit, written by the thread of the process's row, merged as they age."""
+"""Figures of ended runs: counted after the commit, written each 5 seconds, merged as they age."""
 
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,6 +1,6 @@
 """Count ended runs for plots, once their transaction has committed (docs/adr/0086-activity.md).
 
-In a transaction of a user's own connection nobody knows the commit: such an end is in no figure.
+No service sees the commit of a user's own connection: such an end is in no figure.
 """
 
 from collections.abc import Sequence

@@ -180,6 +180,12 @@ _LOAD: tuple[LiteralString, ...] = (
     SELECT n, 'default', md5('job' || n)::uuid, md5('open' || n)::uuid, now(), now() + n * interval '1 s', now()
       FROM generate_series(1, %(fewer)s) AS n
     """,
+    """
+    INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)
+    SELECT 'tenant-' || n %% 10, now() - n * interval '1 s', 0, 'default', 'standard', 'succeeded', 1,
+           ARRAY[(1::bigint << 48) + 1], ARRAY[1.0], ARRAY[uuidv4()]
+      FROM generate_series(1, %(rows)s) AS n
+    """,
     "INSERT INTO tenant_rates (tenant, per_second) SELECT 'tenant-' || n, 1 FROM generate_series(1, %(fewer)s) AS n",
 )
 
@@ -359,6 +365,11 @@ _WINDOWS: Mapping[str, object] = {"ids": list(range(BATCH))} | dict.fromkeys(
     ("first_at", "until_at", "runs_at"), [_NOON] * BATCH
 )
 
+_ACTIVITY: Mapping[str, object] = {
+    "tenant": "tenant-1", "edges": [_TODAY - timedelta(days=1), _TODAY, _FAR_AHEAD], "since": _TODAY,
+    "until": _FAR_AHEAD, "stages": [1], "look": 100_000, "limit": 50,
+}  # fmt: skip
+
 # Parameters besides those of, or different from, `facts` has it.
 SPECIAL: Mapping[str, Mapping[str, object]] = {
     "add_job_runs": {
@@ -410,6 +421,14 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "scan_keys": {"after": -1, "limit": 1000, "budget": 20_000, "idle_after": timedelta(minutes=10)},
     "remove_idle_keys": {"idle_after": timedelta(minutes=10)},
     "measure_tenant_key": {"tenant": "acme", "key_id": 1, "limit": 500_000},
+    "read_activity": _ACTIVITY,
+    "read_stages": _ACTIVITY,
+    "find_slowest_runs": _ACTIVITY,
+    "count_upcoming": {"edges": [_NOON, _FAR_AHEAD], "look": 100},
+    "group_open_runs": {"look": 10_000},
+    "find_failing_jobs": {"since": _TODAY, "first_id": _NOWHERE, "look": 1000, "least": 3},
+    "find_oldest_activity": {"grain": 0},
+    "delete_old_activity": _OLD,
     "close_runs": {
         "allowed": ["succeeded:running"],
         "cancelling": RunState.CANCELLING,
@@ -634,6 +653,7 @@ _HOT = {
         open_windows write_windows
     """,
     "tidewheel.scheduler": """
+        find_oldest_activity delete_old_activity
         probe_timers lock_due_timers lock_timer
         find_woken_keys probe_keys scan_keys remove_idle_keys lock_keys repair_keys find_tenant_keys measure_tenant_key
         lock_job_without_timer scan_active_runs lock_active_runs find_unmarked_waiters
@@ -666,6 +686,7 @@ _HOT = {
         read_past_attempts list_dead_letters last_dead_letter_looked_at find_open_states
         list_blocked_keys read_blocked_key
         list_key_limits list_keys_in_use list_batches read_batch_runs read_run_edges
+        read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
     """,
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]

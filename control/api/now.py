@@ -1,0 +1,200 @@
+"""The present of a tenant and its figures: `/api/v1/now`, `activity`, `upcoming`, `backlog`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BeforeValidator, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidewheel.activity import Stage
+from tidewheel.api_keys import Scope
+from tidewheel.control.api import examples
+from tidewheel.control.api.answers import answer
+from tidewheel.control.api.callers import Caller, Reader
+from tidewheel.control.api.openapi import add_route
+from tidewheel.control.api.queries import Flag, LimitQuery, TenantQuery, read_query, whole
+from tidewheel.control.api.workers import Workers
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.activity import ActivityFigures, SlowRun, read_activity, slowest_runs
+from tidewheel.control.reads.backlog import Backlog, read_open_runs
+from tidewheel.control.reads.now import Now, read_now_of
+from tidewheel.control.reads.status import FleetStatus, read_status
+from tidewheel.control.reads.upcoming import Upcoming, read_upcoming
+from tidewheel.errors import refuse
+from tidewheel.jobs.values import Instant
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.session import Conn
+
+MAX_BINS = 1000
+_HOUR = timedelta(hours=1)
+
+
+class ActivityQuery(TenantQuery):
+    """Query of the figures of ended runs.
+
+    Attributes:
+        since: The begin of the first bin; an hour ago by default.
+        until: The end of the last bin; now by default.
+        step: The length of a bin in seconds. Figures older than 2 hours have minutes, those older than 2 days hours.
+        stages: True adds the lateness by stage.
+    """
+
+    since: Instant | None = None
+    until: Instant | None = None
+    step: Annotated[int, Field(ge=5, le=86_400), BeforeValidator(whole)] = 60
+    stages: Flag = False
+
+
+class UpcomingQuery(TenantQuery):
+    """Query of the timers that come due.
+
+    Attributes:
+        until: The end of the last bin; an hour ahead by default.
+        step: The length of a bin in seconds.
+    """
+
+    until: Instant | None = None
+    step: Annotated[int, Field(ge=1, le=86_400), BeforeValidator(whole)] = 60
+
+
+class SlowestQuery(LimitQuery):
+    """Query of the slowest runs.
+
+    Attributes:
+        since: Only runs that ended from this instant on; a day ago by default.
+        until: Only runs that ended before this instant; now by default.
+    """
+
+    since: Instant | None = None
+    until: Instant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogPage:
+    """Due runs that have not started, by queue and lane, the oldest first."""
+
+    backlog: tuple[Backlog, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowestRuns:
+    """The slowest runs, the slowest first."""
+
+    runs: tuple[SlowRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NowApi:
+    """Calls about the present of a tenant, and about its figures.
+
+    Args:
+        reads: The threads of reads.
+        shards: The number of shards of the installation.
+    """
+
+    reads: Workers
+    shards: int
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
+        read = partial(add_route, router, "GET", scope=Scope.READ)
+        read("/api/v1/now", self.get_now, query=TenantQuery, answer=Now, example=examples.NOW)
+        read("/api/v1/activity", self.get_activity, query=ActivityQuery, answer=ActivityFigures,
+             example=examples.ACTIVITY)  # fmt: skip
+        read(
+            "/api/v1/upcoming", self.get_upcoming, query=UpcomingQuery, answer=Upcoming, example=examples.UPCOMING_JOBS
+        )
+        read("/api/v1/backlog", self.get_backlog, query=TenantQuery, answer=BacklogPage, example=examples.BACKLOG)
+        read("/api/v1/runs/slowest", self.list_slowest_runs, query=SlowestQuery, answer=SlowestRuns,
+             example=examples.SLOWEST)  # fmt: skip
+
+    async def get_now(self, request: Request, caller: Reader) -> Response:
+        """Return what needs a person, what is due, what runs, and what ended in the last hour.
+
+        A caller with the scope admin for all tenants also gets the findings about the installation.
+        """
+        read_query(request, TenantQuery)
+        return await answer(self.reads, caller, lambda connection: now_of(connection, caller, self.shards))
+
+    async def get_activity(self, request: Request, caller: Reader) -> Response:
+        """Return the runs that ended, by bin and state, with their lateness by stage."""
+        query = read_query(request, ActivityQuery)
+
+        def read(reading: Conn, now: datetime) -> ActivityFigures:
+            until = query.until or now
+            edges = edges_of(query.since or until - _HOUR, until, timedelta(seconds=query.step))
+            return read_activity(reading, caller.tenant, edges, tuple(Stage) if query.stages else ())
+
+        return await self._answer(caller, read)
+
+    async def get_upcoming(self, request: Request, caller: Reader) -> Response:
+        """Return the jobs whose timers come due, by bin."""
+        query = read_query(request, UpcomingQuery)
+
+        def read(reading: Conn, now: datetime) -> Upcoming:
+            edges = edges_of(now, query.until or now + _HOUR, timedelta(seconds=query.step))
+            return read_upcoming(reading, caller.tenant, self.shards, edges)
+
+        return await self._answer(caller, read)
+
+    async def get_backlog(self, request: Request, caller: Reader) -> Response:
+        """Return what is due and has not started by queue and lane, and why the oldest of each waits."""
+        read_query(request, TenantQuery)
+        return await self._answer(
+            caller, lambda reading, _: BacklogPage(read_open_runs(reading, caller.tenant).backlogs)
+        )
+
+    async def list_slowest_runs(self, request: Request, caller: Reader) -> Response:
+        """List the runs with the longest last attempts, the slowest first.
+
+        The figures keep three of each span of time: 5 seconds, after 2 hours a minute, after 2 days an hour.
+        """
+        query = read_query(request, SlowestQuery)
+
+        def read(reading: Conn, now: datetime) -> SlowestRuns:
+            until = query.until or now + _HOUR
+            since = query.since or now - 24 * _HOUR
+            return SlowestRuns(slowest_runs(reading, caller.tenant, since, until, query.limit))
+
+        return await self._answer(caller, read)
+
+    async def _answer(self, caller: Caller, read: Callable[[Conn, datetime], object]) -> Response:
+        def work(connection: Connection) -> object:
+            with connection.snapshot() as reading:
+                return read(reading, read_now(reading))
+
+        return await answer(self.reads, caller, work)
+
+
+def now_of(connection: Connection, caller: Caller, shards: int) -> Now:
+    """Return the present of the caller's tenant, with findings about the fleet if the caller may see them."""
+    fleet = fleet_of(connection, caller, shards)
+    with connection.snapshot() as reading:
+        return read_now_of(reading, caller.tenant, shards, fleet)
+
+
+def fleet_of(connection: Connection, caller: Caller, shards: int) -> FleetStatus | None:
+    """Return the state of the fleet; None for a caller who may not see it."""
+    if not caller.all_tenants or Scope.ADMIN not in caller.scopes:
+        return None
+    with connection.snapshot(all_tenants=True) as reading:
+        return read_status(reading, shards)
+
+
+def edges_of(since: datetime, until: datetime, step: timedelta) -> Sequence[datetime]:
+    """Return the edges of bins; the last one may be longer than the span.
+
+    Raises:
+        InvalidInput: The span is empty, or has too many bins.
+    """
+    if until <= since:
+        refuse("until", "it is not after the begin", "name a later instant")
+    count = -((since - until) // step)
+    if count > MAX_BINS:
+        refuse("step", f"{count:,} bins are too many", f"name a longer step, for {MAX_BINS:,} bins at most")
+    return [since + step * place for place in range(count + 1)]

@@ -1,0 +1,168 @@
+"""Read the figures of ended runs: counts by state, lateness by stage, and the slowest runs.
+
+The rows are those of `tidewheel.activity`: of 5 seconds, and of minutes and hours when they are older. A row counts in
+the bin of its begin.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import cast
+from uuid import UUID
+
+from tidewheel.activity import Stage, unpack_stages
+from tidewheel.buckets import quantile
+from tidewheel.control.reads.runs import RunSummary, read_runs
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
+
+_SQL = Statements("tidewheel.control")
+_READ_ACTIVITY = _SQL["read_activity"]
+_READ_STAGES = _SQL["read_stages"]
+_FIND_SLOWEST_RUNS = _SQL["find_slowest_runs"]
+
+LOOKED_AT = 100_000
+"""The rows of one answer, the newest first: about 100 ms."""
+_ON_TIME_BUCKET = 73  # of tidewheel/buckets.py: its upper bound is 1.05 s
+
+
+@dataclass(frozen=True, slots=True)
+class StageLateness:
+    """The lateness of runs at a stage, from the instant at which each was due, in seconds within 5 %.
+
+    Args:
+        runs: The number of runs.
+        p50: The half of them is not later.
+        p99: Ninety-nine hundredths of them are not later.
+    """
+
+    runs: int
+    p50: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityBin:
+    """The runs that ended in a span of time.
+
+    Args:
+        at: Its begin.
+        succeeded: The number of runs that succeeded.
+        failed: That failed.
+        timed_out: That timed out.
+        cancelled: That were cancelled.
+        skipped: That were skipped.
+        stages: The lateness by stage: `written` of runs by timer, `claimed`, and `ended`; None if it was not read.
+    """
+
+    at: datetime
+    succeeded: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+    skipped: int = 0
+    stages: Mapping[str, StageLateness] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityFigures:
+    """Bins, the earliest first.
+
+    Args:
+        bins: One for each span, also without a run.
+        at_least: True if there are more figures than one answer reads: the earliest are left out.
+    """
+
+    bins: tuple[ActivityBin, ...]
+    at_least: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRun:
+    """A run among the slowest of its time.
+
+    Args:
+        took: The duration of its last attempt, in seconds.
+        run: The run.
+    """
+
+    took: float
+    run: RunSummary
+
+
+def read_activity(
+    connection: Conn, tenant: str, edges: Sequence[datetime], stages: Collection[Stage] = ()
+) -> ActivityFigures:
+    """Return the runs of a tenant that ended between the first and the last edge.
+
+    Args:
+        connection: Reads the rows.
+        tenant: The tenant.
+        edges: The begin of each bin, and the end of the last one, in ascending order.
+        stages: The stages whose lateness is read.
+    """
+    columns: dict[str, object] = {"tenant": tenant, "edges": list(edges), "look": LOOKED_AT}
+    counts: list[dict[str, int]] = [{} for _ in edges[1:]]
+    looked_at = 0
+    rows = cast("list[tuple[int, str, int, int]]", connection.execute(_READ_ACTIVITY, columns, binary=True).fetchall())
+    for place, state, runs, of_rows in rows:
+        counts[place][state] = runs
+        looked_at += of_rows
+    bins = [_bin(begin, by_state) for begin, by_state in zip(edges[:-1], counts, strict=True)]
+    if stages:
+        found = _lateness(connection, {**columns, "stages": sorted(stages)})
+        bins = [replace(each, stages=found.get(place, {})) for place, each in enumerate(bins)]
+    return ActivityFigures(tuple(bins), looked_at >= LOOKED_AT)
+
+
+def on_time_rate(connection: Conn, tenant: str, since: datetime, until: datetime) -> float | None:
+    """Return the share of runs that were claimed within a second of their time; None without one."""
+    columns: dict[str, object] = {"tenant": tenant, "edges": [since, until], "look": LOOKED_AT}
+    counts = Counter[int]()
+    for by_stage in _buckets(connection, {**columns, "stages": [Stage.CLAIMED]}).values():
+        counts += by_stage[Stage.CLAIMED]
+    if not counts:
+        return None
+    return sum(count for bucket, count in counts.items() if bucket <= _ON_TIME_BUCKET) / counts.total()
+
+
+def slowest_runs(connection: Conn, tenant: str, since: datetime, until: datetime, limit: int) -> tuple[SlowRun, ...]:
+    """Return the slowest runs that ended in a span of time, the slowest first.
+
+    Each row of figures has three, so runs that many slower ones surround are not among them.
+    """
+    columns = {"tenant": tenant, "since": since, "until": until, "look": LOOKED_AT, "limit": limit}
+    found = cast("list[tuple[UUID, float]]", connection.execute(_FIND_SLOWEST_RUNS, columns, binary=True).fetchall())
+    took = dict(found)
+    return tuple(SlowRun(took[run.run_id], run) for run in read_runs(connection, list(took)))
+
+
+def _bin(at: datetime, runs: Mapping[str, int]) -> ActivityBin:
+    succeeded, failed, timed_out, cancelled, skipped = (
+        runs.get(state, 0)
+        for state in (
+            RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.CANCELLED, RunState.SKIPPED,
+        )
+    )  # fmt: skip
+    return ActivityBin(at, succeeded, failed, timed_out, cancelled, skipped)
+
+
+def _lateness(connection: Conn, columns: Mapping[str, object]) -> dict[int, dict[str, StageLateness]]:
+    return {
+        place: {
+            stage.name.lower(): StageLateness(counts.total(), quantile(counts, 0.5), quantile(counts, 0.99))
+            for stage, counts in by_stage.items()
+            if counts
+        }
+        for place, by_stage in _buckets(connection, columns).items()
+    }
+
+
+def _buckets(connection: Conn, columns: Mapping[str, object]) -> dict[int, dict[Stage, Counter[int]]]:
+    rows = cast("list[tuple[int, int, int]]", connection.execute(_READ_STAGES, columns, binary=True).fetchall())
+    found: dict[int, list[tuple[int, int]]] = {}
+    for place, key, runs in rows:
+        found.setdefault(place, []).append((key, runs))
+    return {place: unpack_stages(packed) for place, packed in found.items()}

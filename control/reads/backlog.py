@@ -1,0 +1,105 @@
+"""Read the open runs of a tenant: how many are in each state, and what is due by queue and lane."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.control.reads.waits import Wait, read_waits
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import SCHEDULED, Move, RunState, sources
+
+_GROUP_OPEN_RUNS = Statements("tidewheel.control")["group_open_runs"]
+
+COUNTED = 10_000
+"""The open runs that are counted, the oldest: more are shown as at least so many."""
+_CLAIMABLE = frozenset(sources(Move.CLAIM))
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Runs of one queue and lane that are due and have not started.
+
+    Args:
+        queue: The queue.
+        lane: The lane.
+        count: Their number.
+        at_least: True if there may be more.
+        oldest_at: The time from which the oldest might start.
+        oldest_run_id: The oldest.
+        why: The reason for which the oldest waits.
+    """
+
+    queue: str
+    lane: str
+    count: int
+    at_least: bool
+    oldest_at: datetime
+    oldest_run_id: UUID
+    why: Wait | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRuns:
+    """The open runs of a tenant.
+
+    Args:
+        states: Their number by state; `scheduled` are those before their time.
+        at_least: True if there may be more.
+        backlogs: What is due, the oldest first.
+        waiting: The same by queue, lane and handler: runs of different handlers wait for different reasons.
+    """
+
+    states: Mapping[str, int]
+    at_least: bool
+    backlogs: tuple[Backlog, ...]
+    waiting: tuple[Backlog, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    queue: str
+    lane: str
+    handler: str
+    state: str
+    ahead: bool
+    runs: int
+    oldest_at: datetime | None
+    run_id: UUID
+
+
+def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
+    """Return the open runs of a tenant, the oldest `COUNTED` of them."""
+    columns = {"tenant": tenant, "look": COUNTED}
+    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+        rows = cursor.execute(_GROUP_OPEN_RUNS, columns).fetchall()
+    at_least = sum(row.runs for row in rows) >= COUNTED
+    states = Counter[str]()
+    for row in rows:
+        states[SCHEDULED if row.ahead and row.state == RunState.QUEUED else row.state] += row.runs
+    due = [row for row in rows if row.state in _CLAIMABLE and not row.ahead and row.oldest_at is not None]
+    waiting = list(_groups(due, by_handler=True, at_least=at_least))
+    waits = read_waits(connection, [each.oldest_run_id for each in waiting])
+    backlogs = _groups(due, by_handler=False, at_least=at_least)
+    return OpenRuns(
+        states=dict(states),
+        at_least=at_least,
+        backlogs=tuple(replace(each, why=waits.get(each.oldest_run_id)) for each in backlogs),
+        waiting=tuple(replace(each, why=waits.get(each.oldest_run_id)) for each in waiting),
+    )
+
+
+def _groups(rows: Sequence[_Row], *, by_handler: bool, at_least: bool) -> Iterator[Backlog]:
+    groups: dict[tuple[str, str, str], list[_Row]] = {}
+    for row in rows:
+        groups.setdefault((row.queue, row.lane, row.handler if by_handler else ""), []).append(row)
+    found: list[Backlog] = []
+    for (queue, lane, _), parts in groups.items():
+        oldest_at, run_id = min((part.oldest_at, part.run_id) for part in parts if part.oldest_at is not None)
+        count = sum(part.runs for part in parts)
+        found.append(Backlog(queue, lane, count, at_least, oldest_at, run_id, None))
+    yield from sorted(found, key=lambda each: each.oldest_at)

@@ -1,0 +1,176 @@
+"""The present of a tenant over REST: figures, bins, what comes due, what waits, the slowest runs."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import key_of
+from tests.fixtures.database import Database
+from tests.transitions.acts import about, apply_batch, begin, begun, ending, submit, trigger
+from tidewheel.activity import activity
+from tidewheel.postgres.session import Session
+from tidewheel.runs import RunState
+from tidewheel.transitions.finish import finish_runs
+
+HOSTILE = "<script>\u05d0\u05d1" + "k" * 200
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[ApiClient]:
+    with database.transaction() as connection:
+        activity.write(connection)
+    database.execute("DELETE FROM activity")
+    with answering(database) as made:
+        yield made
+
+
+def finish(database: Database, key: str = "job", *states: RunState) -> list[str]:
+    """End runs of a job, as services do; write their figures."""
+    session = Session(database.url, "test")
+    ended: list[str] = []
+    for state in states:
+        started = begun(database, key)
+        with session.transaction() as connection:
+            finish_runs(connection, database.installation, [ending(started, state, error_type="ConnectionError")])
+        ended.append(str(started.run_id))
+    with session.transaction() as connection:
+        activity.write(connection)
+    session.close()
+    return ended
+
+
+def read(client: ApiClient, path: str, **query: object) -> Any:  # noqa: ANN401 - as of JSON
+    answer = client.get(f"/api/v1/{path}?{urlencode({name: str(value) for name, value in query.items()})}")
+    assert answer.status_code == HTTPStatus.OK, answer.text
+    return answer.json()
+
+
+def failing(client: ApiClient) -> list[Any]:
+    return [each for each in read(client, "now")["findings"] if each["kind"] == "failing_job"]
+
+
+def test_empty_installation_needs_nobody(client: ApiClient) -> None:
+    found = read(client, "now")
+    assert (found["findings"], found["open"], found["ended_hour"], found["on_time_rate"]) == ([], {}, 0, None)
+    assert found["due_next_minute"] == {"jobs": 0, "at_least": False}
+    assert read(client, "backlog") == {"backlog": []}
+    assert read(client, "runs/slowest") == {"runs": []}
+    assert len(read(client, "activity")["bins"]) == 60
+
+
+def test_now_counts_what_ended_and_what_is_open(client: ApiClient) -> None:
+    submit(client.database, "job", retry={"max_attempts": 1})
+    submit(client.database, "soon", schedule={"interval": "30s"})
+    finish(client.database, "job", RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.SUCCEEDED)
+    begin(client.database, trigger(client.database))
+    trigger(client.database)
+    found = read(client, "now")
+    assert (found["ended_hour"], found["failed_hour"], found["running"]) == (4, 2, 1)
+    assert (found["open"], found["open_at_least"]) == ({"running": 1, "queued": 1}, False)
+    assert found["due_next_minute"] == {"jobs": 1, "at_least": False}
+    assert found["on_time_rate"] == 1.0
+    assert found["slots"] == {"busy": 1, "all": 0}
+
+
+def test_job_that_fails_in_a_row_is_a_finding_until_it_succeeds(client: ApiClient) -> None:
+    submit(client.database, HOSTILE, retry={"max_attempts": 1})
+    finish(client.database, HOSTILE, *[RunState.FAILED] * 2)
+    assert failing(client) == []
+    finish(client.database, HOSTILE, RunState.FAILED)
+    [finding] = failing(client)
+    assert (finding["key"], finding["count"], finding["evidence"]) == (HOSTILE, 3, "ConnectionError")
+    assert finding["severity"] == "error"
+    finish(client.database, HOSTILE, RunState.SUCCEEDED, RunState.FAILED)
+    assert failing(client) == []
+
+
+def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Database, client: ApiClient) -> None:
+    submit(database, "render", queue="reports", schedule={"interval": "1h"})
+    run = trigger(database, "render")
+    database.execute("UPDATE job_runs SET publish_at = publish_at - interval '1 min'")
+    [backlog] = read(client, "backlog")["backlog"]
+    assert (backlog["queue"], backlog["count"], backlog["oldest_run_id"]) == ("reports", 1, str(run))
+    assert backlog["why"]["code"] == "no_executor"
+    with answering(database, token="correct-horse-battery") as keyed:
+        keyed.headers["Authorization"] = f"Bearer {key_of(database)}"
+        [waits] = read(keyed, "now")["findings"]
+        assert (waits["kind"], waits["count"]) == ("waiting_runs", 1)
+        assert "queue reports" in waits["evidence"]
+        apply_batch(database, {"type": "freeze", "queue": "reports", "reason": "printer swap"})
+        [freeze] = read(keyed, "now")["findings"]
+        assert (freeze["kind"], freeze["severity"]) == ("freeze", "warning")
+        assert "printer swap" in freeze["evidence"]
+        database.execute("UPDATE timers SET hold_reason = 'quarantine', due_at = 'infinity'")
+        database.execute(
+            "INSERT INTO quarantine (kind, tenant, job_id, error, created_at)"
+            " SELECT 'job', 'default', job_id, 'no next time', now() FROM jobs"
+        )
+        assert [each["kind"] for each in read(keyed, "now")["findings"]] == ["set_aside", "freeze"]
+    assert {"fleet", "set_aside"} <= {each["kind"] for each in read(client, "now")["findings"]}
+
+
+def test_activity_has_bins_with_states_and_stages(client: ApiClient) -> None:
+    submit(client.database, "job", retry={"max_attempts": 1})
+    finish(client.database, "job", RunState.SUCCEEDED, RunState.SUCCEEDED, RunState.FAILED)
+    now = client.database.now()
+    since, until = (now - timedelta(hours=1)).isoformat(), (now + timedelta(hours=1)).isoformat()
+    found = read(client, "activity", since=since, until=until, step=600, stages="true")
+    assert len(found["bins"]) == 12
+    assert (sum(each["succeeded"] for each in found["bins"]), sum(each["failed"] for each in found["bins"])) == (2, 1)
+    stages = next(each["stages"] for each in found["bins"] if each["succeeded"])
+    assert set(stages) == {"claimed", "ended"}
+    assert stages["ended"]["p50"] <= stages["ended"]["p99"]
+    assert read(client, "activity")["bins"][0]["stages"] is None
+
+
+def test_spans_are_bounded_and_refusals_name_the_field(client: ApiClient) -> None:
+    now = client.database.now()
+    for path, query, field in (
+        ("activity", {"since": (now - timedelta(days=30)).isoformat(), "step": 5}, "step"),
+        ("activity", {"since": now.isoformat(), "until": now.isoformat()}, "until"),
+        ("activity", {"step": 1}, "step"),
+        ("upcoming", {"until": (now - timedelta(days=1)).isoformat()}, "until"),
+        ("runs/slowest", {"limit": 0}, "limit"),
+    ):
+        answer = client.get(f"/api/v1/{path}?{urlencode(query)}")
+        assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY, path
+        assert field in answer.text, path
+
+
+def test_upcoming_counts_each_job_at_its_next_time(client: ApiClient) -> None:
+    for number in range(5):
+        submit(client.database, f"every-{number}", schedule={"interval": "10m"})
+    submit(client.database, "paused", schedule={"interval": "10m"})
+    apply_batch(client.database, about("job.pause", "paused"))
+    found = read(client, "upcoming", step=300)
+    assert (found["jobs"], found["at_least"], len(found["bins"])) == (5, False, 12)
+    assert sum(each["jobs"] for each in found["bins"]) == 5
+
+
+def test_slowest_runs_are_those_with_the_longest_attempts(client: ApiClient) -> None:
+    submit(client.database, HOSTILE)
+    ended = finish(client.database, HOSTILE, *[RunState.SUCCEEDED] * 2)
+    found = read(client, "runs/slowest")["runs"]
+    assert {each["run"]["run_id"] for each in found} == set(ended)
+    assert [each["took"] for each in found] == sorted((each["took"] for each in found), reverse=True)
+    assert found[0]["run"]["key"] == HOSTILE
+    ago = (client.database.now() - timedelta(days=1)).isoformat()
+    assert read(client, "runs/slowest", since=ago, until=ago.replace("+00:00", "Z"))["runs"] == []
+
+
+def test_tenant_sees_its_own_figures_alone(database: Database, client: ApiClient) -> None:
+    submit(database, "job")
+    finish(database, "job", RunState.SUCCEEDED)
+    trigger(database)
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    with answering(database, token="correct-horse-battery") as keyed:
+        keyed.headers["Authorization"] = f"Bearer {key_of(database, tenant='acme')}"
+        found = read(keyed, "now")
+        assert (found["ended_hour"], found["open"], found["findings"]) == (0, {}, [])
+        assert read(keyed, "runs/slowest")["runs"] == []
+        assert keyed.get("/api/v1/now?tenant=default").status_code == HTTPStatus.NOT_FOUND
