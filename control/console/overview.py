@@ -1,53 +1,87 @@
 """The overview: is all well, and if not, what, since when, whose."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import ClassVar
-from uuid import UUID
+from typing import ClassVar, Literal
 
 from starlette.requests import Request
 
-from tidewheel.api_keys import Scope
+from tidewheel.activity import Stage
 from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.now import fleet_of
+from tidewheel.control.api.queries import TenantQuery
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console import lateness
+from tidewheel.control.console.axis import Axis, Window, axis
+from tidewheel.control.console.tide import NARROW, WIDE, Counts, Tide, sentence, tide
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import Failed, View, page_now, part
-from tidewheel.control.console.words import counted, duration
-from tidewheel.control.reads.findings import Severity
-from tidewheel.control.reads.freezes import FreezeSummary, list_freezes
+from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
+from tidewheel.control.console.words import counted
+from tidewheel.control.reads.activity import ActivityFigures, StageLateness, read_activity, read_lateness
+from tidewheel.control.reads.backlog import OpenRuns, read_open_runs
 from tidewheel.control.reads.jobs import list_jobs
-from tidewheel.control.reads.runs import RunFilter, RunPage, RunSummary, list_runs
-from tidewheel.control.reads.status import FleetStatus, read_status
-from tidewheel.runs import RunState
+from tidewheel.control.reads.now import Now, read_now_of
+from tidewheel.control.reads.runs import RunFilter, list_runs
+from tidewheel.control.reads.upcoming import Upcoming, read_upcoming
+from tidewheel.jobs.values import format_timestamp
+from tidewheel.runs import FINAL
 
-_DAY = timedelta(days=1)
-_LATE = timedelta(seconds=30)
 _FINDINGS = 5
-_IN_A_ROW = 3
-_FAILURES = 50
-_BAD, _SLIGHT = True, False
+_BACKLOGS = 8
+_WINDOWS = (Window.HOUR, Window.SIX_HOURS, Window.DAY, Window.WEEK)
+STAGES = {
+    "claimed": "due → claim",
+    "written": "due → written",
+    "ended": "due → end",
+}
+"""The stages of which one plot shows one, and their names."""
+
+
+class OverviewQuery(TenantQuery):
+    """The window and the stage of the overview's plots.
+
+    Attributes:
+        window: The time that they show.
+        stage: The stage of the plot of lateness.
+    """
+
+    window: Literal["1h", "6h", "24h", "7d"] = "1h"
+    stage: Literal["claimed", "written", "ended"] = "claimed"
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """One thing that needs an operator.
+class Steps:
+    """The first steps of an installation, each done or not.
 
     Args:
-        is_bad: True if work waits until an operator acts.
-        words: The fault, as a sentence.
-        evidence: The figures.
-        remedy: The change that mends it.
-        key: The job, if it is about one.
-        job_id: Its id.
+        job: A job exists.
+        run: A run exists.
+        ended: The latest run has ended.
     """
 
-    is_bad: bool
+    job: bool
+    run: bool
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """The tide line for both widths, with its sentence and its table.
+
+    Args:
+        wide: For a screen.
+        narrow: For a phone.
+        words: The sentence.
+        total: The counts of the whole window.
+        coming_at_least: True if more jobs come due than are counted.
+    """
+
+    wide: Tide
+    narrow: Tide
     words: str
-    evidence: str
-    remedy: str = ""
-    key: str | None = None
-    job_id: UUID | None = None
+    total: Counts
+    coming_at_least: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,97 +98,101 @@ class OverviewPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read each part by itself: one that fails leaves the others."""
-        del request, urls
+        query, _ = read_filters(request, OverviewQuery)
         now = page_now(connection)
-        fleet = part(lambda: self._fleet(connection)) if caller.all_tenants and Scope.ADMIN in caller.scopes else None
-        freezes = part(lambda: _freezes(connection, caller))
-        failures = part(lambda: _runs(connection, caller, RunState.FAILED, now - _DAY, _FAILURES))
-        timed_out = part(lambda: _runs(connection, caller, RunState.TIMED_OUT, now - _DAY, _FAILURES))
-        running = part(lambda: _runs(connection, caller, RunState.RUNNING, None, 1))
-        queued = part(lambda: _runs(connection, caller, RunState.QUEUED, None, 1))
-        retrying = part(lambda: _runs(connection, caller, RunState.RETRYING, None, 1))
-        has_jobs = part(lambda: _has_jobs(connection, caller))
-        ended = _ended(failures, timed_out)
-        found = [*_of_fleet(fleet), *_of_freezes(fleet, freezes), *_of_failures(ended)]
-        parts = (fleet, freezes, failures, timed_out, running, queued, retrying, has_jobs)
-        found.sort(key=lambda need: not need.is_bad)
+        along = axis(Window(query.window), now)
+        stage = Stage[query.stage.upper()]
+        present = part(lambda: self._present(connection, caller))
+        read = part(lambda: _figures(connection, caller, along, stage))
+        figures, whole = read if isinstance(read, tuple) else (read, None)
+        upcoming = part(lambda: self._upcoming(connection, caller, along))
+        steps = part(lambda: _steps(connection, caller))
+        here, open_runs = present if isinstance(present, tuple) else (present, present)
+        found = here.findings if isinstance(here, Now) else ()
+        failed = [each for each in (present, read, upcoming, steps) if isinstance(each, Failed)]
+        running = here.running if isinstance(here, Now) else 0
         return View(
             {
-                "now": now, "fleet": fleet, "freezes": freezes, "failures": failures, "timed_out": timed_out,
-                "running": running, "queued": queued, "retrying": retrying, "ended": ended[:10], "has_jobs": has_jobs,
-                "needs": found[:_FINDINGS], "more": len(found) - _FINDINGS, "needs_count": len(found),
-                "sentence": _sentence(len(found), parts, has_jobs=has_jobs is not False),
+                "now": now, "present": here, "open_runs": open_runs, "needs": found[:_FINDINGS],
+                "more": len(found) - _FINDINGS, "needs_count": len(found), "steps": steps,
+                "sentence": _sentence(here, steps, failed), "query": query, "windows": _WINDOWS, "stages": STAGES,
+                "plot": _plot(along, figures, upcoming, urls, running),
+                "late": _late(along, figures, whole, query.stage),
+                "backlogs": open_runs.backlogs[:_BACKLOGS] if isinstance(open_runs, OpenRuns) else (),
+                "left_out": len(open_runs.backlogs) - _BACKLOGS if isinstance(open_runs, OpenRuns) else 0,
+                "since": format_timestamp(along.begin), "upcoming": upcoming,
             }
         )  # fmt: skip
 
-    def _fleet(self, connection: Connection) -> FleetStatus:
-        with connection.snapshot(all_tenants=True) as reading:
-            return read_status(reading, self.shards)
+    def _present(self, connection: Connection, caller: Caller) -> tuple[Now, OpenRuns]:
+        fleet = fleet_of(connection, caller, self.shards)
+        with connection.snapshot() as reading:
+            found = read_open_runs(reading, caller.tenant)
+            return read_now_of(reading, caller.tenant, self.shards, fleet, open_runs=found), found
+
+    def _upcoming(self, connection: Connection, caller: Caller, along: Axis) -> Upcoming:
+        with connection.snapshot() as reading:
+            return read_upcoming(reading, caller.tenant, self.shards, [along.now, *along.edges[along.behind + 1 :]])
 
 
-def _freezes(connection: Connection, caller: Caller) -> Sequence[FreezeSummary]:
+def _figures(
+    connection: Connection, caller: Caller, along: Axis, stage: Stage
+) -> tuple[ActivityFigures, StageLateness | None]:
     with connection.snapshot() as reading:
-        return list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)
+        figures = read_activity(reading, caller.tenant, along.edges[: along.behind + 1], (stage,))
+        return figures, read_lateness(reading, caller.tenant, along.begin, along.until, stage)
 
 
-def _runs(connection: Connection, caller: Caller, state: RunState, since: datetime | None, limit: int) -> RunPage:
+def _steps(connection: Connection, caller: Caller) -> Steps:
     with connection.snapshot() as reading:
-        return list_runs(reading, caller.tenant, RunFilter(status=state, since=since), limit=limit)
+        jobs = list_jobs(reading, caller.tenant, limit=1).jobs
+        runs = list_runs(reading, caller.tenant, RunFilter(), limit=1).runs if jobs else ()
+    return Steps(bool(jobs), bool(runs), any(run.status in FINAL for run in runs))
 
 
-def _has_jobs(connection: Connection, caller: Caller) -> bool:
-    with connection.snapshot() as reading:
-        return bool(list_jobs(reading, caller.tenant, limit=1).jobs)
+def _plot(
+    along: Axis, figures: ActivityFigures | Failed, upcoming: Upcoming | Failed, urls: Urls, running: int
+) -> Plot | Failed:
+    if isinstance(figures, Failed):
+        return figures
+    past = [Counts(each.succeeded, each.failed, each.timed_out, each.cancelled, each.skipped) for each in figures.bins]
+    ahead = [0] * (len(along.edges) - 1 - along.behind)
+    cut = False
+    if isinstance(upcoming, Upcoming):
+        ahead, cut = [each.jobs for each in upcoming.bins], upcoming.at_least
+    bins = [*past, *(Counts(coming=jobs) for jobs in ahead)]
+
+    def link(begin: datetime, end: datetime) -> str | None:
+        if begin >= along.until:
+            return None
+        until = format_timestamp(end - timedelta(milliseconds=1))
+        return urls("runs", since=format_timestamp(begin), until=until)
+
+    wide, narrow = (tide(along, bins, size, link, running=running) for size in (WIDE, NARROW))
+    words = sentence(along, bins, coming_at_least=cut)
+    return Plot(wide, narrow, words, sum(bins, Counts()), cut)
 
 
-def _ended(*pages: RunPage | Failed) -> list[RunSummary]:
-    """Return the runs of the pages that could be read, the latest end first."""
-    runs = [run for page in pages if isinstance(page, RunPage) for run in page.runs]
-    return sorted(runs, key=lambda run: run.finished_at or run.scheduled_at, reverse=True)
+def _late(along: Axis, figures: ActivityFigures | Failed, whole: StageLateness | None, stage: str) -> object:
+    if isinstance(figures, Failed):
+        return figures
+    found = [(each.stages or {}).get(stage) for each in figures.bins]
+    p50, p99 = ([None if each is None else getattr(each, name) for each in found] for name in ("p50", "p99"))
+    half, most = (None, None) if whole is None else (whole.p50, whole.p99)
+    return {"lines": lateness.lines(along, p50, p99), "words": lateness.sentence(STAGES[stage], half, most)}
 
 
-def _of_fleet(fleet: FleetStatus | Failed | None) -> Iterator[Need]:
-    if not isinstance(fleet, FleetStatus):
-        return
-    for each in fleet.problems:
-        yield Need(each.severity is Severity.ERROR, each.what, each.evidence, each.remedy)
-    if fleet.overdue_timers:
-        words = f"{counted(fleet.overdue_timers, 'timer')} of jobs overdue: their occurrences have not fired"
-        yield Need(_BAD, words, f"the oldest for {duration(fleet.overdue_by)}", "tidewheel doctor")
-    for outbox in fleet.outbox:
-        if outbox.oldest > _LATE:
-            words = f"messages of lane {outbox.lane} wait for a relay"
-            yield Need(
-                _SLIGHT, words, f"{outbox.due:,} are due, the oldest for {duration(outbox.oldest)}", "tidewheel status"
-            )
-
-
-def _of_freezes(fleet: FleetStatus | Failed | None, freezes: Sequence[FreezeSummary] | Failed) -> Iterator[Need]:
-    """Yield the freezes of a tenant, whose reader does not see the fleet's findings."""
-    if isinstance(fleet, FleetStatus) or isinstance(freezes, Failed):
-        return
-    for each in freezes:
-        yield Need(_SLIGHT, f"runs of {each.freeze.scope} do not start", each.freeze.words)
-
-
-def _of_failures(ended: Sequence[RunSummary]) -> Iterator[Need]:
-    """Yield the jobs with several failures among the latest."""
-    by_job: dict[UUID, list[RunSummary]] = {}
-    for run in ended:
-        by_job.setdefault(run.job_id, []).append(run)
-    for job_id, runs in sorted(by_job.items(), key=lambda item: -len(item[1])):
-        if len(runs) >= _IN_A_ROW:
-            errors = ", ".join(dict.fromkeys(run.error_type or run.reason or run.status for run in runs[:10]))
-            words = f"{len(runs)} runs failed within a day"
-            yield Need(_SLIGHT, words, f"by {errors}", key=runs[0].key, job_id=job_id)
-
-
-def _sentence(needs: int, parts: Sequence[object], *, has_jobs: bool) -> str:
-    """Return how all is; all is well only where every part was read, the fleet with them."""
-    if needs:
+def _sentence(here: Now | Failed, steps: Steps | Failed, failed: Sequence[Failed]) -> str:
+    """Return how all is; all is well only where every part was read."""
+    if isinstance(here, Now) and here.findings:
+        needs = len(here.findings)
         return f"{counted(needs, 'thing')} need{'s' if needs == 1 else ''} you."
-    if any(isinstance(each, Failed) for each in parts):
+    if failed or not isinstance(here, Now) or isinstance(steps, Failed):
         return "A part could not be read. The others show nothing that needs you."
-    if not has_jobs:
+    if not steps.job:
         return "No job yet."
-    return "All well." if parts[0] is not None else "Nothing of this tenant needs you."
+    if not here.ended_hour:
+        return "All well. No run ended in the last hour."
+    late = "" if here.on_time_rate is None else f"; {here.on_time_rate:.1%} began within a second of their time"
+    bad = f"{here.failed_hour:,} failed" if here.failed_hour else "none failed"
+    return f"All well. {counted(here.ended_hour, 'run')} ended in the last hour, {bad}{late}."

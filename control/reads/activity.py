@@ -117,6 +117,14 @@ def read_activity(
     return ActivityFigures(tuple(bins), looked_at >= LOOKED_AT)
 
 
+def read_lateness(
+    connection: Conn, tenant: str, since: datetime, until: datetime, stage: Stage
+) -> StageLateness | None:
+    """Return the lateness of all runs of a span of time at a stage; None without one."""
+    columns: dict[str, object] = {"tenant": tenant, "edges": [since, until], "look": LOOKED_AT}
+    return _lateness(connection, {**columns, "stages": [stage]}).get(0, {}).get(stage.name.lower())
+
+
 def on_time_rate(connection: Conn, tenant: str, since: datetime, until: datetime) -> float | None:
     """Return the share of runs that were claimed within a second of their time; None without one."""
     columns: dict[str, object] = {"tenant": tenant, "edges": [since, until], "look": LOOKED_AT}

@@ -130,7 +130,9 @@ class _Failing:
     errors: list[str]
 
 
-def read_now_of(connection: Conn, tenant: str, shards: int, fleet: FleetStatus | None) -> Now:
+def read_now_of(
+    connection: Conn, tenant: str, shards: int, fleet: FleetStatus | None, *, open_runs: OpenRuns | None = None
+) -> Now:
     """Return the present of a tenant.
 
     Args:
@@ -138,9 +140,10 @@ def read_now_of(connection: Conn, tenant: str, shards: int, fleet: FleetStatus |
         tenant: The tenant.
         shards: The number of shards of the installation.
         fleet: The fleet, for a reader who sees all tenants.
+        open_runs: The tenant's open runs, if the caller has read them.
     """
     now = read_now(connection)
-    found = read_open_runs(connection, tenant)
+    found = open_runs or read_open_runs(connection, tenant)
     hour = read_activity(connection, tenant, [now - _HOUR, now + _HOUR])
     ended = hour.bins[0]
     failed = ended.failed + ended.timed_out
