@@ -24,7 +24,7 @@ from tidewheel.control.reads.activity import ActivityFigures, SlowRun, read_acti
 from tidewheel.control.reads.backlog import Backlog, read_open_runs
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.status import FleetStatus, read_status
-from tidewheel.control.reads.upcoming import Upcoming, read_upcoming
+from tidewheel.control.reads.upcoming import UpcomingJobs, read_upcoming
 from tidewheel.errors import refuse
 from tidewheel.jobs.values import Instant
 from tidewheel.postgres.database_clock import read_now
@@ -106,9 +106,8 @@ class NowApi:
         read("/api/v1/now", self.get_now, query=TenantQuery, answer=Now, example=examples.NOW)
         read("/api/v1/activity", self.get_activity, query=ActivityQuery, answer=ActivityFigures,
              example=examples.ACTIVITY)  # fmt: skip
-        read(
-            "/api/v1/upcoming", self.get_upcoming, query=UpcomingQuery, answer=Upcoming, example=examples.UPCOMING_JOBS
-        )
+        read("/api/v1/upcoming", self.get_upcoming, query=UpcomingQuery, answer=UpcomingJobs,
+             example=examples.UPCOMING_JOBS)  # fmt: skip
         read("/api/v1/backlog", self.get_backlog, query=TenantQuery, answer=BacklogPage, example=examples.BACKLOG)
         read("/api/v1/runs/slowest", self.list_slowest_runs, query=SlowestQuery, answer=SlowestRuns,
              example=examples.SLOWEST)  # fmt: skip
@@ -136,7 +135,7 @@ class NowApi:
         """Return the jobs whose timers come due, by bin."""
         query = read_query(request, UpcomingQuery)
 
-        def read(reading: Conn, now: datetime) -> Upcoming:
+        def read(reading: Conn, now: datetime) -> UpcomingJobs:
             edges = edges_of(now, query.until or now + _HOUR, timedelta(seconds=query.step))
             return read_upcoming(reading, caller.tenant, self.shards, edges)
 
@@ -180,10 +179,15 @@ def now_of(connection: Connection, caller: Caller, shards: int) -> Now:
 
 def fleet_of(connection: Connection, caller: Caller, shards: int) -> FleetStatus | None:
     """Return the state of the fleet; None for a caller who may not see it."""
-    if not caller.all_tenants or Scope.ADMIN not in caller.scopes:
+    if not sees_fleet(caller):
         return None
     with connection.snapshot(all_tenants=True) as reading:
         return read_status(reading, shards)
+
+
+def sees_fleet(caller: Caller) -> bool:
+    """Return True for a caller who may see the state of the fleet."""
+    return caller.all_tenants and Scope.ADMIN in caller.scopes
 
 
 def edges_of(since: datetime, until: datetime, step: timedelta) -> Sequence[datetime]:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from tidewheel.activity import Stage
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.now import fleet_of
+from tidewheel.control.api.now import fleet_of, sees_fleet
 from tidewheel.control.api.queries import TenantQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console import lateness
@@ -23,7 +23,7 @@ from tidewheel.control.reads.backlog import OpenRuns, read_open_runs
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.runs import RunFilter, list_runs
-from tidewheel.control.reads.upcoming import Upcoming, read_upcoming
+from tidewheel.control.reads.upcoming import UpcomingJobs, read_upcoming
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import FINAL
 
@@ -115,7 +115,8 @@ class OverviewPage:
             {
                 "now": now, "present": here, "open_runs": open_runs, "needs": found[:_FINDINGS],
                 "more": len(found) - _FINDINGS, "needs_count": len(found), "steps": steps,
-                "sentence": _sentence(here, steps, failed), "query": query, "windows": _WINDOWS, "stages": STAGES,
+                "sentence": _sentence(here, steps, failed, sees_all=sees_fleet(caller)),
+                "query": query, "windows": _WINDOWS, "stages": STAGES,
                 "plot": _plot(along, figures, upcoming, urls, running),
                 "late": _late(along, figures, whole, query.stage),
                 "backlogs": open_runs.backlogs[:_BACKLOGS] if isinstance(open_runs, OpenRuns) else (),
@@ -130,7 +131,7 @@ class OverviewPage:
             found = read_open_runs(reading, caller.tenant)
             return read_now_of(reading, caller.tenant, self.shards, fleet, open_runs=found), found
 
-    def _upcoming(self, connection: Connection, caller: Caller, along: Axis) -> Upcoming:
+    def _upcoming(self, connection: Connection, caller: Caller, along: Axis) -> UpcomingJobs:
         with connection.snapshot() as reading:
             return read_upcoming(reading, caller.tenant, self.shards, [along.now, *along.edges[along.behind + 1 :]])
 
@@ -151,14 +152,14 @@ def _steps(connection: Connection, caller: Caller) -> Steps:
 
 
 def _plot(
-    along: Axis, figures: ActivityFigures | Failed, upcoming: Upcoming | Failed, urls: Urls, running: int
+    along: Axis, figures: ActivityFigures | Failed, upcoming: UpcomingJobs | Failed, urls: Urls, running: int
 ) -> Plot | Failed:
     if isinstance(figures, Failed):
         return figures
     past = [Counts(each.succeeded, each.failed, each.timed_out, each.cancelled, each.skipped) for each in figures.bins]
     ahead = [0] * (len(along.edges) - 1 - along.behind)
     cut = False
-    if isinstance(upcoming, Upcoming):
+    if isinstance(upcoming, UpcomingJobs):
         ahead, cut = [each.jobs for each in upcoming.bins], upcoming.at_least
     bins = [*past, *(Counts(coming=jobs) for jobs in ahead)]
 
@@ -182,8 +183,8 @@ def _late(along: Axis, figures: ActivityFigures | Failed, whole: StageLateness |
     return {"lines": lateness.lines(along, p50, p99), "words": lateness.sentence(STAGES[stage], half, most)}
 
 
-def _sentence(here: Now | Failed, steps: Steps | Failed, failed: Sequence[Failed]) -> str:
-    """Return how all is; all is well only where every part was read."""
+def _sentence(here: Now | Failed, steps: Steps | Failed, failed: Sequence[Failed], *, sees_all: bool) -> str:
+    """Return how all is; all is well only where every part was read, the fleet with them."""
     if isinstance(here, Now) and here.findings:
         needs = len(here.findings)
         return f"{counted(needs, 'thing')} need{'s' if needs == 1 else ''} you."
@@ -191,8 +192,9 @@ def _sentence(here: Now | Failed, steps: Steps | Failed, failed: Sequence[Failed
         return "A part could not be read. The others show nothing that needs you."
     if not steps.job:
         return "No job yet."
+    well = "All well." if sees_all else "Nothing of this tenant needs you."
     if not here.ended_hour:
-        return "All well. No run ended in the last hour."
+        return f"{well} No run ended in the last hour."
     late = "" if here.on_time_rate is None else f"; {here.on_time_rate:.1%} began within a second of their time"
     bad = f"{here.failed_hour:,} failed" if here.failed_hour else "none failed"
-    return f"All well. {counted(here.ended_hour, 'run')} ended in the last hour, {bad}{late}."
+    return f"{well} {counted(here.ended_hour, 'run')} ended in the last hour, {bad}{late}."

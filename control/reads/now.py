@@ -15,7 +15,7 @@ from tidewheel.control.reads.findings import Severity
 from tidewheel.control.reads.freezes import FreezeSummary, list_freezes
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.status import FleetStatus
-from tidewheel.control.reads.upcoming import Upcoming, read_upcoming
+from tidewheel.control.reads.upcoming import UpcomingJobs, read_upcoming
 from tidewheel.control.reads.waits import LEASE, WaitCode
 from tidewheel.ids import first_run_id
 from tidewheel.jobs.values import format_duration
@@ -173,7 +173,7 @@ def find_needs(connection: Conn, tenant: str, now: datetime, found: OpenRuns, fl
     return sorted(needs, key=lambda need: need.severity != Severity.ERROR)
 
 
-def _due(upcoming: Upcoming) -> DueNext:
+def _due(upcoming: UpcomingJobs) -> DueNext:
     return DueNext(upcoming.jobs, upcoming.at_least)
 
 

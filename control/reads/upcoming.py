@@ -30,7 +30,7 @@ class UpcomingBin:
 
 
 @dataclass(frozen=True, slots=True)
-class Upcoming:
+class UpcomingJobs:
     """Bins, the earliest first.
 
     Args:
@@ -44,7 +44,7 @@ class Upcoming:
     at_least: bool
 
 
-def read_upcoming(connection: Conn, tenant: str, shards: int, edges: Sequence[datetime]) -> Upcoming:
+def read_upcoming(connection: Conn, tenant: str, shards: int, edges: Sequence[datetime]) -> UpcomingJobs:
     """Return the jobs whose timers come due between the first and the last edge.
 
     Args:
@@ -62,4 +62,4 @@ def read_upcoming(connection: Conn, tenant: str, shards: int, edges: Sequence[da
         counts[place] += jobs
         cut |= is_cut
     bins = tuple(UpcomingBin(begin, jobs) for (begin, _), jobs in zip(pairwise(edges), counts, strict=True))
-    return Upcoming(bins, sum(counts), cut)
+    return UpcomingJobs(bins, sum(counts), cut)

@@ -83,8 +83,9 @@ def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiCli
     page = shown(pages, f"/runs/{runs[0]}")
     assert "Failed after 1 attempt: ConnectionError: db-2 refused." in page
     overview = shown(pages, "/")
-    assert "3 runs failed within a day" in overview
+    assert "its last 3 runs failed" in overview
     assert '<a href="/jobs/charge"><bdi>charge</bdi></a>' in overview
+    assert "<code>tidewheel run list --job charge" in re.sub(r' class="[^"]*"|</?bdi>', "", overview)
     assert "The last 3 runs failed: ConnectionError." in shown(pages, "/jobs/charge")
 
 
@@ -264,14 +265,14 @@ def test_key_of_a_tenant_sees_that_tenant_alone(database: Database) -> None:
         signed_in(client, key_of(database, tenant="acme"))
         page = shown(client, "/jobs")
         assert ("of-acme" in page, "of-default" in page) == (True, False)
-        assert "Processes" not in shown(client, "/")
+        assert "no scheduler lives" not in shown(client, "/")
         assert client.get("/jobs/of-default").status_code == HTTPStatus.NOT_FOUND
         assert client.get("/jobs?tenant=default").status_code == HTTPStatus.NOT_FOUND
     with console(database) as client:
         signed_in(client, key_of(database, "admin", all_tenants=True))
         page = shown(client, "/jobs?tenant=acme")
         assert 'href="/jobs/of-acme?tenant=acme"' in page
-        assert "Processes" in shown(client, "/?tenant=acme")
+        assert "no scheduler lives" in shown(client, "/?tenant=acme")
 
 
 def test_head_of_a_page_has_no_content(pages: ApiClient) -> None:
@@ -298,10 +299,9 @@ def test_all_is_well_only_where_every_part_was_read(database: Database, monkeypa
         message = "the tenant is gone"
         raise TidewheelError(message)
 
-    monkeypatch.setattr(overview, "list_freezes", refuse)
-    monkeypatch.setattr(overview, "read_status", refuse)
+    monkeypatch.setattr(overview, "read_now_of", refuse)
     with answering(database) as client:
         page = shown(client, "/")
         assert "A part could not be read." in page
-        assert page.count("could not be read: the tenant is gone") == 3
-        assert "No run failed in the last 24 hours." in page
+        assert page.count("could not be read: the tenant is gone") == 2
+        assert "Runs by half minute, last hour: none ended." in page
