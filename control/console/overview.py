@@ -29,6 +29,7 @@ from tidewheel.runs import FINAL
 
 _FINDINGS = 5
 _BACKLOGS = 8
+_LATEST = 20  # runs, among which one has ended unless the installation is new
 _WINDOWS = (Window.HOUR, Window.SIX_HOURS, Window.DAY, Window.WEEK)
 STAGES = {
     "claimed": "due → claim",
@@ -57,7 +58,7 @@ class Steps:
     Args:
         job: A job exists.
         run: A run exists.
-        ended: The latest run has ended.
+        ended: One of the latest runs has ended.
     """
 
     job: bool
@@ -147,7 +148,7 @@ def _figures(
 def _steps(connection: Connection, caller: Caller) -> Steps:
     with connection.snapshot() as reading:
         jobs = list_jobs(reading, caller.tenant, limit=1).jobs
-        runs = list_runs(reading, caller.tenant, RunFilter(), limit=1).runs if jobs else ()
+        runs = list_runs(reading, caller.tenant, RunFilter(), limit=_LATEST).runs if jobs else ()
     return Steps(bool(jobs), bool(runs), any(run.status in FINAL for run in runs))
 
 
