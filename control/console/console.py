@@ -41,6 +41,7 @@ from tidewheel.control.console.run import RunPage
 from tidewheel.control.console.runs import RunsPage
 from tidewheel.control.console.sign_in import COOKIE, THEME_COOKIE, THEMES
 from tidewheel.control.console.signing import SignInPage
+from tidewheel.control.console.slow import SlowPage
 from tidewheel.control.console.urls import local_path
 from tidewheel.control.console.versions import VersionsPage
 from tidewheel.control.console.view import Page
@@ -79,6 +80,7 @@ class Console:
             "/jobs/{ref}/settings": JobSettingsPage(),
             "/jobs/{ref}/versions": VersionsPage(),
             "/runs": RunsPage(),
+            "/runs/slow": SlowPage(),
             "/runs/{run_id}": RunPage(self.settings),
         }
         forms = JobForms(self.reads, self.writes, self.door)

@@ -31,6 +31,7 @@ PATHS: Mapping[str, str] = {
     "job_pause": "/jobs/{ref}/pause",
     "job_resume": "/jobs/{ref}/resume",
     "runs": "/runs",
+    "slow_runs": "/runs/slow",
     "run": "/runs/{run_id}",
     "ask": "/ask",
     "sign_in": "/sign-in",

@@ -1,0 +1,87 @@
+"""The overview and the slow runs: figures that services have written, plots, states, hostile text."""
+
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import pytest
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import HTML
+from tests.fixtures.database import Database
+from tests.transitions.acts import begun, ending, submit
+from tidewheel.activity import activity
+from tidewheel.postgres.session import Session
+from tidewheel.runs import RunState
+from tidewheel.transitions.finish import finish_runs
+
+HOSTILE = "<script>alert\u05d0\u05d1" + "k" * 200
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    with database.transaction() as connection:
+        activity.write(connection)
+    database.execute("DELETE FROM activity")
+    with answering(database) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+def finish(database: Database, key: str, *states: RunState) -> list[str]:
+    """End runs as services do; write their figures."""
+    session = Session(database.url, "test")
+    ended: list[str] = []
+    for state in states:
+        started = begun(database, key)
+        with session.transaction() as connection:
+            finish_runs(connection, database.installation, [ending(started, state, error_type="E")])
+        ended.append(str(started.run_id))
+    with session.transaction() as connection:
+        activity.write(connection)
+    session.close()
+    return ended
+
+
+def shown(client: ApiClient, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == HTTPStatus.OK, answer.text
+    return answer.text
+
+
+def test_overview_draws_what_ended_and_what_comes(pages: ApiClient) -> None:
+    submit(pages.database, "job", retry={"max_attempts": 1})
+    submit(pages.database, "soon", schedule={"interval": "5m"})
+    finish(pages.database, "job", RunState.SUCCEEDED, RunState.SUCCEEDED, RunState.FAILED)
+    for window in ("1h", "6h", "24h", "7d"):
+        page = shown(pages, f"/?window={window}")
+        assert "2 succeeded" in page
+        assert "1 failed" in page
+        assert "Coming: 1 job until" in page
+        assert len(re.findall(r'<rect class="bad"', page)) >= 2, "for both widths"
+        assert "First steps" not in page
+        assert "as table" in page
+    for stage in ("claimed", "written", "ended"):
+        assert "Lateness, due" in shown(pages, f"/?stage={stage}")
+    assert shown(pages, "/?window=1y"), "an unknown window is the first one"
+
+
+def test_first_steps_are_ticked_off(pages: ApiClient) -> None:
+    assert shown(pages, "/").count(">done<") == 0
+    submit(pages.database)
+    assert shown(pages, "/").count(">done<") == 1
+    begun(pages.database)
+    assert shown(pages, "/").count(">done<") == 2
+    finish(pages.database, "job", RunState.SUCCEEDED)
+    assert "First steps" not in shown(pages, "/")
+
+
+def test_slow_runs_are_listed_and_hostile_text_is_text(pages: ApiClient) -> None:
+    assert "No run ended in this time." in shown(pages, "/runs/slow")
+    submit(pages.database, HOSTILE)
+    [run] = finish(pages.database, HOSTILE, RunState.SUCCEEDED)
+    for path in ("/runs/slow", "/runs/slow?last=7d", "/"):
+        assert "<script>alert" not in shown(pages, path)
+    assert f'href="/runs/{run}"' in shown(pages, "/runs/slow")
+    assert pages.get("/runs/slow?last=1y").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert 'href="/runs/slow"' in shown(pages, "/runs")
