@@ -49,5 +49,5 @@ def test_relative_links_exist(page: Path) -> None:
         led_to = (page.parent / path).resolve() if path else page
         assert led_to.exists(), f"{target} does not exist"
         assert led_to.is_relative_to(ROOT), f"{target} leads out of the project"
-        if anchor:
+        if anchor and led_to.suffix == ".md":  # of a picture it names the theme that shows it
             assert anchor in anchors(led_to), f"{target}: no such heading"

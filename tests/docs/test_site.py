@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests.docs.pages import blocks
 from tests.strict_types import ROOT
 
 pytestmark = pytest.mark.process
@@ -36,6 +37,9 @@ WORDS = {
     "adr/0004-outbox.html": "relay",
     "source/compose/index.html": "PostgreSQL",
 }
+
+
+_SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass
@@ -123,6 +127,25 @@ def test_lists_below_a_sentence_are_lists(site: Path) -> None:
     """CommonMark needs no blank line before them."""
     assert "<ul>" in (site / "guarantees.html").read_text(encoding="utf-8")
     assert [line for page in site.rglob("*.html") for line in _paragraphs_with_items(page)] == []
+
+
+def test_commands_of_the_first_page_are_those_that_a_test_runs() -> None:
+    run = [_commands(block.text) for block in blocks(ROOT / "README.md") if block.language == "sh"]
+    [shown] = _SHELL.findall((ROOT / "docs/index.md").read_text(encoding="utf-8"))
+    assert len(_commands(shown)) == 3
+    assert {*_commands(shown)} <= {command for commands in run for command in commands}
+
+
+def test_pictures_of_the_first_page_are_small(site: Path) -> None:
+    sizes = {path.name: path.stat().st_size for path in (site / "images").glob("console-*.png")}
+    assert {*sizes} == {"console-light.png", "console-dark.png"}
+    assert max(sizes.values()) < 150_000
+
+
+def _commands(text: str) -> list[str]:
+    """Return the commands of a block, each on one line and without its comment."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [" ".join(line.partition("    #")[0].split()) for line in lines]
 
 
 def _leads(pages: dict[Path, _Page], path: Path, link: str) -> bool:
