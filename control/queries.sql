@@ -591,7 +591,7 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
        v.handler, v.definition, o.failed_attempts, o.lost_attempts, o.deadline_at, o.schedule_to_close_at, o.external_deadline_at, o.executor_id, e.name AS executor, o.claimed_from,
        r.parent_run_id, r.root_run_id, coalesce(j.labels, '{}') || coalesce(i.labels, '{}') AS labels, r.request_id,
        i.traceparent, i.late_ms, i.progress, i.progress_at, i.progress_attempt, i.checkpoint, i.checkpoint_attempt, a.error_message,
-       x.result, d.id AS dead_letter, d.redriven_run_id
+       x.result, octet_length(i.payload) AS payload_bytes, i.payload_content_type, d.id AS dead_letter, d.redriven_run_id
   FROM runs AS r
   JOIN jobs AS j ON j.job_id = r.job_id
   JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version

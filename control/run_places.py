@@ -8,7 +8,7 @@ time, so it may end without a result. PostgreSQL alone is enough for the rest.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -96,8 +96,23 @@ class _Row:
     requested_from: str | None
 
 
+class _Wanted(NamedTuple):
+    """A message to look for: with a key, and with a subject unless that is empty."""
+
+    key: bytes
+    subject: bytes
+    since: datetime
+
+
 def find_places(
-    connection: Conn, settings: Connections, tenant: str, run_id: UUID, *, retention: timedelta, kafka: bool = True
+    connection: Conn,
+    settings: Connections,
+    tenant: str,
+    run_id: UUID,
+    *,
+    retention: timedelta,
+    kafka: bool = True,
+    look_seconds: float = _SECONDS,
 ) -> RunPlaces:
     """Find the places of a run.
 
@@ -108,6 +123,7 @@ def find_places(
         run_id: The run.
         retention: The time for which runs are kept.
         kafka: False to leave out what is looked up on Kafka.
+        look_seconds: The longest look for each message on Kafka.
 
     Raises:
         UnknownRun: The tenant has no run of this id.
@@ -120,7 +136,7 @@ def find_places(
     day = None if row.finished_at is None else row.finished_at.astimezone(UTC).date()
     outbox = _outbox(connection, installation, row, run_id)
     run_message, completion, why = (
-        _on_kafka(settings, installation, row, run_id) if kafka else (None, None, "it was left out")
+        _on_kafka(settings, installation, row, run_id, look_seconds) if kafka else (None, None, "it was left out")
     )
     return RunPlaces(
         table_name=row.table_name,
@@ -148,7 +164,7 @@ def _outbox(connection: Conn, installation: Installation, row: _Row, run_id: UUI
 
 
 def _on_kafka(
-    settings: Connections, installation: Installation, row: _Row, run_id: UUID
+    settings: Connections, installation: Installation, row: _Row, run_id: UUID, look_seconds: float
 ) -> tuple[MessagePlace | None, MessagePlace | None, str | None]:
     """Return the run's first message and its completion, or the reason for which Kafka was not read."""
     topics, run = installation.topics, str(run_id).encode()
@@ -156,21 +172,22 @@ def _on_kafka(
     completion: MessagePlace | None = None
     try:
         with offsets_client(settings.kafka_config(), "tidewheel.places") as client:
-            first = _find(client, topics.runs(row.queue, row.lane), run, b"", published_from)
+            first = _find(client, topics.runs(row.queue, row.lane), _Wanted(run, b"", published_from), look_seconds)
             if row.finished_at is not None:
-                completion = _find(client, topics.completions, str(row.job_id).encode(), run, row.finished_at)
+                wanted = _Wanted(str(row.job_id).encode(), run, row.finished_at)
+                completion = _find(client, topics.completions, wanted, look_seconds)
     except (TidewheelError, KafkaException) as error:
         return None, None, str(error)
     return first, completion, None
 
 
-def _find(client: Consumer, topic: str, key: bytes, subject: bytes, since: datetime) -> MessagePlace | None:
+def _find(client: Consumer, topic: str, wanted: _Wanted, look_seconds: float) -> MessagePlace | None:
     """Return the first message of a topic with a key, and with a subject if one is given.
 
     Raises:
         Unavailable: The broker does not answer in time.
     """
-    stamp = int((since - _MARGIN).timestamp() * 1000)
+    stamp = int((wanted.since - _MARGIN).timestamp() * 1000)
     partitions = read_partitions(client, topic).get(topic, [])
     if not partitions:
         return None
@@ -184,14 +201,16 @@ def _find(client: Consumer, topic: str, key: bytes, subject: bytes, since: datet
         raise Unavailable(message) from error
     left = {each.partition: each.offset for each in found if 0 <= each.offset < ends[each.partition]}
     client.assign([TopicPartition(topic, part, offset) for part, offset in left.items()])
-    deadline, seen = monotonic_seconds() + _SECONDS, 0
+    deadline, seen = monotonic_seconds() + look_seconds, 0
     while left and seen < _MESSAGES and monotonic_seconds() < deadline:
         for received in client.consume(1000, 0.2):
             part, offset = received.partition(), received.offset()
             if received.error() is not None or part is None or offset is None:
                 continue
             seen += 1
-            if received.key() == key and (not subject or _headers(received.headers()).get("ce_subject") == subject):
+            if received.key() == wanted.key and (
+                not wanted.subject or _headers(received.headers()).get("ce_subject") == wanted.subject
+            ):
                 stamped = received.timestamp()[1]
                 at = None if stamped < 0 else datetime.fromtimestamp(stamped / 1000, UTC)
                 return MessagePlace(topic, part, offset, at)

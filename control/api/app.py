@@ -27,6 +27,7 @@ from tidewheel.control.api.openapi import add_route, openapi
 from tidewheel.control.api.ordering_keys import OrderingKeysApi
 from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.run_events import RunEventsApi
+from tidewheel.control.api.run_places import RunPlacesApi
 from tidewheel.control.api.runs import RunsApi
 from tidewheel.control.api.schemas import SchemasApi
 from tidewheel.control.api.status import StatusApi
@@ -56,6 +57,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         JobsApi(pools.reads, pools.writes),
         FreezesApi(pools.reads, pools.writes),
         RunsApi(pools.reads, pools.writes, settings.archive),
+        RunPlacesApi(pools.reads, settings),
         WorkflowsApi(pools.reads, pools.writes),
         BackfillsApi(pools.reads, pools.writes),
         BatchesApi(pools.reads, pools.writes),

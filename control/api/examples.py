@@ -150,6 +150,12 @@ RUN: Json = {
     "checkpoint_attempt": None, "error_message": None, "result": {"rows": 7}, "late": None, "request_id": None,
     "traceparent": None, "dead_letter": None,
     "retry_chain": {"parent_run_id": None, "root_run_id": None, "previous": [], "next": []}, "attempts": [_ATTEMPT],
+    "payload": {"bytes": 16, "content_type": "application/json", "is_own": False},
+    "stages": [
+        {"name": "due", "attempt": None, "at": _AT, "clock": "database", "known": True},
+        {"name": "published", "attempt": 1, "at": "2026-11-20T01:00:00.004Z", "clock": "broker", "known": True},
+        {"name": "begun", "attempt": 1, "at": None, "clock": "executor", "known": False},
+    ],
     "archived": False, "copied": False,
 }  # fmt: skip
 _WORKFLOW: dict[str, Json] = {
@@ -168,6 +174,23 @@ PARENTS: Json = {"parents": [{
     "key": "extract", "when": "success", "status": "succeeded", "run_id": RUN_ID, "result": {"rows": 7},
     "result_bytes": 10, "left_out": False, "expired": False,
 }]}  # fmt: skip
+_PLACE: dict[str, Json] = {
+    "topic": "tidewheel.runs.standard",
+    "partition": 3,
+    "offset": 1841,
+    "timestamp": "2026-11-20T01:00:00.004Z",
+}
+WHERE: Json = {
+    "table_name": "finished_runs_20261120", "day": "2026-11-20", "shard": 17, "request_id": None,
+    "requested_from": None, "outbox": [], "run_message": _PLACE,
+    "completion": {
+        "topic": "tidewheel.completions", "partition": 0, "offset": 7, "timestamp": "2026-11-20T01:00:04.250Z",
+    },
+    "kafka": None,
+    "claims": [{
+        **_PLACE, "attempt": 1, "claimed_from": "tidewheel.runs.standard/3/1841@1795568400004",
+    }],
+}  # fmt: skip
 LOGS: Json = {"logs": [{"attempt": 1, "outcome": "succeeded", "dropped_bytes": 0, "output": "7 rows\n"}]}
 CANCELLED: Json = {"run_id": RUN_ID, "run_status": "queued"}
 _LETTER: dict[str, Json] = {

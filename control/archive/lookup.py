@@ -16,6 +16,7 @@ from tidewheel.control.archive.records import days_of_run
 from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, open_store
 from tidewheel.control.reads.retry_chain import retry_chain_of
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
+from tidewheel.control.reads.run_stages import run_stages
 from tidewheel.control.reads.runs import RunSummary
 from tidewheel.errors import ArchiveDamaged, UnknownRun
 from tidewheel.postgres.session import Conn
@@ -94,27 +95,28 @@ def _detail(record: Record) -> RunDetail:
     attempts = _attempts(record)
     outcomes = [each["outcome"] for each in record["attempts"]]
     late_ms: int | None = inputs.get("late_ms")
+    summary = RunSummary(
+        run_id=UUID(record["run_id"]),
+        key=record["job_key"] or "",
+        job_id=UUID(record["job_id"]),
+        job_version=record["job_version"],
+        status=record["state"],
+        cause=record["cause"],
+        queue=record["queue"],
+        lane=record["lane"],
+        attempt=record["attempt"],
+        scheduled_at=record["scheduled_at"],
+        created_at=record["created_at"],
+        publish_at=None,
+        started_at=record["started_at"],
+        finished_at=record["finished_at"],
+        reason=record["reason"],
+        error_type=record["error_type"],
+        concurrency_key=record["concurrency_key"],
+        why=None,
+    )
     return RunDetail(
-        summary=RunSummary(
-            run_id=UUID(record["run_id"]),
-            key=record["job_key"] or "",
-            job_id=UUID(record["job_id"]),
-            job_version=record["job_version"],
-            status=record["state"],
-            cause=record["cause"],
-            queue=record["queue"],
-            lane=record["lane"],
-            attempt=record["attempt"],
-            scheduled_at=record["scheduled_at"],
-            created_at=record["created_at"],
-            publish_at=None,
-            started_at=record["started_at"],
-            finished_at=record["finished_at"],
-            reason=record["reason"],
-            error_type=record["error_type"],
-            concurrency_key=record["concurrency_key"],
-            why=None,
-        ),
+        summary=summary,
         handler=record["handler"] or "",
         labels={**record["job_labels"], **inputs.get("labels", {})},
         max_attempts=record["max_attempts"] or 0,
@@ -142,6 +144,8 @@ def _detail(record: Record) -> RunDetail:
             UUID(record["run_id"]), _uuid(record["parent_run_id"]), _uuid(record["root_run_id"]), []
         ),
         attempts=attempts[-_ATTEMPTS:],
+        payload=None,
+        stages=run_stages(summary, attempts[-_ATTEMPTS:], None),
         archived=True,
     )
 

@@ -1,9 +1,7 @@
 """Text of runs and attempts, for lists and for `tidewheel run show`."""
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from tidewheel.control.cli.output import duration_text, moment
@@ -16,45 +14,6 @@ from tidewheel.jobs.values import format_duration
 
 if TYPE_CHECKING:
     from tidewheel.control.run_places import MessagePlace, RunPlaces
-
-_MESSAGE = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<offset>\d+)@(?P<timestamp>-?\d+)", re.ASCII)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimMessage:
-    """The Kafka message by which an attempt was claimed.
-
-    Args:
-        attempt: The attempt.
-        topic: The message's topic; None if the sweep claimed the attempt.
-        partition: Its partition.
-        offset: Its offset.
-        timestamp: Its timestamp.
-        claimed_from: The stored text.
-    """
-
-    attempt: int
-    topic: str | None
-    partition: int | None
-    offset: int | None
-    timestamp: datetime | None
-    claimed_from: str
-
-
-def claim_message(attempt: int, text: str) -> ClaimMessage:
-    """Parse the stored text of `claimed_from`.
-
-    >>> claim_message(1, "tidewheel.runs.standard/3/41@1700000000000").timestamp
-    datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.timezone.utc)
-    >>> claim_message(2, "sweep").topic
-    """
-    found = _MESSAGE.fullmatch(text)
-    if found is None:
-        return ClaimMessage(attempt, None, None, None, None, text)
-    stamp = int(found["timestamp"])
-    at = None if stamp < 0 else _EPOCH + timedelta(milliseconds=stamp)
-    return ClaimMessage(attempt, found["topic"], int(found["partition"]), int(found["offset"]), at, text)
 
 
 def place_facts(places: "RunPlaces") -> Iterator[tuple[str, str | None]]:

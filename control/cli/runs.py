@@ -38,11 +38,12 @@ from tidewheel.control.cli.output import (
     progress_bar,
     total_text,
 )
-from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, claim_message, place_facts, run_facts, run_row
+from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, place_facts, run_facts, run_row
 from tidewheel.control.cli.time_options import After, Tz, read_duration, read_instant
 from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_for_run
 from tidewheel.control.printable import printable_lines
 from tidewheel.control.reads import runs as read
+from tidewheel.control.reads.claim_message import claim_message
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.errors import UnknownRun, refuse

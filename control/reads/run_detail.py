@@ -9,6 +9,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.control.reads.retry_chain import RelatedRun, RetryChain, retry_chain_of
+from tidewheel.control.reads.run_stages import RunStage, run_stages
 from tidewheel.control.reads.runs import RunRow, RunSummary, summary_of
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import UnknownRun
@@ -57,6 +58,21 @@ class PastAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class PayloadFacts:
+    """The size and the type of the payload that a run's handler gets.
+
+    Args:
+        bytes: Its size.
+        content_type: Its type.
+        is_own: True if the run was created with it; False if it is that of its job's version.
+    """
+
+    bytes: int
+    content_type: str
+    is_own: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RunDetail:
     """A run with its attempts, deadlines and retry chain.
 
@@ -85,6 +101,8 @@ class RunDetail:
         dead_letter: Its dead letter, if it is one.
         retry_chain: The runs that it retries, and its retries.
         attempts: The last hundred that have ended, the oldest first.
+        payload: The size and type of its payload; None of a run that the database has no more.
+        stages: The stages that it has passed, each with the clock that gave its instant.
         archived: True if the archive has it and the database no more: without outputs, results and progress.
         copied: True if only the copy of a failed run is left: without attempts, inputs and labels of its own.
     """
@@ -113,6 +131,8 @@ class RunDetail:
     dead_letter: int | None
     retry_chain: RetryChain
     attempts: tuple[PastAttempt, ...]
+    payload: PayloadFacts | None
+    stages: tuple[RunStage, ...]
     archived: bool
     copied: bool = False
 
@@ -137,11 +157,12 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         outcomes = Counter(attempt.outcome for attempt in attempts)
         failed = outcomes[AttemptOutcome.FAILED] + outcomes[AttemptOutcome.TIMED_OUT]
         lost = outcomes[AttemptOutcome.LOST]
+    summary, definition = replace(summary_of(row), why=why), decode(row.definition, JobDefinition)
     return RunDetail(
-        summary=replace(summary_of(row), why=why),
+        summary=summary,
         handler=row.handler,
         labels=row.labels,
-        max_attempts=decode(row.definition, JobDefinition).retry.max_attempts,
+        max_attempts=definition.retry.max_attempts,
         failed_attempts=failed,
         lost_attempts=lost,
         deadline_at=row.deadline_at,
@@ -162,6 +183,8 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         dead_letter=row.dead_letter,
         retry_chain=retry_chain_of(run_id, row.parent_run_id, row.root_run_id, _read_retry_chain(connection, row)),
         attempts=attempts,
+        payload=_payload(row, definition.payload, definition.payload_content_type),
+        stages=run_stages(summary, attempts, row.claimed_from),
         archived=False,
     )
 
@@ -179,8 +202,9 @@ def show_failed_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         row = cursor.execute(_SHOW_FAILED_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
     if row is None:
         raise UnknownRun(str(run_id))
+    summary = summary_of(row)
     return RunDetail(
-        summary=summary_of(row),
+        summary=summary,
         handler=row.handler or "",
         labels=row.labels,
         max_attempts=decode(row.definition, JobDefinition).retry.max_attempts if row.definition else 0,
@@ -204,6 +228,8 @@ def show_failed_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         dead_letter=row.dead_letter,
         retry_chain=retry_chain_of(run_id, None, None, []),
         attempts=(),
+        payload=None,
+        stages=run_stages(summary, (), None),
         archived=False,
         copied=True,
     )
@@ -250,8 +276,16 @@ class _RunDetailRow(RunRow):
     checkpoint_attempt: int | None
     error_message: str | None
     result: bytes | None
+    payload_bytes: int | None
+    payload_content_type: str | None
     dead_letter: int | None
     redriven_run_id: UUID | None
+
+
+def _payload(row: _RunDetailRow, of_job: bytes, type_of_job: str) -> PayloadFacts:
+    if row.payload_bytes is None:
+        return PayloadFacts(len(of_job), type_of_job, is_own=False)
+    return PayloadFacts(row.payload_bytes, row.payload_content_type or type_of_job, is_own=True)
 
 
 def _read_retry_chain(connection: Conn, row: RunRow) -> list[RelatedRun]:
