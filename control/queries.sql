@@ -583,7 +583,7 @@ SELECT f.run_id, coalesce(j.key, f.job_id::text), f.job_id, f.job_version, f.sta
 
 -- name: show_run
 -- Returns one run with all its details except its attempts.
--- Index: primary keys of the partitions, of jobs, job_versions, job_runs and executors; dead_letters_run_id_key. No lock.
+-- Index: primary keys of the partitions, of jobs, job_versions, job_runs, executors and workflows; dead_letters_run_id_key. No lock.
 SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
        (r.finished_at IS NULL AND r.publish_at > tidewheel_now()) AS ahead, r.cause, r.queue, r.lane,
        r.attempt, r.scheduled_at, r.created_at, CASE WHEN r.finished_at IS NULL THEN nullif(r.publish_at, 'infinity') END AS publish_at,
@@ -591,7 +591,7 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
        v.handler, v.definition, o.failed_attempts, o.lost_attempts, o.deadline_at, o.schedule_to_close_at, o.external_deadline_at, o.executor_id, e.name AS executor, o.claimed_from,
        r.parent_run_id, r.root_run_id, coalesce(j.labels, '{}') || coalesce(i.labels, '{}') AS labels, r.request_id,
        i.traceparent, i.late_ms, i.progress, i.progress_at, i.progress_attempt, i.checkpoint, i.checkpoint_attempt, a.error_message,
-       x.result, octet_length(i.payload) AS payload_bytes, i.payload_content_type, d.id AS dead_letter, d.redriven_run_id
+       x.result, octet_length(i.payload) AS payload_bytes, i.payload_content_type, w.root_run_id AS workflow_run_id, d.id AS dead_letter, d.redriven_run_id
   FROM runs AS r
   JOIN jobs AS j ON j.job_id = r.job_id
   JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
@@ -601,6 +601,7 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
   LEFT JOIN attempts AS a ON r.finished_at IS NOT NULL AND a.run_id = r.run_id AND a.attempt = r.attempt
   LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt
   LEFT JOIN dead_letters AS d ON d.run_id = r.run_id
+  LEFT JOIN workflows AS w ON w.root_run_id = r.workflow_run_id AND w.root_job_id IS NOT NULL
  WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s
 
 -- name: show_failed_run

@@ -148,7 +148,7 @@ RUN: Json = {
     "deadline_at": None, "schedule_to_close_at": None, "external_deadline_at": None, "executor_id": None,
     "executor": None, "claimed_from": None, "progress": None, "progress_at": None, "checkpoint": None,
     "checkpoint_attempt": None, "error_message": None, "result": {"rows": 7}, "late": None, "request_id": None,
-    "traceparent": None, "dead_letter": None,
+    "traceparent": None, "dead_letter": None, "workflow_run_id": None,
     "retry_chain": {"parent_run_id": None, "root_run_id": None, "previous": [], "next": []}, "attempts": [_ATTEMPT],
     "payload": {"bytes": 16, "content_type": "application/json", "is_own": False},
     "stages": [
@@ -169,7 +169,7 @@ WORKFLOW: Json = {"summary": _WORKFLOW, "nodes": [
     {"key": "mail", "state": "failed", "parents": [{"key": "nightly", "when": "success"}],
      "run_id": "019d3a1c-7f00-8123-8456-789abcdef077", "reason": None, "attempt": 4,
      "started_at": "2026-11-20T01:02:09Z", "finished_at": "2026-11-20T01:02:11Z"},
-]}  # fmt: skip
+], "again": ["mail"]}  # fmt: skip
 PARENTS: Json = {"parents": [{
     "key": "extract", "when": "success", "status": "succeeded", "run_id": RUN_ID, "result": {"rows": 7},
     "result_bytes": 10, "left_out": False, "expired": False,

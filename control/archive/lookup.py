@@ -140,6 +140,7 @@ def _detail(record: Record) -> RunDetail:
         request_id=record["request_id"],
         traceparent=inputs.get("traceparent"),
         dead_letter=None,
+        workflow_run_id=None,
         retry_chain=retry_chain_of(
             UUID(record["run_id"]), _uuid(record["parent_run_id"]), _uuid(record["root_run_id"]), []
         ),

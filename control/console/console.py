@@ -38,6 +38,8 @@ from tidewheel.control.console.jobs import JobsPage
 from tidewheel.control.console.occurrence_actions import MoveOccurrence, SkipOccurrence, UnskipOccurrence
 from tidewheel.control.console.overview import OverviewPage
 from tidewheel.control.console.run import RunPage
+from tidewheel.control.console.run_actions import CancelRun, RetryRun
+from tidewheel.control.console.run_log import RawLog, RunLines
 from tidewheel.control.console.runs import RunsPage
 from tidewheel.control.console.sign_in import COOKIE, THEME_COOKIE, THEMES
 from tidewheel.control.console.signing import SignInPage
@@ -45,6 +47,8 @@ from tidewheel.control.console.slow import SlowPage
 from tidewheel.control.console.urls import local_path
 from tidewheel.control.console.versions import VersionsPage
 from tidewheel.control.console.view import Page
+from tidewheel.control.console.workflow import WorkflowPage
+from tidewheel.control.console.workflow_actions import CancelWorkflow, PauseWorkflow, ResumeWorkflow
 from tidewheel.settings.api import ApiSettings
 
 _YEAR_SECONDS = 365 * 86_400
@@ -82,6 +86,8 @@ class Console:
             "/runs": RunsPage(),
             "/runs/slow": SlowPage(),
             "/runs/{run_id}": RunPage(self.settings),
+            "/runs/{run_id}/lines": RunLines(),
+            "/workflows/{root_run_id}": WorkflowPage(),
         }
         forms = JobForms(self.reads, self.writes, self.door)
         for path in ("/jobs/new", "/jobs/{ref}/edit"):  # before "/jobs/{ref}", which would take "new" for a key
@@ -101,11 +107,17 @@ class Console:
             "/jobs/{ref}/release": ReleaseJob(),
             "/jobs/{ref}/delete": DeleteJob(),
             "/jobs/{ref}/restore": RestoreJob(),
+            "/runs/{run_id}/cancel": CancelRun(),
+            "/runs/{run_id}/retry": RetryRun(self.settings),
+            "/workflows/{root_run_id}/pause": PauseWorkflow(),
+            "/workflows/{root_run_id}/resume": ResumeWorkflow(),
+            "/workflows/{root_run_id}/cancel": CancelWorkflow(),
         }
         acting = Actions(self.reads, self.writes, self.door)
         for path, action in actions.items():
             self._route(router, "GET", path, partial(acting.show, action))
             self._route(router, "POST", path, partial(acting.act, action))
+        self._route(router, "GET", "/runs/{run_id}/log", RawLog(self.reads).get)
         signing = SignInPage(self.door, self.keys, allows_plain_http=self.settings.console_plain_http)
         self._route(router, "GET", "/sign-in", signing.show)
         self._route(router, "POST", "/sign-in", signing.sign_in)

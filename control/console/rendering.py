@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from tidewheel.control.console import words
+from tidewheel.control.console.json_view import json_view
 from tidewheel.control.console.sign_in import (
     DONE_COOKIE,
     FORM_COOKIE,
@@ -95,7 +96,7 @@ class Renderer:
             autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(_HERE / "templates"), trim_blocks=True,
             lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
-        made.filters.update(words.FILTERS)
+        made.filters.update(words.FILTERS, json_view=json_view)
         return made
 
     def urls(self, visitor: Visitor) -> Urls:

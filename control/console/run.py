@@ -1,27 +1,40 @@
 """One run: what happened, how far it is, why it waits."""
 
 from dataclasses import dataclass
-from datetime import timedelta
-from http import HTTPStatus
 from typing import ClassVar
-from uuid import UUID
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import TenantQuery, read_query
+from tidewheel.control.api.queries import Flag, TenantQuery, Whole, read_query
+from tidewheel.control.api.run_places import claims_of, stored_places
 from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.logs import LogPiece, read_logs
+from tidewheel.control.console.log_lines import Log
+from tidewheel.control.console.run_log import attempts_with_logs, is_over, more_of, read_log, run_id_of
 from tidewheel.control.console.sentences import about_run
-from tidewheel.control.console.timing import WIDTH, timing
+from tidewheel.control.console.timing import timing
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, part
 from tidewheel.control.reads.run_payload import Payload, read_run_payload
-from tidewheel.control.run_places import RunPlaces, find_places
+from tidewheel.control.run_places import RunPlaces
 from tidewheel.errors import UnknownRun
+from tidewheel.runs import FINAL
 from tidewheel.settings.api import ApiSettings
+
+_OPEN_ROWS = 5  # attempts that are not folded
+
+
+class RunQuery(TenantQuery):
+    """Query of the page of a run.
+
+    Attributes:
+        attempt: The attempt whose output is shown; by default the newest with output.
+        kafka: True to look up its messages on Kafka.
+    """
+
+    attempt: Whole | None = None
+    kafka: Flag = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,42 +50,38 @@ class RunPage:
     place: ClassVar[str] = "runs"
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
-        """Read the run, its payload, its output and its places."""
-        del urls
-        read_query(request, TenantQuery)
-        run_id = _run_id(str(request.path_params["run_id"]))
+        """Read the run, its payload, the output of an attempt and its places."""
+        query, run_id = read_query(request, RunQuery), run_id_of(request)
         now = page_now(connection)
         run = show_run_anywhere(connection.snapshot, self.settings.archive, caller.tenant, run_id)
         is_stored = not (run.archived or run.copied)
+        with_logs = attempts_with_logs(run) if is_stored else []
+        picked = query.attempt or (with_logs[0] if with_logs else None)
 
         def read_places() -> RunPlaces:
-            # The role of a tenant may not read the outbox. The statements name the tenant.
-            with connection.snapshot(all_tenants=True) as reading:
-                return find_places(reading, self.settings, caller.tenant, run_id, retention=timedelta(0), kafka=False)
+            return stored_places(connection, self.settings, caller.tenant, run_id, kafka=query.kafka)
 
         def read_payload() -> Payload | None:
             with connection.snapshot() as reading:
                 return read_run_payload(reading, caller.tenant, run_id)
 
-        def read_output() -> list[LogPiece]:
+        def read_output() -> Log | None:
             try:
-                return read_logs(connection, run_id)
+                return None if picked is None else read_log(connection, run, picked)
             except UnknownRun:  # dropped meanwhile
-                return []
+                return None
 
+        log = part(read_output) if is_stored else None
+        follows = picked is not None and is_stored and not is_over(run, picked)
         return View(
             {
                 "now": now, "run": run, "summary": run.summary, "sentence": about_run(run, now),
-                "timing": timing(run, now), "width": WIDTH,
+                "timing": timing(run, now), "is_final": run.summary.status in FINAL,
+                "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": part(read_payload) if is_stored else None,
-                "places": part(read_places) if is_stored else None,
-                "logs": part(read_output) if is_stored else [],
+                "places": part(read_places) if is_stored else None, "claims": claims_of(run), "looked": query.kafka,
+                "bootstrap": self.settings.bootstrap,
+                "picked": picked, "with_logs": with_logs, "log": log,
+                "more": more_of(urls, run_id, log) if follows and isinstance(log, Log) else None,
             }
         )  # fmt: skip
-
-
-def _run_id(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such run: a run's id is a UUID") from None

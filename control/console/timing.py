@@ -1,4 +1,4 @@
-"""The timing of one run: a row for each stage whose instants are stored, with its bar in SVG."""
+"""The waterfall of one run: a row for each stage, with its bar on one axis that breaks long waits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,21 +8,25 @@ from tidewheel.control.console.words import absolute, between, duration, family_
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
 from tidewheel.runs import OWNED
 
-WIDTH = 1000
-_THINNEST = 4.0
+BREAK = 8.0
+"""The width of a broken wait, in percent of the axis."""
+
+_BROKEN = 0.4  # of the whole: a longer wait is broken
+_THINNEST = 0.4
 _ATTEMPTS = 12
 _NOT_RECORDED = "not recorded"
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a run.
+    """A stage of a run; its bar has places in percent of the axis.
 
     Args:
         name: Its name.
         words: Its duration or its instant, and what came of it.
         family: The colour family of its bar.
-        x: The left edge of its bar; None if an instant is not recorded.
+        shape: `bar`, `broken`, `tick`, `hollow` for another clock than the database's, or `dotted` if not recorded.
+        x: The left edge of its bar; None outside of the axis.
         width: The width of its bar.
         took: Its duration.
     """
@@ -30,6 +34,7 @@ class Stage:
     name: str
     words: str
     family: str = "ahead"
+    shape: str = "bar"
     x: float | None = None
     width: float = 0.0
     took: timedelta = timedelta(0)
@@ -42,90 +47,148 @@ class Timing:
     Args:
         stages: In the order of time.
         total: From its time to its end, or to now.
-        slowest: The longest stage; None if there is none with a duration.
+        slowest: The stage that took the longest, all of its name together; None if none has a duration.
+        slowest_took: Its duration.
         left_out: The number of earlier attempts without a row.
     """
 
     stages: Sequence[Stage]
     total: timedelta
-    slowest: Stage | None
+    slowest: str | None
+    slowest_took: timedelta
     left_out: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A stage with a begin and an end."""
+
+    name: str
+    words: str
+    family: str
+    since: datetime
+    until: datetime
+
+    @property
+    def took(self) -> timedelta:
+        return max(self.until - self.since, timedelta(0))
+
+
 def timing(run: RunDetail, now: datetime) -> Timing:
-    """Return the timing of a run."""
+    """Return the waterfall of a run."""
     summary, attempts = run.summary, run.attempts[-_ATTEMPTS:]
+    left_out = len(run.attempts) - len(attempts)
     first = max(summary.created_at, summary.scheduled_at)
     starts = [each.started_at for each in attempts if each.started_at is not None]
     if not starts and summary.started_at is not None:
         starts = [summary.started_at]
-    begin = starts[0] if starts and len(attempts) < len(run.attempts) else min([first, *starts])
+    begin = starts[0] if starts and left_out else min([first, *starts])
     end = max(summary.finished_at or now, begin)
-    axis = _Axis(begin, max(end - begin, timedelta(milliseconds=1)))
-    stages = [
-        Stage("due", absolute(summary.scheduled_at), "undone", axis.at(summary.scheduled_at), _THINNEST),
-        Stage(
-            "written",
-            _beside(summary.created_at, summary.scheduled_at),
-            "undone",
-            axis.at(summary.created_at),
-            _THINNEST,
-        ),
-        *_attempts(run, attempts, first, now, axis),
-    ]
-    longest = max(stages, key=lambda stage: stage.took)
-    return Timing(stages, end - begin, longest if longest.took else None, len(run.attempts) - len(attempts))
+    spans = list(_spans(run, attempts, begin if left_out else first, now))
+    axis = _Axis.of(begin, max(end - begin, timedelta(milliseconds=1)), spans)
+    stages = [*_ticks(run, axis), *(axis.bar(each) for each in spans), *_not_kept(run)]
+    took: dict[str, timedelta] = {}
+    for each in spans:
+        took[each.name] = took.get(each.name, timedelta(0)) + each.took
+    slowest = max(took, key=lambda name: took[name], default=None)
+    if slowest is not None and not took[slowest]:
+        slowest = None
+    return Timing(stages, end - begin, slowest, took[slowest] if slowest else timedelta(0), left_out)
 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
+    """An axis on which a broken wait has a fixed width, and all else one scale."""
+
     begin: datetime
     span: timedelta
+    broken: tuple[tuple[datetime, datetime], ...]
 
-    def at(self, instant: datetime) -> float | None:
-        """Return the place of an instant; None outside of the axis."""
-        share = (instant - self.begin) / self.span
-        return round(min(share * WIDTH, WIDTH - _THINNEST), 1) if 0 <= share <= 1 else None
+    @classmethod
+    def of(cls, begin: datetime, span: timedelta, spans: Sequence[_Span]) -> "_Axis":
+        waits = [each for each in spans if each.name in {"wait", "back-off"}]
+        found = ((each.since, each.until) for each in waits if each.took > span * _BROKEN)
+        return cls(begin, span, tuple(found))
 
-    def stage(self, name: str, words: str, family: str, since: datetime, until: datetime) -> Stage:
-        left = min(max((since - self.begin) / self.span, 0.0), 1.0) * WIDTH
-        right = min(max((until - self.begin) / self.span, 0.0), 1.0) * WIDTH
+    def place(self, instant: datetime) -> float | None:
+        """Return the place of an instant in percent; None outside of the axis."""
+        if not timedelta(0) <= instant - self.begin <= self.span:
+            return None
+        lost = sum((until - since for since, until in self.broken), timedelta(0))
+        scale = (100 - BREAK * len(self.broken)) / max((self.span - lost) / timedelta(microseconds=1), 1.0)
+        at, since = 0.0, self.begin
+        for left, right in self.broken:
+            if instant <= left:
+                break
+            at += (left - since) / timedelta(microseconds=1) * scale
+            at += BREAK * min((instant - left) / (right - left), 1.0)
+            since = right
+        at += max((instant - since) / timedelta(microseconds=1), 0.0) * scale
+        return min(round(at, 2), 100.0)
+
+    def bar(self, given: _Span) -> Stage:
+        last = self.begin + self.span
+        left = self.place(min(max(given.since, self.begin), last)) or 0.0
+        right = self.place(min(max(given.until, self.begin), last)) or 0.0
         width = max(right - left, _THINNEST)
-        took = max(until - since, timedelta(0))
-        return Stage(name, words, family, round(min(left, WIDTH - width), 1), round(width, 1), took)
+        is_broken = (given.since, given.until) in self.broken
+        words = f"\u2afd {given.words} \u2afd" if is_broken else given.words
+        shape = "broken" if is_broken else "bar"
+        x = round(min(left, 100 - width), 2)
+        return Stage(given.name, words, given.family, shape, x, round(width, 2), given.took)
+
+    def tick(self, name: str, words: str, at: datetime, shape: str = "tick") -> Stage:
+        place = self.place(at)
+        return Stage(name, words, "undone", shape, None if place is None else min(place, 100 - _THINNEST), _THINNEST)
 
 
-def _attempts(
-    run: RunDetail, attempts: Sequence[PastAttempt], first: datetime, now: datetime, axis: _Axis
-) -> Iterator[Stage]:
+def _ticks(run: RunDetail, axis: _Axis) -> Iterator[Stage]:
+    """Yield the instants before the first attempt."""
+    summary = run.summary
+    yield axis.tick("due", absolute(summary.scheduled_at), summary.scheduled_at)
+    yield axis.tick("written", _beside(summary.created_at, summary.scheduled_at), summary.created_at)
+    for stage in run.stages:
+        if stage.name == "published":
+            if stage.at is None:
+                yield Stage("to Kafka", _NOT_RECORDED, shape="dotted")
+            else:
+                since = max(summary.created_at, summary.scheduled_at)
+                words = f"{_beside(stage.at, since, 'after its time')}, the broker's clock"
+                yield axis.tick("to Kafka", words, stage.at, "hollow")
+            return
+
+
+def _not_kept(run: RunDetail) -> Iterator[Stage]:
+    """Yield the stages of which no instant is kept."""
+    if any(stage.name == "begun" for stage in run.stages):
+        yield Stage("handler's start", _NOT_RECORDED, shape="dotted")
+    if any(stage.name == "announced" for stage in run.stages):
+        yield Stage("completion event", _NOT_RECORDED, shape="dotted")
+
+
+def _spans(run: RunDetail, attempts: Sequence[PastAttempt], first: datetime, now: datetime) -> Iterator[_Span]:
     """Yield the attempts, and the waits before each of them."""
     summary, before, wait = run.summary, first, "wait"
     for each in attempts:
-        if each.started_at is None:
-            yield Stage(
-                f"attempt {each.attempt}", f"{state(each.outcome)}, start {_NOT_RECORDED}", family_of(each.outcome)
-            )
-        else:
-            if each.started_at > before:
-                yield axis.stage(wait, duration(each.started_at - before), "ahead", before, each.started_at)
-            words = f"{duration(each.finished_at - each.started_at)} {state(each.outcome)}"
-            words += f", {each.error_type}" if each.error_type else ""
-            yield axis.stage(
-                f"attempt {each.attempt}", words, family_of(each.outcome), each.started_at, each.finished_at
-            )
+        began = each.started_at or each.finished_at
+        if began > before:
+            yield _Span(wait, duration(began - before), "ahead", before, began)
+        took = _NOT_RECORDED if each.started_at is None else duration(each.finished_at - each.started_at)
+        words = f"{took}, {state(each.outcome)}" + (f", {each.error_type}" if each.error_type else "")
+        yield _Span(f"attempt {each.attempt}", words, family_of(each.outcome), began, each.finished_at)
         before, wait = each.finished_at, "back-off"
     if summary.finished_at is not None:
         return
     if summary.started_at is not None and summary.status in {*OWNED, "waiting"} and summary.started_at >= before:
-        yield axis.stage(wait, duration(summary.started_at - before), "ahead", before, summary.started_at)
+        yield _Span(wait, duration(summary.started_at - before), "ahead", before, summary.started_at)
         words = f"{duration(between(summary.started_at, now))} so far"
-        yield axis.stage(f"attempt {summary.attempt}", words, "moving", summary.started_at, now)
+        yield _Span(f"attempt {summary.attempt}", words, "moving", summary.started_at, now)
     elif now > before:
-        yield axis.stage(wait, f"{duration(now - before)} so far", "ahead", before, now)
+        yield _Span(wait, f"{duration(now - before)} so far", "ahead", before, now)
 
 
-def _beside(written: datetime, due: datetime) -> str:
+def _beside(written: datetime, due: datetime, after: str = "after") -> str:
     span = written - due
     if abs(span) < timedelta(milliseconds=1):
         return "at its time"
-    return f"{duration(abs(span))} {'ahead' if span < timedelta(0) else 'after'}"
+    return f"{duration(abs(span))} {'ahead' if span < timedelta(0) else after}"

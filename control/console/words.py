@@ -27,9 +27,13 @@ _FAMILIES: Mapping[str, str] = {
     RunState.RETRYING: "trouble", RunState.CANCELLING: "trouble",
     RunState.SUCCEEDED: "good", RunState.FAILED: "bad", RunState.TIMED_OUT: "bad",
     RunState.CANCELLED: "undone", RunState.SKIPPED: "undone",
+    "pending": "ahead", "not_reached": "undone", "open": "moving", "paused": "trouble", "timing_out": "trouble",
     AttemptOutcome.LOST: "trouble", AttemptOutcome.RELEASED: "ahead", AttemptOutcome.SNOOZED: "ahead",
 }  # fmt: skip
-_SYMBOLS: Mapping[str, str] = {AttemptOutcome.RELEASED: "queued", AttemptOutcome.SNOOZED: "queued"}
+_SYMBOLS: Mapping[str, str] = {
+    "pending": "blocked", "not_reached": "skipped", "open": "running", "timing_out": "cancelling",
+    AttemptOutcome.RELEASED: "queued", AttemptOutcome.SNOOZED: "queued",
+}  # fmt: skip
 
 
 def duration(span: timedelta | None) -> str:
@@ -108,6 +112,34 @@ def counted(value: int, noun: str) -> str:
     return f"{value:,} {noun}{'' if value == 1 else plural}"
 
 
+def size(value: int) -> str:
+    """Return a number of bytes with three figures at most.
+
+    >>> size(1), size(812), size(12_400), size(262_144)
+    ('1 byte', '812 bytes', '12.1 KiB', '256 KiB')
+    """
+    return counted(value, "byte") if value < 1024 else f"{value / 1024:.3g} KiB"
+
+
+def ordinal(value: int) -> str:
+    """Return the place in a row.
+
+    >>> [ordinal(each) for each in (1, 2, 3, 4, 11, 12, 13, 21, 112)]
+    ['1st', '2nd', '3rd', '4th', '11th', '12th', '13th', '21st', '112th']
+    """
+    suffix = "th" if value // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(value % 10, "th")
+    return f"{value}{suffix}"
+
+
+def text_of(value: bytes) -> str:
+    """Return bytes as text, else their first 4 KiB as hexadecimal digits with characters."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        rows = (value[at : at + 16] for at in range(0, min(len(value), 4096), 16))
+        return "\n".join(f"{row.hex(' '):48} {''.join(chr(b) if 32 <= b < 127 else '.' for b in row)}" for row in rows)
+
+
 def state(text: str) -> str:
     """Return a state in words.
 
@@ -142,21 +174,21 @@ def people(text: str | None) -> Markup:
     >>> people("a<b>\u202e")
     Markup('<bdi>a&lt;b&gt;<span class="box">U+202E</span></bdi>')
     """
-    return Markup("<bdi>{}</bdi>").format(_boxed(text or "", kept=""))
+    return Markup("<bdi>{}</bdi>").format(boxed(text or "", kept=""))
 
 
 def lines(text: str | None) -> Markup:
     """Return text of several lines, such as a trace, with control characters as visible boxes."""
     given = (text or "").replace("\r\n", "\n")
     cut = f"\n… {len(given) - _KEPT:,} more characters" if len(given) > _KEPT else ""
-    return _boxed(given[:_KEPT], kept="\n\t") + cut
+    return boxed(given[:_KEPT], kept="\n\t") + cut
 
 
 def key(text: str) -> Markup:
     """Return a key for a table: the middle of a long one gives way, and its title has all of it."""
     if len(text) <= _LONGEST_KEY:
         return people(text)
-    return Markup('<bdi title="{}">{}</bdi>').format(visible(text), _boxed(f"{text[:26]}…{text[-14:]}", kept=""))
+    return Markup('<bdi title="{}">{}</bdi>').format(visible(text), boxed(f"{text[:26]}…{text[-14:]}", kept=""))
 
 
 def visible(text: str) -> str:
@@ -191,7 +223,8 @@ def pretty(value: object) -> str:
         return value[:4096].hex(" ")
 
 
-def _boxed(text: str, *, kept: str) -> Markup:
+def boxed(text: str, *, kept: str) -> Markup:
+    """Return text with its control characters as visible boxes, except those that are kept."""
     if text.isprintable():
         return escape(text)
     parts = (
@@ -211,5 +244,6 @@ def _is_control(char: str) -> bool:
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration, "relative": relative, "absolute": absolute, "rfc3339": format_timestamp, "number": number,
     "state": state, "short_id": short_id, "people": people, "lines": lines, "key": key, "visible": visible,
-    "pretty": pretty, "counted": counted, "symbol_of": symbol_of, "family_of": family_of,
+    "pretty": pretty, "bytes": size, "ordinal": ordinal,
+    "text_of": text_of, "counted": counted, "symbol_of": symbol_of, "family_of": family_of,
 }  # fmt: skip

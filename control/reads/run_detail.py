@@ -99,6 +99,7 @@ class RunDetail:
         request_id: The id of the request that created it.
         traceparent: Its trace.
         dead_letter: Its dead letter, if it is one.
+        workflow_run_id: The root's run, if it belongs to an occurrence of a workflow.
         retry_chain: The runs that it retries, and its retries.
         attempts: The last hundred that have ended, the oldest first.
         payload: The size and type of its payload; None of a run that the database has no more.
@@ -129,6 +130,7 @@ class RunDetail:
     request_id: str | None
     traceparent: str | None
     dead_letter: int | None
+    workflow_run_id: UUID | None
     retry_chain: RetryChain
     attempts: tuple[PastAttempt, ...]
     payload: PayloadFacts | None
@@ -181,6 +183,7 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         request_id=row.request_id,
         traceparent=row.traceparent,
         dead_letter=row.dead_letter,
+        workflow_run_id=row.workflow_run_id,
         retry_chain=retry_chain_of(run_id, row.parent_run_id, row.root_run_id, _read_retry_chain(connection, row)),
         attempts=attempts,
         payload=_payload(row, definition.payload, definition.payload_content_type),
@@ -226,6 +229,7 @@ def show_failed_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         request_id=None,
         traceparent=None,
         dead_letter=row.dead_letter,
+        workflow_run_id=None,
         retry_chain=retry_chain_of(run_id, None, None, []),
         attempts=(),
         payload=None,
@@ -278,6 +282,7 @@ class _RunDetailRow(RunRow):
     result: bytes | None
     payload_bytes: int | None
     payload_content_type: str | None
+    workflow_run_id: UUID | None
     dead_letter: int | None
     redriven_run_id: UUID | None
 

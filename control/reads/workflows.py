@@ -15,7 +15,7 @@ from tidewheel.ids import job_id
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.transitions.occurrences import NodeRun, read_occurrence
+from tidewheel.transitions.occurrences import NodeRun, read_occurrence, to_run_again
 
 _SQL = Statements("tidewheel.control")
 _LIST_WORKFLOWS = _SQL["list_workflows"]
@@ -87,10 +87,17 @@ class WorkflowNode:
 
 @dataclass(frozen=True, slots=True)
 class Workflow:
-    """An occurrence with its graph: the root first, each job after its parents."""
+    """An occurrence with its graph: the root first, each job after its parents.
+
+    Args:
+        summary: The occurrence as in lists.
+        nodes: Its jobs.
+        again: The keys of the jobs that a resume runs again, if it has ended and a part of it failed.
+    """
 
     summary: WorkflowSummary
     nodes: Sequence[WorkflowNode]
+    again: Sequence[str]
 
 
 def workflows(connection: Conn, tenant: str, key: str | None = None, *, limit: int = 100) -> list[WorkflowSummary]:
@@ -135,6 +142,7 @@ def workflow(connection: Conn, tenant: str, root_run_id: UUID) -> Workflow:
             _node(keys[job], node.run, [Parent(keys[parent], when) for parent, when in node.parents.items()], unreached)
             for job, node in nodes.items()
         ],
+        [keys[each.job_id] for each in to_run_again(nodes)] if summary.finished_at is not None else [],
     )
 
 

@@ -32,7 +32,10 @@ from tidewheel.scheduler.retention_rules import periods_of
 from tidewheel.settings.services import SchedulerSettings
 
 DAY = timedelta(days=1)
-LOST = ("executor_id", "executor", "claimed_from", "result", "dead_letter", "progress", "progress_at", "checkpoint")
+LOST = (
+    "executor_id", "executor", "claimed_from", "result", "dead_letter", "progress", "progress_at", "checkpoint",
+    "payload",
+)  # fmt: skip
 # Runs that ended on a day, of several tenants, each with an id of that day.
 _ADD_RUNS: LiteralString = """
 INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,

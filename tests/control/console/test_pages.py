@@ -73,7 +73,7 @@ def test_one_job_and_its_run_are_shown_on_every_page(pages: ApiClient) -> None:
     assert "1 run." in shown(pages, "/runs")
     page = shown(pages, f"/runs/{run}")
     assert "no live executor serves queue" in page.lower()
-    assert "&#34;amount&#34;: 120.1" in page
+    assert '&#34;amount&#34;</span>: <span class="json-number">120.1</span>' in page
     assert str(run) in page
 
 

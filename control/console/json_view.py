@@ -1,0 +1,92 @@
+"""JSON as a tree that folds: keys in their order, numbers as their text, values in colours."""
+
+import json
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from tidewheel.control.console.words import boxed, counted
+
+_DEPTH = 2  # deeper parts are folded
+_LINES = 40  # longer parts are folded
+_NODES = 2_000  # more are shown as text
+_LONGEST = 2_000  # characters of a text that is not folded
+
+
+class _Number(str):
+    __slots__ = ()
+
+
+class _Object(list[tuple[str, object]]):
+    """The members of an object, in their order, also those of one name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    markup: Markup
+    lines: int
+
+
+def json_view(content: bytes) -> Markup | None:
+    """Return the tree of a JSON text; None if it is none, or too large to be a tree."""
+    try:
+        value: object = json.loads(content, parse_float=_Number, parse_int=_Number, object_pairs_hook=_Object)
+        if _nodes(value) > _NODES:
+            return None
+        return Markup('<div class="json">{}</div>').format(_part(None, value, 0, "").markup)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _nodes(value: object) -> int:
+    """Return the number of values, of more than `_NODES` perhaps not all."""
+    left, count = [value], 0
+    while left and count <= _NODES:
+        each = left.pop()
+        count += 1
+        if isinstance(each, _Object):
+            left += [member for _, member in each]
+        elif isinstance(each, list):
+            left += each
+    return count
+
+
+def _part(name: str | None, value: object, depth: int, end: str) -> _Part:
+    key = Markup("") if name is None else Markup('<span class="json-key">{}</span>: ').format(_text(name))
+    if not isinstance(value, list) or not value:
+        return _Part(Markup('<div class="entry">{}{}{}</div>').format(key, _scalar(value), end), 1)
+    is_object = isinstance(value, _Object)
+    members: list[tuple[str | None, object]] = [*value] if is_object else [(None, each) for each in value]
+    last = len(members) - 1
+    inner = [_part(each, member, depth + 1, "" if at == last else ",") for at, (each, member) in enumerate(members)]
+    lines = sum(each.lines for each in inner) + 2
+    left, right = ("{", "}") if is_object else ("[", "]")
+    is_open = depth < _DEPTH and (lines <= _LINES or not depth)
+    made = Markup(
+        '<details{}><summary>{}{}<span class="caption"> {}</span></summary>{}</details><div class="entry">{}{}</div>'
+    ).format(
+        Markup(" open") if is_open else "", key, left, counted(len(members), "field" if is_object else "item"),
+        Markup("").join(each.markup for each in inner), right, end,
+    )  # fmt: skip
+    return _Part(made, lines)
+
+
+def _scalar(value: object) -> Markup:
+    match value:
+        case _Number():
+            return Markup('<span class="json-number">{}</span>').format(str(value))
+        case str():
+            shown = _text(value)
+            if len(value) > _LONGEST:
+                head, rest = boxed(value[:_LONGEST], kept=""), boxed(value[_LONGEST:], kept="")
+                more = f"+ {len(value) - _LONGEST:,} characters"
+                shown = Markup('"{}<details class="more"><summary>{}</summary>{}"</details>').format(head, more, rest)
+            return Markup('<span class="json-string">{}</span>').format(shown)
+        case list():
+            return Markup("{}") if isinstance(value, _Object) else Markup("[]")
+        case _:
+            return Markup('<span class="json-null">{}</span>').format(json.dumps(value))
+
+
+def _text(value: str) -> Markup:
+    return boxed(json.dumps(value, ensure_ascii=False), kept="")

@@ -1,0 +1,121 @@
+"""The lines of an attempt's output: numbered, in colours, with long ones folded and all of it bounded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from markupsafe import Markup
+
+from tidewheel.control.client.logs import LogPiece
+from tidewheel.control.console.ansi import Span, spans
+from tidewheel.control.console.words import boxed
+
+LONGEST = 2_000
+"""Characters of a line beyond which it is folded."""
+
+_LINES = 1_000  # in a page: the last ones
+_BOXES = 500  # control characters drawn with their numbers; further ones are drawn as one character
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line.
+
+    Args:
+        number: Its number, from the first byte that is stored.
+        text: Its begin.
+        rest: What is folded.
+        folded: The number of characters that are folded.
+        is_open: True if the attempt may still add to it.
+    """
+
+    number: int
+    text: Markup
+    rest: Markup
+    folded: int
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The output of an attempt, or what it has written since a part of it was read.
+
+    Args:
+        attempt: The attempt.
+        lines: The lines.
+        dropped_bytes: How many bytes before them are no longer stored.
+        left_out: How many lines before them are left out.
+        end: The number of bytes before the next part, in all that the attempt has written.
+        next_line: The number of the line with which the next part begins.
+    """
+
+    attempt: int
+    lines: Sequence[Line]
+    dropped_bytes: int
+    left_out: int
+    end: int
+    next_line: int
+
+
+def log_of(piece: LogPiece, *, after: int = 0, first: int = 1, is_over: bool = True) -> Log:
+    """Return the lines of an attempt's output.
+
+    Args:
+        piece: All that is stored of its output.
+        after: The bytes that were read before.
+        first: The number of the first line after them.
+        is_over: True if the attempt writes no more.
+    """
+    dropped = max(piece.dropped_bytes - after, 0)
+    output = piece.output[max(after - piece.dropped_bytes, 0) :]
+    text = output.decode(errors="replace").replace("\r\n", "\n")
+    given = text.split("\n")
+    last = given.pop()  # the text after the last break
+    if last:
+        given.append(last)
+    is_open = bool(last) and not is_over
+    left_out = max(len(given) - _LINES, 0)
+    boxes, lines = _Boxes(), list[Line]()
+    for number, line in enumerate(islice(given, left_out, None), first + left_out):
+        line = line.rpartition("\r")[2]  # as a terminal shows the progress of a download
+        lines.append(_line(number, line, boxes, is_open=is_open and number == first + len(given) - 1))
+    written = piece.dropped_bytes + len(piece.output)
+    end = written - (len(output) - output.rfind(b"\n") - 1) if is_open else written
+    return Log(piece.attempt, lines, dropped, left_out, max(end, after), first + len(given) - is_open)
+
+
+class _Boxes:
+    """Draws control characters, and counts them."""
+
+    def __init__(self) -> None:
+        self._left = _BOXES
+
+    def drawn(self, text: str) -> Markup:
+        if text.isprintable():
+            return boxed(text, kept="\t")
+        controls = sum(not char.isprintable() for char in text)
+        if controls > self._left:
+            text = "".join(char if char.isprintable() or char == "\t" else "\u25af" for char in text)
+        self._left = max(self._left - controls, 0)
+        return boxed(text, kept="\t")
+
+
+def _line(number: int, text: str, boxes: _Boxes, *, is_open: bool) -> Line:
+    head, rest, room = list[Span](), list[Span](), LONGEST
+    for span in spans(text):
+        if room > 0:
+            head.append(Span(span.text[:room], span.colour))
+        if len(span.text) > room:
+            rest.append(Span(span.text[room:], span.colour))
+        room = max(room - len(span.text), 0)
+    return Line(number, _markup(head, boxes), _markup(rest, boxes), sum(len(each.text) for each in rest), is_open)
+
+
+def _markup(parts: Sequence[Span], boxes: _Boxes) -> Markup:
+    made = (
+        boxes.drawn(each.text)
+        if each.colour is None
+        else Markup('<span class="ansi-{}">{}</span>').format(each.colour, boxes.drawn(each.text))
+        for each in parts
+    )
+    return Markup("").join(made)

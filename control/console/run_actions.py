@@ -1,0 +1,105 @@
+"""Actions on one run: cancel an open one, run an ended one again."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from starlette.requests import Request
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.archive.show import show_run_anywhere
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.forms import Form
+from tidewheel.control.console.run_log import run_id_of
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.words import absolute, counted, state
+from tidewheel.control.reads.run_detail import RunDetail, show_run
+from tidewheel.errors import refuse
+from tidewheel.runs import FINAL, OWNED
+from tidewheel.settings.api import ApiSettings
+
+REASON = Field("reason", "Reason (optional)", help="Stored in the audit log.")
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRun:
+    """Cancel an open run."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what a cancel ends, and what it leaves."""
+        run = _open_run(connection, caller, request)
+        summary = run.summary
+        will = f"It is {state(summary.status)}, attempt {summary.attempt} of {run.max_attempts}, and ends as cancelled."
+        if summary.status in OWNED:
+            where = f" on {run.executor}" if run.executor else ""
+            will = f"Attempt {summary.attempt} is under way{where}. It gets a signal, and the run ends as cancelled."
+        return Dialog(
+            f"Cancel 1 run of {summary.key}?", "Cancel 1 run", urls("run", run_id=summary.run_id),
+            will=(will, "Nothing takes a cancel back. A retry makes a new run."),
+            stays=("The job goes on: its next occurrence fires.",), fields=(REASON,), keep="Keep it", danger=True,
+            place="runs",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Cancel it."""
+        del caller
+        run_id = run_id_of(request)
+        document = {"type": "run.cancel", "run_id": str(run_id), "reason": text_of(form, "reason")}
+        was = connection.request(document, request_id_of(form)).run_status or ""
+        words = f"It had ended already: {state(was)}." if was in FINAL else f"Cancel of a {state(was)} run requested."
+        return Done(urls("run", run_id=run_id), words)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRun:
+    """Run an ended run again.
+
+    Args:
+        settings: The archive.
+    """
+
+    settings: ApiSettings
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what the new run has."""
+        run_id = run_id_of(request)
+        run = show_run_anywhere(connection.snapshot, self.settings.archive, caller.tenant, run_id)
+        summary = run.summary
+        if summary.status not in FINAL:
+            refuse("run_id", f"the run is {state(summary.status)}", "wait for its end, or cancel it")
+        done = len(run.retry_chain.next)
+        return Dialog(
+            f"Run 1 run of {summary.key} again?", "Retry 1 run", urls("run", run_id=run_id),
+            will=(
+                f"A new run gets this payload and the job's current version. This one had {summary.job_version}.",
+                *((f"It was retried already: {counted(done, 'run')} followed.",) if done else ()),
+            ),
+            stays=(f"This run stays as it is: {state(summary.status)} {absolute(summary.finished_at)}.",)
+            if summary.finished_at else (),
+            fields=(Field("delay", "Delay (optional)", help="Such as 30s or 10m. Without one it starts now."), REASON),
+            keep="Leave it", place="runs",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Make the new run."""
+        del caller
+        document = {
+            "type": "run.retry", "run_id": str(run_id_of(request)), "delay": text_of(form, "delay"),
+            "reason": text_of(form, "reason"),
+        }  # fmt: skip
+        made = connection.request(document, request_id_of(form)).run_id
+        return Done(
+            urls("run", run_id=made), f"This is the new run {made}.", ("Cancel it", urls("run_cancel", run_id=made))
+        )
+
+
+def _open_run(connection: Connection, caller: Caller, request: Request) -> RunDetail:
+    with connection.snapshot() as reading:
+        run = show_run(reading, caller.tenant, run_id_of(request))
+    if run.summary.status in FINAL:
+        refuse("run_id", f"the run has ended: {state(run.summary.status)}", "retry it for a new run")
+    return run

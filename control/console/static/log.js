@@ -1,0 +1,50 @@
+// Append what a running attempt writes while the end of its log is in view. Without script, a reload shows it.
+"use strict";
+const LOG_SECONDS = 1, LOG_LINES = 5000;
+
+function followLog(lines) {
+  const state = document.querySelector("[data-log-state]");
+  const atEnd = () => lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
+  const waiting = [];
+  let more = lines.dataset.more, unseen = 0;
+
+  function show(words) { if (state !== null && state.textContent !== words) state.textContent = words; }
+
+  function append() {
+    for (const each of waiting.splice(0)) {
+      lines.querySelectorAll(".line.open").forEach((line) => line.remove());
+      lines.append(...each.childNodes);
+    }
+    while (lines.childElementCount > LOG_LINES) lines.firstElementChild.remove();
+    unseen = 0;
+  }
+
+  async function look() {
+    if (more === undefined) return;
+    if (!document.hidden) {
+      try {
+        const answer = await fetch(more, { signal: AbortSignal.timeout(10000), cache: "no-store" });
+        if (answer.redirected) { location.assign(answer.url); return; }
+        if (answer.ok) {
+          const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+          const made = document.adoptNode(page.querySelector(".lines"));
+          more = made.dataset.more;
+          const last = (waiting.at(-1) ?? lines).lastElementChild; // a line that grows is sent again
+          const isNew = made.childElementCount > 1 || made.textContent !== (last?.matches(".open") ? last.textContent : "");
+          if (isNew) { waiting.push(made); unseen += made.childElementCount; }
+          const follows = atEnd() && document.getSelection().isCollapsed;
+          if (follows) { append(); lines.scrollTop = lines.scrollHeight; }
+          show(more === undefined ? "The attempt has ended. Reload this page for its end."
+            : follows ? "Follows while its end is in view." : `${unseen} new lines below: scroll to the end.`);
+        }
+      } catch { show("No answer. It tries again."); }
+    }
+    setTimeout(look, LOG_SECONDS * 1000);
+  }
+
+  lines.addEventListener("scroll", () => { if (waiting.length > 0 && atEnd()) append(); }, { passive: true });
+  lines.scrollTop = lines.scrollHeight;
+  look();
+}
+
+document.querySelectorAll(".lines[data-more]").forEach(followLog);

@@ -1,0 +1,86 @@
+"""One occurrence of a workflow: which part failed, and what hangs on it."""
+
+from collections import Counter
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import ClassVar
+from uuid import UUID
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.queries import TenantQuery, Whole, read_query
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.workflows import Workflows
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import View, page_now
+from tidewheel.control.console.words import counted, state
+from tidewheel.control.console.workflow_graph import depths, picture_of
+from tidewheel.control.reads.workflows import Workflow
+from tidewheel.runs import DEAD_LETTERED
+
+ROWS = 200
+"""Jobs in one page of the list."""
+
+_DEEPEST = 5  # layers that the list shows by an indent
+
+
+class WorkflowQuery(TenantQuery):
+    """Query of the page of an occurrence.
+
+    Attributes:
+        after: The number of jobs before the page of the list.
+        zoom: The size of the graph in percent.
+    """
+
+    after: Whole = 0
+    zoom: Whole = 100
+
+
+def root_of(request: Request) -> UUID:
+    """Return the root's run that an address names.
+
+    Raises:
+        HTTPException: It names none.
+    """
+    try:
+        return UUID(str(request.path_params["root_run_id"]))
+    except ValueError:
+        raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such workflow: its root's run is a UUID") from None
+
+
+def about_workflow(found: Workflow) -> str:
+    """Return how many parts an occurrence has, and how they are."""
+    states = Counter(node.state for node in found.nodes)
+    parts = ", ".join(f"{number:,} {state(each)}" for each, number in states.most_common())
+    again = f" A resume runs {counted(len(found.again), 'job')} again." if found.again else ""
+    return f"{counted(len(found.nodes), 'job')}: {parts}.{again}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowPage:
+    """The page of an occurrence."""
+
+    template: ClassVar[str] = "workflow.html"
+    place: ClassVar[str] = "runs"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read the graph with the state of each job."""
+        del caller
+        query = read_query(request, WorkflowQuery)
+        now, root = page_now(connection), root_of(request)
+        found = Workflows(connection).get(root)
+        rows = sorted(
+            zip(found.nodes, depths(found.nodes), strict=True), key=lambda row: row[0].state not in DEAD_LETTERED
+        )
+        page = [(node, min(depth, _DEEPEST)) for node, depth in rows[query.after : query.after + ROWS]]
+        following = query.after + ROWS
+        return View(
+            {
+                "now": now, "summary": found.summary, "again": found.again, "sentence": about_workflow(found),
+                "picture": picture_of(found.nodes), "rows": page, "total": len(found.nodes),
+                "zoom": min(max(query.zoom, 25), 200) / 100, "first": query.after + 1,
+                "more": urls("workflow", root_run_id=root, after=following) if following < len(found.nodes) else None,
+            }
+        )  # fmt: skip

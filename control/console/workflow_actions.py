@@ -1,0 +1,142 @@
+"""Actions on one occurrence of a workflow: pause it, go on or run its failed part again, cancel it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from starlette.requests import Request
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.workflows import Workflows
+from tidewheel.control.console.actions import Dialog, Done, request_id_of, text_of
+from tidewheel.control.console.forms import Form
+from tidewheel.control.console.run_actions import REASON
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.words import counted, state
+from tidewheel.control.console.workflow import root_of
+from tidewheel.control.reads.workflows import Workflow
+from tidewheel.errors import refuse
+from tidewheel.runs import OPEN
+
+_SAMPLE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PauseWorkflow:
+    """Release no further run of an occurrence."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what waits, and what goes on."""
+        del caller
+        found = _open_workflow(connection, request)
+        waiting = [node.key for node in found.nodes if node.run_id is None]
+        return Dialog(
+            f"Pause this workflow of {found.summary.key}?", "Pause 1 workflow", _page(urls, request),
+            will=(f"{counted(len(waiting), 'job')} that no run was made for wait until it is resumed.",),
+            stays=(f"{counted(_under_way(found), 'open run')} of it go on.",), fields=(REASON,),
+            sample=waiting[:_SAMPLE], keep="Let it go on", place="runs",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Pause it."""
+        del caller
+        _change(connection, "workflow.pause", form, request)
+        undo = ("Resume", urls("workflow_resume", root_run_id=root_of(request)))
+        return Done(_page(urls, request), "It is paused.", undo)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeWorkflow:
+    """Go on with a paused occurrence, or run the failed part of an ended one again."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the jobs that run again, and those that stay."""
+        del caller
+        found = Workflows(connection).get(root_of(request))
+        summary, again = found.summary, found.again
+        if summary.finished_at is None:
+            if summary.state != "paused":
+                refuse("run_id", f"the workflow is {state(summary.state)}", "resume one that is paused or has failed")
+            return Dialog(
+                f"Go on with this workflow of {summary.key}?", "Resume 1 workflow", _page(urls, request),
+                will=("The jobs whose conditions are met get their runs.",), keep="Keep it paused", place="runs",
+            )  # fmt: skip
+        if not again:
+            refuse("run_id", "no part of it failed", "trigger its root for a new occurrence")
+        done = sum(node.key not in set(again) for node in found.nodes)
+        return Dialog(
+            f"Run {counted(len(again), 'job')} of {summary.key} again?", f"Resume {counted(len(again), 'job')}",
+            _page(urls, request),
+            will=(
+                "Each gets a new run where its parents' ends meet its conditions.",
+                f"It opens generation {summary.generation + 1}.",
+            ),
+            stays=(f"{counted(done, 'job')} stay as they are.",), sample=_sample(again), keep="Leave it", place="runs",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Resume it."""
+        del caller
+        unchanged = _change(connection, "workflow.resume", form, request)
+        return Done(_page(urls, request), "It is open already." if unchanged else "It goes on.")
+
+
+@dataclass(frozen=True, slots=True)
+class CancelWorkflow:
+    """Cancel the runs of an occurrence, and release no further one."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the runs that are cancelled, and the jobs that get none."""
+        del caller
+        found = _open_workflow(connection, request)
+        runs, jobs = _under_way(found), sum(node.run_id is None for node in found.nodes)
+        return Dialog(
+            f"Cancel {counted(runs, 'open run')} of this workflow of {found.summary.key}?",
+            f"Cancel {counted(runs, 'run')}", _page(urls, request),
+            will=(
+                "Runs under way get a signal and end as cancelled.",
+                f"{counted(jobs, 'job')} of it get no run. A resume runs them later.",
+            ),
+            stays=(f"{counted(len(found.nodes) - runs - jobs, 'job')} that ended stay as they are.",),
+            sample=_sample([node.key for node in found.nodes if node.state in OPEN]), fields=(REASON,),
+            keep="Let it go on", danger=True, place="runs",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Cancel it."""
+        del caller
+        unchanged = _change(connection, "workflow.cancel", form, request)
+        return Done(_page(urls, request), "It had ended already." if unchanged else "Its runs are being cancelled.")
+
+
+def _change(connection: Connection, kind: str, form: Form, request: Request) -> bool:
+    document = {"type": kind, "run_id": str(root_of(request)), "reason": text_of(form, "reason")}
+    return connection.request(document, request_id_of(form)).unchanged
+
+
+def _open_workflow(connection: Connection, request: Request) -> Workflow:
+    found = Workflows(connection).get(root_of(request))
+    if found.summary.finished_at is not None:
+        refuse("run_id", f"the workflow has ended: {state(found.summary.state)}", "resume it if a part failed")
+    return found
+
+
+def _under_way(found: Workflow) -> int:
+    return sum(node.state in OPEN for node in found.nodes)
+
+
+def _sample(keys: Sequence[str]) -> list[str]:
+    more = len(keys) - _SAMPLE
+    return [*keys[:_SAMPLE], *([f"and {more:,} more"] if more > 0 else [])]
+
+
+def _page(urls: Urls, request: Request) -> str:
+    return urls("workflow", root_run_id=root_of(request))

@@ -1,0 +1,215 @@
+"""The page of a run: waterfall, log that follows, JSON, many attempts, chain, actions."""
+
+import html
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+from uuid import UUID
+
+import httpx
+import pytest
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.client.test_logs import flush
+from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.fixtures.database import Database
+from tests.transitions.acts import begin, begun, end, ending, final_state, open_run, requeue, submit, trigger
+from tidewheel.control.console.json_view import json_view
+from tidewheel.runs import AttemptOutcome, RunState
+
+_PAGE_BYTES = 300_000
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    """A console that needs no key."""
+    with answering(database) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+def shown(client: httpx.Client, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == HTTPStatus.OK, (path, answer.text)
+    return answer.text
+
+
+def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
+    page = client.get(path)
+    assert page.status_code == HTTPStatus.OK, page.text
+    return client.post(path, data=fields_of(page) | fields)
+
+
+def more_of(page: str) -> str:
+    """Return the address of the lines that follow."""
+    found = re.search(r'data-more="([^"]+)"', page)
+    assert found, page
+    return html.unescape(found[1])
+
+
+def test_log_follows_while_the_attempt_writes_and_ends_with_it(pages: ApiClient) -> None:
+    submit(pages.database)
+    started = begun(pages.database)
+    flush(pages.database, started, b"first\n\x1b[31mred\x1b[0m <b>\npart")
+    page = shown(pages, f"/runs/{started.run_id}")
+    assert '<div class="line" id="a1-L1"><a href="#a1-L1">1</a><span>first</span></div>' in page
+    assert '<span class="ansi-red">red</span> &lt;b&gt;' in page
+    assert '<div class="line open" id="a1-L3">' in page
+    assert "log.js" in page
+    more = more_of(page)
+    assert "line=3" in more
+    flush(pages.database, started, b"first\n\x1b[31mred\x1b[0m <b>\npart and whole\nnext\n")
+    part = shown(pages, more)
+    assert "<html" not in part
+    assert re.findall(r'id="a1-L(\d+)"', part) == ["3", "4"]
+    assert "part and whole" in part
+    nothing = shown(pages, more_of(part))
+    assert "a1-L" not in nothing
+    end(pages.database, ending(started, RunState.SUCCEEDED))
+    assert "data-more" not in shown(pages, more_of(nothing))
+    assert "data-more" not in shown(pages, f"/runs/{started.run_id}")
+
+
+def test_raw_log_is_a_file_of_the_bytes_that_were_written(pages: ApiClient) -> None:
+    submit(pages.database)
+    started = begun(pages.database)
+    flush(pages.database, started, b"<script>\xff\x1b[31m\n")
+    answer = pages.get(f"/runs/{started.run_id}/log?attempt=1")
+    assert answer.content == b"<script>\xff\x1b[31m\n"
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.headers["content-disposition"].startswith("attachment")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    for path in (
+        f"/runs/{started.run_id}/log?attempt=7",
+        f"/runs/{started.run_id}/log",
+        f"/runs/{UUID(int=1)}/log?attempt=1",
+    ):
+        assert pages.get(path).status_code in {HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.NOT_FOUND}, path
+
+
+def test_log_of_long_lines_is_folded_and_says_what_is_no_longer_kept(pages: ApiClient) -> None:
+    submit(pages.database)
+    started = begun(pages.database)
+    output = b"\n".join(b'<"&' * 3_333 for _ in range(7))[-65_536:]
+    flush(pages.database, started, output, len(output) + 12_288)
+    page = shown(pages, f"/runs/{started.run_id}")
+    assert "12 KiB before this are no longer kept." in page
+    assert "+ 7,999 characters" in page
+    assert len(page.encode()) < _PAGE_BYTES * 2  # every character of this log is written as an entity
+    plain = b"\n".join(b"x" * 10_000 for _ in range(7))[-65_536:]
+    flush(pages.database, started, plain, len(plain))
+    assert len(shown(pages, f"/runs/{started.run_id}").encode()) < _PAGE_BYTES
+
+
+def test_page_with_a_hundred_attempts_folds_the_older_and_stays_small(pages: ApiClient) -> None:
+    submit(pages.database, retry={"max_attempts": 200})
+    run = trigger(pages.database)
+    for _ in range(100):
+        started = begin(pages.database, run)
+        flush(pages.database, started, b"x" * 65_536)
+        requeue(pages.database, started, AttemptOutcome.FAILED)
+    page = shown(pages, f"/runs/{run}")
+    assert "95 earlier attempts</summary>" in page
+    assert page.count("ValueError") >= 100
+    assert len(page.encode()) < _PAGE_BYTES
+    assert "Log, attempt 100" in page
+    assert "Log, attempt 7<" in shown(pages, f"/runs/{run}?attempt=7")
+
+
+def test_waterfall_breaks_a_long_wait_and_names_the_slowest_stage(pages: ApiClient) -> None:
+    submit(pages.database, retry={"max_attempts": 3})
+    run = trigger(pages.database)
+    requeue(pages.database, begin(pages.database, run), AttemptOutcome.FAILED)
+    pages.database.execute(
+        "UPDATE attempts SET started_at = started_at - interval '1 hour', finished_at = finished_at - interval '1 hour'"
+    )
+    pages.database.execute(
+        "UPDATE job_runs SET created_at = created_at - interval '1 hour',"
+        " scheduled_at = scheduled_at - interval '1 hour'"
+    )
+    page = shown(pages, f"/runs/{run}")
+    assert '<tr class="broken"><td class="nowrap">back-off</td>' in page
+    assert re.search(r"slowest: back-off, 1 h 00 min of 1 h 00 min", page)
+    assert re.search(r"handler&#39;s start</td>.*not recorded", page)
+
+
+def test_chain_of_retries_is_links_and_the_error_is_open(pages: ApiClient) -> None:
+    submit(pages.database, retry={"max_attempts": 1})
+    first = begun(pages.database)
+    end(pages.database, ending(first, RunState.FAILED, error_type="E", error_message="<i>no", trace="a\nb"))
+    page = shown(pages, f"/runs/{first.run_id}")
+    assert "Cancel…" not in page
+    answer = posted(pages, f"/runs/{first.run_id}/retry", reason="<script>x")
+    assert answer.status_code == HTTPStatus.SEE_OTHER
+    second = answer.headers["location"]
+    after = shown(pages, second)
+    assert f'<a href="/runs/{first.run_id}">1st failed</a> → <strong>2nd, this</strong>' in after
+    assert "This is the new run" in after
+    assert f'action="{second}/cancel"' in after
+    assert f'→ <a href="{second}">2nd' in shown(pages, f"/runs/{first.run_id}")
+    assert "Trace, 2 lines" in page
+
+
+def test_refused_delay_of_a_retry_is_at_its_field(pages: ApiClient) -> None:
+    submit(pages.database)
+    started = begun(pages.database)
+    end(pages.database, ending(started, RunState.SUCCEEDED))
+    answer = posted(pages, f"/runs/{started.run_id}/retry", delay="soon", reason="kept")
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert 'value="soon" aria-invalid="true"' in answer.text
+    assert 'value="kept"' in answer.text
+
+
+def test_cancel_names_what_is_under_way_and_is_done_once(pages: ApiClient) -> None:
+    submit(pages.database)
+    queued, started = trigger(pages.database), begun(pages.database)
+    assert "Attempt 1 is under way" in shown(pages, f"/runs/{started.run_id}/cancel")
+    answer = posted(pages, f"/runs/{queued}/cancel", reason="no longer needed")
+    assert answer.headers["location"] == f"/runs/{queued}"
+    assert final_state(pages.database, queued) == ("cancelled", "no longer needed")
+    assert "Cancel of a queued run requested." in shown(pages, f"/runs/{queued}")
+    refused = pages.get(f"/runs/{queued}/cancel")
+    assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert open_run(pages.database, started.run_id).state == "running"
+
+
+def test_a_key_that_may_look_sees_no_action_and_can_do_none(database: Database) -> None:
+    submit(database)
+    run = trigger(database)
+    with console(database) as client:
+        signed_in(client, key_of(database, "read"))
+        page = shown(client, f"/runs/{run}")
+        assert "Cancel…" not in page
+        assert client.get(f"/runs/{run}/cancel").status_code == HTTPStatus.FORBIDDEN
+
+
+def test_kafka_fold_has_the_coordinates_that_are_stored(pages: ApiClient) -> None:
+    submit(pages.database)
+    started = begun(pages.database)
+    end(pages.database, ending(started, RunState.SUCCEEDED))
+    page = shown(pages, f"/runs/{started.run_id}")
+    assert "test, partition 0, offset 0" in re.sub(r"</?bdi>", "", page)
+    assert f'href="/runs/{started.run_id}?kafka=true#kafka"' in page
+
+
+def test_json_keeps_numbers_order_and_repeated_names_and_folds_what_is_deep() -> None:
+    tree = str(json_view(b'{"b": 120.10, "a": 1e400, "b": [[["deep"]]], "n": null, "s": "<x>\xe2\x80\xae"}'))
+    text = html.unescape(re.sub(r"<[^>]+>", "", tree))
+    assert [text.index(each) for each in ('"b": 120.10', '"a": 1e400', "deep", "null")] == sorted(
+        text.index(each) for each in ('"b": 120.10', '"a": 1e400', "deep", "null")
+    )
+    assert text.count('"b":') == 2
+    assert "&lt;x&gt;" in tree
+    assert "\u202e" not in tree
+    assert tree.count("<details open>") == 2
+    assert json_view(b"not json") is None
+    assert json_view(b"[" * 100_000) is None
+    assert json_view(b"[" + b"1," * 5_000 + b"1]") is None
+
+
+def test_payload_that_is_no_json_is_text_or_digits(pages: ApiClient) -> None:
+    submit(pages.database, payload_base64="/wD+")
+    run = trigger(pages.database)
+    page = shown(pages, f"/runs/{run}")
+    assert "ff 00 fe" in page
+    assert "3 bytes" in page

@@ -1,0 +1,160 @@
+"""The page of a workflow's occurrence: its graph, its list, many parts, and what one may do about it."""
+
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.fixtures.database import Database
+from tests.transitions.acts import trigger
+from tests.transitions.graphs import DIAMOND, after, drain_some, end_some, never, play, put, workflow
+from tests.transitions.test_parents import run_of
+from tidewheel.control.console.workflow_graph import FOLDED, picture_of
+from tidewheel.control.reads.workflows import Parent, WorkflowNode
+from tidewheel.runs import RunState
+
+_SCRIPT = "<script>alert(1)</script>\u05d0"
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    """A console that needs no key."""
+    with answering(database) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+def shown(client: httpx.Client, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == HTTPStatus.OK, (path, answer.text)
+    return answer.text
+
+
+def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
+    page = client.get(path)
+    assert page.status_code == HTTPStatus.OK, page.text
+    return client.post(path, data=fields_of(page) | fields)
+
+
+def failing(key: str) -> RunState:
+    return RunState.FAILED if key == "b" else RunState.SUCCEEDED
+
+
+def played(database: Database) -> UUID:
+    """Return an occurrence of the diamond whose part b failed."""
+    put(database, DIAMOND)
+    root = trigger(database, "a")
+    play(database, failing)
+    return root
+
+
+def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(pages: ApiClient) -> None:
+    root = played(pages.database)
+    page = shown(pages, f"/workflows/{root}")
+    assert "4 jobs: 2 succeeded, 1 failed, 1 skipped. A resume runs 2 jobs again." in page
+    assert page.count('<g class="node') == 4
+    assert page.count('<path class="edge') == 4
+    assert page.count("unmet") == 1
+    parts = re.findall(r'<li class="depth-(\d)"><span class="name"><a href="/runs/([^"]+)"><bdi>(\w)</bdi>', page)
+    assert [(depth, key) for depth, _, key in parts] == [("1", "b"), ("0", "a"), ("1", "c"), ("2", "d")]
+    assert f'href="/workflows/{root}"' in shown(pages, f"/runs/{parts[0][1]}")
+    assert f'href="/workflows/{root}"' in shown(pages, f"/runs/{root}")
+
+
+def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -> None:
+    root = played(pages.database)
+    dialog = shown(pages, f"/workflows/{root}/resume")
+    assert "Run 2 jobs of a again?" in dialog
+    assert "It opens generation 1." in dialog
+    assert "<bdi>2 jobs stay as they are.</bdi>" in dialog
+    assert "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>" in dialog
+    answer = posted(pages, f"/workflows/{root}/resume")
+    assert answer.headers["location"] == f"/workflows/{root}"
+    play(pages.database)
+    assert workflow(pages.database, root)[0] == "succeeded"
+    page = shown(pages, f"/workflows/{root}")
+    assert "generation 1" in page
+    assert "Resume failed part" not in page
+    assert pages.get(f"/workflows/{root}/resume").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
+    put(pages.database, {"a": [], "b": after("a"), "c": after("b")})
+    root = trigger(pages.database, "a")
+    end_some(pages.database, lambda _: RunState.SUCCEEDED, never())
+    drain_some(pages.database, never())
+    pause = shown(pages, f"/workflows/{root}/pause")
+    assert "1 job that no run was made for" in pause
+    assert "1 open run of it go on." in pause
+    assert posted(pages, f"/workflows/{root}/pause", reason="<i>look").status_code == HTTPStatus.SEE_OTHER
+    page = shown(pages, f"/workflows/{root}")
+    assert "It is paused." in page
+    assert "&lt;i&gt;look" in page
+    assert f'action="/workflows/{root}/resume"' in page
+    cancel = shown(pages, f"/workflows/{root}/cancel")
+    assert "Cancel 1 open run of this workflow of a?" in cancel
+    assert posted(pages, f"/workflows/{root}/cancel").status_code == HTTPStatus.SEE_OTHER
+    assert workflow(pages.database, root)[0] == "cancelling"
+
+
+def test_hostile_keys_are_text_in_the_graph_and_in_the_list(pages: ApiClient) -> None:
+    child = f"{_SCRIPT}{'x' * 200}"
+    put(pages.database, {_SCRIPT: [], child: after(_SCRIPT)})
+    root = trigger(pages.database, _SCRIPT)
+    play(pages.database)
+    for path in (f"/workflows/{root}", f"/runs/{run_of(pages.database, child)}"):
+        page = shown(pages, path)
+        assert "<script>alert" not in page
+
+
+def test_many_children_of_one_state_are_one_node_and_the_list_has_pages(pages: ApiClient) -> None:
+    put(pages.database, {"root": []} | {f"load-{at:03}": after("root") for at in range(230)})
+    root = trigger(pages.database, "root")
+    play(pages.database, lambda key: RunState.FAILED if key == "load-007" else RunState.SUCCEEDED)
+    page = shown(pages, f"/workflows/{root}")
+    assert "\u00d7 229 load-*" in page
+    assert page.count('<g class="node') == 3
+    assert "1\u2013200 of 231 jobs" in page
+    following = re.search(r'rel="next" href="([^"]+)"', page)
+    assert following
+    assert shown(pages, following[1].replace("&amp;", "&")).count('<li class="depth-') == 31
+    assert len(page.encode()) < 300_000
+
+
+def test_a_graph_that_cannot_be_read_has_a_list_alone() -> None:
+    chain = [WorkflowNode("0", "succeeded", [])]
+    chain += [WorkflowNode(str(at), "succeeded", [Parent(str(at - 1), "success")]) for at in range(1, 1_002)]
+    assert picture_of(chain) is None
+    assert picture_of(chain[:1_000]) is not None
+
+
+def test_groups_are_of_one_state_and_of_the_same_parents() -> None:
+    nodes = [WorkflowNode("root", "succeeded", [])]
+    for state in ("succeeded", "failed"):
+        nodes += [WorkflowNode(f"{state}-{at}", state, [Parent("root", "success")]) for at in range(FOLDED + 1)]
+    nodes += [WorkflowNode(f"few-{at}", "skipped", [Parent("root", "success")]) for at in range(FOLDED)]
+    nodes.append(WorkflowNode("end", "succeeded", [Parent("succeeded-0", "success"), Parent("few-0", "always")]))
+    picture = picture_of(nodes)
+    assert picture is not None
+    assert sorted(len(part.nodes) for part in picture.parts) == [1] * (FOLDED + 2) + [FOLDED + 1] * 2
+    assert picture.is_folded
+
+
+def test_unknown_workflows_and_those_of_other_tenants_are_not_found(pages: ApiClient) -> None:
+    root = played(pages.database)
+    pages.database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    for path in (f"/workflows/{uuid4()}", "/workflows/none", f"/workflows/{root}?tenant=acme"):
+        assert pages.get(path).status_code == HTTPStatus.NOT_FOUND, path
+
+
+def test_a_key_that_may_look_sees_no_action(database: Database) -> None:
+    root = played(database)
+    with console(database) as client:
+        signed_in(client, key_of(database, "read"))
+        assert "Resume failed part" not in shown(client, f"/workflows/{root}")
+        assert client.get(f"/workflows/{root}/resume").status_code == HTTPStatus.FORBIDDEN
