@@ -11,6 +11,7 @@ WIDTH, HEIGHT = 180, 44
 _GAP_X, _GAP_Y, _MARGIN = 48, 16, 8
 _BEND = 8  # the height that an edge takes in a layer that it crosses
 _PASSES = 4
+_SEEN = 540  # the height that is seen at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +124,14 @@ def _middle(items: Sequence[_Item], neighbours: Sequence[int], own: float) -> fl
 
 
 def _stack(items: Sequence[_Item], layers: Sequence[Sequence[int]]) -> int:
-    """Put the items of each layer below each other, around one line; return the height of all."""
+    """Put the items of each layer below each other; return the height of all.
+
+    The layers of a low graph are around one line. Those of a high one begin at the top, where a reader begins.
+    """
     heights = [sum(items[each].height for each in layer) + _GAP_Y * (len(layer) - 1) for layer in layers]
     most = max(heights, default=0)
     for layer, height in zip(layers, heights, strict=True):
-        y = _MARGIN + (most - height) // 2
+        y = _MARGIN + ((most - height) // 2 if most <= _SEEN else 0)
         for each in layer:
             items[each].y = y
             y += items[each].height + _GAP_Y

@@ -132,7 +132,7 @@ class _Axis:
         right = self.place(min(max(given.until, self.begin), last)) or 0.0
         width = max(right - left, _THINNEST)
         is_broken = (given.since, given.until) in self.broken
-        words = f"\u2afd {given.words} \u2afd" if is_broken else given.words
+        words = f"{given.words}, drawn short" if is_broken else given.words
         shape = "broken" if is_broken else "bar"
         x = round(min(left, 100 - width), 2)
         return Stage(given.name, words, given.family, shape, x, round(width, 2), given.took)

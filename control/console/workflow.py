@@ -16,13 +16,14 @@ from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now
 from tidewheel.control.console.words import counted, state
-from tidewheel.control.console.workflow_graph import depths, picture_of
+from tidewheel.control.console.workflow_graph import Picture, depths, picture_of
 from tidewheel.control.reads.workflows import Workflow
 from tidewheel.runs import DEAD_LETTERED
 
 ROWS = 200
 """Jobs in one page of the list."""
 
+_FITS = 1_040  # pixels of a graph that are seen at once
 _DEEPEST = 5  # layers that the list shows by an indent
 
 
@@ -31,11 +32,11 @@ class WorkflowQuery(TenantQuery):
 
     Attributes:
         after: The number of jobs before the page of the list.
-        zoom: The size of the graph in percent.
+        zoom: The size of the graph in percent; by default it fits, down to half.
     """
 
     after: Whole = 0
-    zoom: Whole = 100
+    zoom: Whole | None = None
 
 
 def root_of(request: Request) -> UUID:
@@ -75,12 +76,18 @@ class WorkflowPage:
             zip(found.nodes, depths(found.nodes), strict=True), key=lambda row: row[0].state not in DEAD_LETTERED
         )
         page = [(node, min(depth, _DEEPEST)) for node, depth in rows[query.after : query.after + ROWS]]
-        following = query.after + ROWS
+        following, picture = query.after + ROWS, picture_of(found.nodes)
         return View(
             {
                 "now": now, "summary": found.summary, "again": found.again, "sentence": about_workflow(found),
-                "picture": picture_of(found.nodes), "rows": page, "total": len(found.nodes),
-                "zoom": min(max(query.zoom, 25), 200) / 100, "first": query.after + 1,
+                "picture": picture, "rows": page, "total": len(found.nodes),
+                "zoom": _zoom(query.zoom, picture), "first": query.after + 1,
                 "more": urls("workflow", root_run_id=root, after=following) if following < len(found.nodes) else None,
             }
         )  # fmt: skip
+
+
+def _zoom(percent: int | None, picture: Picture | None) -> float:
+    if percent is not None or picture is None:
+        return min(max(percent or 100, 25), 200) / 100
+    return min(max(_FITS / picture.drawing.width, 0.5), 1.0)

@@ -41,5 +41,5 @@ def claim_message(attempt: int, text: str) -> ClaimMessage:
     if found is None:
         return ClaimMessage(attempt, None, None, None, None, text)
     stamp = int(found["timestamp"])
-    at = _EPOCH + timedelta(milliseconds=stamp) if 0 <= stamp <= _LATEST else None
+    at = _EPOCH + timedelta(milliseconds=stamp) if 0 < stamp <= _LATEST else None
     return ClaimMessage(attempt, found["topic"], int(found["partition"]), int(found["offset"]), at, text)
