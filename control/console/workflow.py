@@ -23,7 +23,7 @@ from tidewheel.runs import DEAD_LETTERED
 ROWS = 200
 """Jobs in one page of the list."""
 
-_FITS = 1_040  # pixels of a graph that are seen at once
+_FITS = 980  # pixels of a graph that are seen at once
 _DEEPEST = 5  # layers that the list shows by an indent
 
 
