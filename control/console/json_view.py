@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from typing import cast
 
 from markupsafe import Markup
 
@@ -44,19 +45,16 @@ def _nodes(value: object) -> int:
     while left and count <= _NODES:
         each = left.pop()
         count += 1
-        if isinstance(each, _Object):
-            left += [member for _, member in each]
-        elif isinstance(each, list):
-            left += each
+        left += [member for _, member in _members(each)]
     return count
 
 
 def _part(name: str | None, value: object, depth: int, end: str) -> _Part:
     key = Markup("") if name is None else Markup('<span class="json-key">{}</span>: ').format(_text(name))
-    if not isinstance(value, list) or not value:
+    members = _members(value)
+    if not members:
         return _Part(Markup('<div class="entry">{}{}{}</div>').format(key, _scalar(value), end), 1)
     is_object = isinstance(value, _Object)
-    members: list[tuple[str | None, object]] = [*value] if is_object else [(None, each) for each in value]
     last = len(members) - 1
     inner = [_part(each, member, depth + 1, "" if at == last else ",") for at, (each, member) in enumerate(members)]
     lines = sum(each.lines for each in inner) + 2
@@ -69,6 +67,13 @@ def _part(name: str | None, value: object, depth: int, end: str) -> _Part:
         Markup("").join(each.markup for each in inner), right, end,
     )  # fmt: skip
     return _Part(made, lines)
+
+
+def _members(value: object) -> list[tuple[str | None, object]]:
+    """Return the members of an object by name, and those of a list without; none of other values."""
+    if isinstance(value, _Object):
+        return [*value]
+    return [(None, each) for each in cast("list[object]", value)] if isinstance(value, list) else []
 
 
 def _scalar(value: object) -> Markup:

@@ -1,6 +1,6 @@
 """Turn a template and its values into a page: the frame around it, its headers, its cookies."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -96,7 +96,8 @@ class Renderer:
             autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(_HERE / "templates"), trim_blocks=True,
             lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
-        made.filters.update(words.FILTERS, json_view=json_view)
+        filters: Mapping[str, Callable[..., Any]] = {**words.FILTERS, "json_view": json_view}
+        made.filters.update(filters)
         return made
 
     def urls(self, visitor: Visitor) -> Urls:

@@ -1,5 +1,6 @@
 """One run: what happened, how far it is, why it waits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -55,7 +56,7 @@ class RunPage:
         now = page_now(connection)
         run = show_run_anywhere(connection.snapshot, self.settings.archive, caller.tenant, run_id)
         is_stored = not (run.archived or run.copied)
-        with_logs = attempts_with_logs(run) if is_stored else []
+        with_logs: Sequence[int] = attempts_with_logs(run) if is_stored else ()
         picked = query.attempt or (with_logs[0] if with_logs else None)
 
         def read_places() -> RunPlaces:
@@ -71,6 +72,7 @@ class RunPage:
             except UnknownRun:  # dropped meanwhile
                 return None
 
+        places = part(read_places) if is_stored else None
         log = part(read_output) if is_stored else None
         follows = picked is not None and is_stored and not is_over(run, picked)
         return View(
@@ -79,8 +81,8 @@ class RunPage:
                 "timing": timing(run, now), "is_final": run.summary.status in FINAL,
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": part(read_payload) if is_stored else None,
-                "places": part(read_places) if is_stored else None, "claims": claims_of(run), "looked": query.kafka,
-                "bootstrap": self.settings.bootstrap,
+                "places": places, "claims": claims_of(run), "looked": query.kafka,
+                "brokers": part(self.settings.bootstrap) if query.kafka else "",
                 "picked": picked, "with_logs": with_logs, "log": log,
                 "more": more_of(urls, run_id, log) if follows and isinstance(log, Log) else None,
             }
