@@ -1,8 +1,9 @@
 """JSON as a tree that folds: keys in their order, numbers as their text, values in colours."""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from markupsafe import Markup
 
@@ -95,3 +96,7 @@ def _scalar(value: object) -> Markup:
 
 def _text(value: str) -> Markup:
     return boxed(json.dumps(value, ensure_ascii=False), kept="")
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {"json_view": json_view}
+"""The filter of templates."""

@@ -1,6 +1,6 @@
 """Turn a template and its values into a page: the frame around it, its headers, its cookies."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -11,8 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from tidewheel.control.console import words
-from tidewheel.control.console.json_view import json_view
+from tidewheel.control.console import json_view, words
 from tidewheel.control.console.sign_in import (
     DONE_COOKIE,
     FORM_COOKIE,
@@ -96,8 +95,8 @@ class Renderer:
             autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(_HERE / "templates"), trim_blocks=True,
             lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
-        filters: Mapping[str, Callable[..., Any]] = {**words.FILTERS, "json_view": json_view}
-        made.filters.update(filters)
+        made.filters.update(words.FILTERS)
+        made.filters.update(json_view.FILTERS)
         return made
 
     def urls(self, visitor: Visitor) -> Urls:
