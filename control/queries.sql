@@ -1584,3 +1584,44 @@ SELECT DISTINCT ON (q.job_id) j.key, j.job_id, q.error, q.created_at
 SELECT coalesce(sum(e.slots), 0)::bigint
   FROM executors AS e
  WHERE NOT e.stopping AND e.last_heartbeat_at > tidewheel_now() - coalesce(e.lease, %(lease)s::interval)
+
+-- name: read_tenant_pulse
+-- Returns a fingerprint that changes with each run of a tenant: of its newest open runs, and of its newest runs.
+-- Index: job_runs_by_tenant and by tenant in every partition, walked backwards. No lock.
+-- Why both: a run may begin and end between two looks, and an old one may end while newer ones are open.
+SELECT md5(coalesce(string_agg(pulse, ' '), '')) AS pulse
+  FROM (
+   (SELECT concat(o.run_id, o.state, o.attempt) AS pulse FROM job_runs AS o
+     WHERE (o.tenant, o.run_id) >= (%(tenant)s, '00000000-0000-0000-0000-000000000000') AND o.tenant <= %(tenant)s
+       AND o.shard >= 0
+     ORDER BY o.tenant DESC, o.run_id DESC
+     LIMIT 500)
+    UNION ALL
+   (SELECT r.run_id::text FROM runs AS r
+     WHERE (r.tenant, r.run_id) < (%(tenant)s, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+       AND (r.tenant, r.run_id) >= (%(tenant)s, '00000000-0000-0000-0000-000000000000') AND r.shard >= 0
+     ORDER BY r.tenant DESC, r.run_id DESC
+     LIMIT 20)
+  ) AS pulses
+
+-- name: read_run_pulses
+-- Returns a fingerprint of each given run: of its state, its attempt and its progress.
+-- Index: job_runs_pkey, the partitions' indexes by run, run_inputs_pkey. No lock.
+SELECT r.run_id, concat_ws(' ', r.state, r.attempt, r.publish_at, r.started_at, i.progress_at) AS pulse
+  FROM runs AS r
+  LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
+ WHERE r.run_id = ANY (%(ids)s)
+
+-- name: read_job_pulses
+-- Returns a fingerprint of each given job: of its version, its pause, its next instant and its latest runs.
+-- Index: jobs_pkey, timers_pkey, job_runs_by_job and by job in every partition, walked backwards. No lock.
+SELECT j.job_id, concat_ws(' ', j.version, j.paused, j.updated_at, j.deleted_at, t.due_at, t.hold_reason, latest.pulse) AS pulse
+  FROM jobs AS j
+  LEFT JOIN timers AS t ON t.job_id = j.job_id
+  CROSS JOIN LATERAL (
+    SELECT md5(coalesce(string_agg(concat(seen.run_id, seen.state, seen.attempt), ' '), '')) AS pulse
+      FROM (SELECT r.run_id, r.state, r.attempt FROM runs AS r
+             WHERE r.job_id = j.job_id
+             ORDER BY r.scheduled_at DESC, r.run_id DESC
+             LIMIT 50) AS seen) AS latest
+ WHERE j.job_id = ANY (%(ids)s)

@@ -37,6 +37,7 @@ from tidewheel.control.api.workers import Pools
 from tidewheel.control.api.workflows import WorkflowsApi
 from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
+from tidewheel.control.console.live import Live
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.service import Shutdown
@@ -88,7 +89,8 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     for api in apis:
         api.add_to(app.router)
 
-    Console(pools.reads, pools.writes, door, api_keys, installation.shards, settings).add_to(app.router)
+    live = Live(pools.streams, stop)
+    Console(pools.reads, pools.writes, door, api_keys, live, installation.shards, settings).add_to(app.router)
 
     text = cache(lambda: encoded(openapi(app)))
 

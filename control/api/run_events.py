@@ -17,9 +17,7 @@ from uuid import UUID
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Send
-from starlette.types import Scope as HttpScope
+from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.clock import monotonic_seconds
@@ -30,6 +28,7 @@ from tidewheel.control.api.callers import Reader
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.api.queries import TenantQuery, read_query
+from tidewheel.control.api.streaming import HEADERS, Streaming
 from tidewheel.control.api.workers import Workers, WorkerState
 from tidewheel.control.reads.run_changes import ENDS, OPEN_RUNS, Place, RunChanges, read_run_changes, start_of_changes
 from tidewheel.control.reads.runs import RunSummary, read_runs
@@ -50,7 +49,6 @@ _OLDEST = timedelta(hours=1)  # of a Last-Event-ID: older ends are listed by GET
 _SPAN, _SHORT_SPAN, _LONG_READ_SECONDS = timedelta(seconds=16), timedelta(seconds=1), 0.02
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _NO_RUN = UUID(int=0)
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy that collects answers would hold events
 
 
 class EventsQuery(TenantQuery):
@@ -100,9 +98,9 @@ class RunEventsApi:
             raise
         if request.scope.get(HEAD):
             self._end()
-            return Response(headers=_HEADERS, media_type="text/event-stream")
+            return Response(headers=HEADERS, media_type="text/event-stream")
         is_open = request.scope.get(IS_OPEN, _always)
-        return _Streaming(self._events(stream, first, is_open), self._end)
+        return Streaming(self._events(stream, first, is_open), self._end)
 
     def _end(self) -> None:
         self._streams -= 1
@@ -124,21 +122,6 @@ class RunEventsApi:
             if text or now() - sent_at >= _ALIVE_SECONDS:
                 sent_at = now()
                 yield text or b": alive\n\n"
-
-
-class _Streaming(StreamingResponse):
-    """A stream that gives its place back, also if its client leaves before it begins."""
-
-    def __init__(self, events: AsyncGenerator[bytes], end: Callable[[], None]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers=_HEADERS)
-        self._end = end
-
-    async def __call__(self, scope: HttpScope, receive: Receive, send: Send) -> None:
-        """Send the events."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._end()
 
 
 @dataclass(slots=True)

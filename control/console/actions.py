@@ -24,6 +24,7 @@ from tidewheel.control.console.door import SIGN_IN, Door
 from tidewheel.control.console.forms import MOST_BYTES, Form, check_form, read_form
 from tidewheel.control.console.rendering import Visitor
 from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import without_zone
 from tidewheel.errors import FieldError, Refused
 
 
@@ -154,7 +155,7 @@ class Actions:
         urls = self.door.renderer.urls(visitor(request, found))
 
         def do(connection: Connection) -> Done | Dialog:
-            return action.act(connection, found, form, request, urls)
+            return action.act(connection, found, form, without_zone(request), urls)
 
         try:
             done = await call(self.writes, acting(request, found), do)
@@ -176,7 +177,7 @@ class Actions:
     ) -> Response:
         def made(connection: Connection) -> Response:
             urls = self.door.renderer.urls(visitor(request, found))
-            dialog = action.ask(connection, found, request, urls)
+            dialog = action.ask(connection, found, without_zone(request), urls)
             if form is None:
                 return self._page(request, found, dialog)
             return self._page(request, found, dialog.refused(form, errors), HTTPStatus.UNPROCESSABLE_ENTITY)

@@ -35,18 +35,20 @@ from tidewheel.control.console.job_form import JobForms
 from tidewheel.control.console.job_next import JobNextPage
 from tidewheel.control.console.job_settings import JobSettingsPage
 from tidewheel.control.console.jobs import JobsPage
+from tidewheel.control.console.live import Live
 from tidewheel.control.console.occurrence_actions import MoveOccurrence, SkipOccurrence, UnskipOccurrence
 from tidewheel.control.console.overview import OverviewPage
 from tidewheel.control.console.run import RunPage
 from tidewheel.control.console.run_actions import CancelRun, RetryRun
 from tidewheel.control.console.run_log import RawLog, RunLines
 from tidewheel.control.console.runs import RunsPage
-from tidewheel.control.console.sign_in import COOKIE, THEME_COOKIE, THEMES
+from tidewheel.control.console.sign_in import COOKIE, LOOKS, ZONE_COOKIE
 from tidewheel.control.console.signing import SignInPage
 from tidewheel.control.console.slow import SlowPage
 from tidewheel.control.console.urls import local_path
 from tidewheel.control.console.versions import VersionsPage
-from tidewheel.control.console.view import Page
+from tidewheel.control.console.view import Page, without_zone
+from tidewheel.control.console.words import zone_of
 from tidewheel.control.console.workflow import WorkflowPage
 from tidewheel.control.console.workflow_actions import CancelWorkflow, PauseWorkflow, ResumeWorkflow
 from tidewheel.settings.api import ApiSettings
@@ -63,6 +65,7 @@ class Console:
         writes: The threads of changes.
         door: Sign-ins and the renderer.
         keys: The check of API keys.
+        live: The streams of pages.
         shards: The number of shards of the installation.
         settings: The archive, the brokers, and what the console is named.
     """
@@ -71,6 +74,7 @@ class Console:
     writes: Workers
     door: Door
     keys: KeyCheck
+    live: Live
     shards: int
     settings: ApiSettings
 
@@ -122,7 +126,8 @@ class Console:
         self._route(router, "GET", "/sign-in", signing.show)
         self._route(router, "POST", "/sign-in", signing.sign_in)
         self._route(router, "POST", "/sign-out", self._sign_out)
-        self._route(router, "POST", "/theme", self._choose_theme)
+        self._route(router, "POST", "/theme", self._choose_looks)
+        self._route(router, "GET", "/live", self.live.stream)
         self._route(router, "GET", "/static/{digest}/{name}", self._file)
 
     @staticmethod
@@ -136,7 +141,7 @@ class Console:
         urls = self.door.renderer.urls(seen)
 
         def made(connection: Connection) -> Response:
-            view = page.read(connection, found, request, urls)
+            view = page.read(connection, found, without_zone(request), urls)
             if view.moved_to is not None:
                 return self.door.renderer.guarded(RedirectResponse(view.moved_to, HTTPStatus.SEE_OTHER))
             values = dict(view.values) | {"place": page.place}
@@ -153,13 +158,16 @@ class Console:
         answer.delete_cookie(COOKIE, path=self.door.base or "/")
         return answer
 
-    async def _choose_theme(self, request: Request) -> Response:
-        """Keep the theme of this browser, and go back to the page."""
+    async def _choose_looks(self, request: Request) -> Response:
+        """Keep the theme, zone, density or keys of this browser, and go back to the page."""
         form = await read_form(request)
         check_form(request, form, self.door)
         answer = self._to(local_path(form.get("next", "")))
-        if (theme := form.get("theme", "")) in THEMES:
-            self.door.renderer.set_cookie(request, answer, THEME_COOKIE, theme, seconds=_YEAR_SECONDS)
+        chosen = {cookie: form[name] for name, (cookie, values) in LOOKS.items() if form.get(name) in values}
+        if zone_of(form.get("zone", "")) is not None:
+            chosen[ZONE_COOKIE] = form["zone"]
+        for cookie, value in chosen.items():
+            self.door.renderer.set_cookie(request, answer, cookie, value, seconds=_YEAR_SECONDS)
         return answer
 
     async def _file(self, request: Request) -> Response:

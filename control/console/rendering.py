@@ -1,6 +1,7 @@
 """Turn a template and its values into a page: the frame around it, its headers, its cookies."""
 
 from collections.abc import Mapping
+from datetime import UTC, tzinfo
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -15,8 +16,8 @@ from tidewheel.control.console import json_view, words
 from tidewheel.control.console.sign_in import (
     DONE_COOKIE,
     FORM_COOKIE,
-    THEME_COOKIE,
-    THEMES,
+    LOOKS,
+    ZONE_COOKIE,
     Signer,
     SignIn,
     new_form_cookie,
@@ -37,6 +38,9 @@ HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
 }
 """The headers of every page."""
+
+PATTERNS = 4
+"""Patterns of named installations: a band under the top bar, and a mark in the favicon."""
 
 _HERE = Path(__file__).parent
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -86,6 +90,8 @@ class Renderer:
     def __init__(self, settings: ApiSettings, signer: Signer, *, needs_key: bool) -> None:
         self._base, self._signer, self._needs_key = settings.api_base_path or "", signer, needs_key
         self._name = settings.console_name or ("" if needs_key else "development, no keys")
+        self._pattern = f"pattern-{1 + sha256(self._name.encode()).digest()[0] % PATTERNS}"
+        self._favicon = f"favicon-{self._pattern}.svg" if self._name else "favicon.svg"
         self.static = {path.name: _read(path) for path in (_HERE / "static").iterdir()}
         self._digests = {name: file.digest for name, file in self.static.items()}
 
@@ -116,12 +122,16 @@ class Renderer:
         """Return a page, with the cookie that its forms need if the browser has none."""
         given = request.cookies.get(FORM_COOKIE)
         form_cookie = given or new_form_cookie()
-        theme = request.cookies.get(THEME_COOKIE, "auto")
+        page_zone_name, zone = zone_of_page(request)
         query = request.scope["query_string"].decode("latin-1")
         done = self._signer.unseal("done", request.cookies.get(DONE_COOKIE, ""))
         text = self._templates.get_template(template).render(
             url=self.urls(visitor),
-            theme=theme if theme in THEMES else "auto",
+            **looks_of(request),
+            favicon=self._favicon,
+            pattern=self._pattern,
+            page_zone=zone,
+            page_zone_name=page_zone_name,
             form_token=self._signer.form_token(form_cookie, visitor.sign_in),
             here=request.scope["path"] + (f"?{query}" if query else ""),
             visitor=visitor,
@@ -173,6 +183,20 @@ class Renderer:
         """Set the headers of every page."""
         answer.headers.update(HEADERS)
         return answer
+
+
+def zone_of_page(request: Request) -> tuple[str, tzinfo]:
+    """Return the zone of a page with its name: that of its address, or that of the browser, or UTC."""
+    for name in (request.query_params.get("tz", ""), request.cookies.get(ZONE_COOKIE, "")):
+        if (zone := words.zone_of(name)) is not None:
+            return name, zone
+    return "UTC", UTC
+
+
+def looks_of(request: Request) -> Mapping[str, str]:
+    """Return what the reader has chosen of the looks of pages, by name."""
+    found = {name: request.cookies.get(cookie, "") for name, (cookie, _) in LOOKS.items()}
+    return {name: found[name] if found[name] in values else values[0] for name, (_, values) in LOOKS.items()}
 
 
 def is_secure(request: Request) -> bool:

@@ -19,7 +19,16 @@ COOKIE = "tidewheel-sign-in"
 FORM_COOKIE = "tidewheel-form"
 THEME_COOKIE = "tidewheel-theme"
 DONE_COOKIE = "tidewheel-done"
+ZONE_COOKIE = "tidewheel-zone"
+DENSITY_COOKIE = "tidewheel-density"
+KEYS_COOKIE = "tidewheel-keys"
 THEMES = ("auto", "light", "dark")
+LOOKS = {
+    "theme": (THEME_COOKIE, THEMES),
+    "density": (DENSITY_COOKIE, ("wide", "compact")),
+    "keys": (KEYS_COOKIE, ("on", "off")),
+}
+"""What a reader chooses of the looks of pages: each choice with its cookie and its values."""
 
 LIFE_SECONDS = 12 * 3600
 RENEW_SECONDS = 3600

@@ -45,13 +45,14 @@ PATHS: Mapping[str, str] = {
     "sign_in": "/sign-in",
     "sign_out": "/sign-out",
     "theme": "/theme",
+    "live": "/live",
     "static": "/static/{digest}/{name}",
     "api": "/api/v1/{path}",
 }
 """The places by their names in templates."""
 
 _OURS_FIRST = sorted({path.split("/")[1] for path in PATHS.values()} - {"", "api"})
-_LED_BACK_TO = sorted(set(_OURS_FIRST) - {"sign-in", "sign-out", "theme", "static"})
+_LED_BACK_TO = sorted(set(_OURS_FIRST) - {"sign-in", "sign-out", "theme", "live", "static"})
 _PAGE = re.compile(rf"/|/(?:{'|'.join(_OURS_FIRST)})(?:/.*)?", re.DOTALL)
 _BACK = re.compile(rf"/|/(?:{'|'.join(_LED_BACK_TO)})(?:/[^/]+)*")
 _ELSEWHERE = re.compile(r"/(?:api(?:/.*)?|healthz|readyz)", re.DOTALL)

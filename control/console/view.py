@@ -79,6 +79,12 @@ def page_now(connection: Connection) -> datetime:
         return read_now(reading)
 
 
+def without_zone(request: Request) -> Request:
+    """Return a request without the zone of its page, which no filter names."""
+    given = [(name, value) for name, value in request.query_params.multi_items() if name != "tz"]
+    return Request({**request.scope, "query_string": urlencode(given).encode()})
+
+
 def read_filters(request: Request, model: type[M]) -> tuple[M, tuple[FieldError, ...]]:
     """Return the filters of a page's form, and the errors of those that do not fit: then no filter holds.
 

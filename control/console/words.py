@@ -1,13 +1,16 @@
-"""Instants, durations, numbers, states and people's text as pages show them. Instants are in UTC."""
+"""Instants in the zone of the page, durations, numbers, states and people's text as pages show them."""
 
 import json
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from jinja2 import pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
 from tidewheel.jobs.values import format_timestamp
@@ -19,6 +22,7 @@ NONE = "\u2013"
 _DAY = timedelta(days=1)
 _LONGEST_KEY = 44  # characters in a table
 _KEPT = 65_536  # characters of one text in a page
+_ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", re.ASCII)
 _NUMBER = re.compile(r'"\\u0000(-?[0-9][0-9.eE+-]*)"')
 
 _FAMILIES: Mapping[str, str] = {
@@ -62,7 +66,7 @@ def between(since: datetime | None, until: datetime | None) -> timedelta | None:
     return None if since is None or until is None else until - since
 
 
-def relative(at: datetime | None, now: datetime) -> str:
+def relative(at: datetime | None, now: datetime, zone: tzinfo = UTC) -> str:
     """Return an instant in relation to now below a day, beyond that with its date; a dash for None.
 
     >>> now = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -75,22 +79,44 @@ def relative(at: datetime | None, now: datetime) -> str:
         return NONE
     span = at - now
     if abs(span) >= _DAY:
-        day = at.astimezone(UTC)
-        return f"{day:%a} {day.day} {day:%b %H:%M}" if day.year == now.year else f"{day.day} {day:%b %Y}"
+        day = at.astimezone(zone)
+        is_near = day.year == now.astimezone(zone).year
+        return f"{day:%a} {day.day} {day:%b %H:%M}" if is_near else f"{day.day} {day:%b %Y}"
     if abs(span) < timedelta(seconds=1):
         return "now"
     text = duration(timedelta(seconds=int(abs(span).total_seconds())))
     return f"in {text}" if span > timedelta(0) else f"{text} ago"
 
 
-def absolute(at: datetime) -> str:
-    """Return an instant to the millisecond, in UTC.
+def absolute(at: datetime, zone: tzinfo = UTC) -> str:
+    """Return an instant to the millisecond, with the name of its zone at that time.
 
     >>> absolute(datetime(2026, 11, 21, 23, 13, 4, 118000, tzinfo=UTC))
     'Sat 21 Nov 2026 23:13:04.118 UTC'
     """
-    day = at.astimezone(UTC)
-    return f"{day:%a} {day.day} {day:%b %Y %H:%M:%S}.{day.microsecond // 1000:03} UTC"
+    day = at.astimezone(zone)
+    return f"{day:%a} {day.day} {day:%b %Y %H:%M:%S}.{day.microsecond // 1000:03} {day:%Z}"
+
+
+def both(at: datetime, zone: tzinfo = UTC) -> str:
+    """Return an instant in a zone and in UTC, for a title.
+
+    >>> both(datetime(2026, 11, 21, 23, 13, 4, 118000, tzinfo=UTC), ZoneInfo("Europe/Berlin"))
+    'Sun 22 Nov 2026 00:13:04.118 CET, UTC+01:00, 2026-11-21T23:13:04.118Z'
+    """
+    if zone is UTC:
+        return absolute(at)
+    return f"{absolute(at, zone)}, UTC{offset(at, zone)}, {format_timestamp(at)}"
+
+
+def offset(at: datetime, zone: tzinfo) -> str:
+    """Return the distance of a zone from UTC at an instant.
+
+    >>> offset(datetime(2026, 7, 1, tzinfo=UTC), ZoneInfo("Asia/Kolkata"))
+    '+05:30'
+    """
+    text = f"{at.astimezone(zone):%z}"
+    return f"{text[:3]}:{text[3:5]}"
 
 
 def number(value: int, *, at_least: bool = False) -> str:
@@ -241,8 +267,36 @@ def _is_control(char: str) -> bool:
     return not char.isprintable() and unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"}
 
 
+def zone_of(text: str) -> tzinfo | None:
+    """Return a time zone by its name; None if there is none.
+
+    >>> zone_of("Europe/Berlin"), zone_of("UTC"), zone_of("../etc/passwd"), zone_of("")
+    (zoneinfo.ZoneInfo(key='Europe/Berlin'), datetime.timezone.utc, None, None)
+    """
+    if text == "UTC":
+        return UTC
+    if not _ZONE.fullmatch(text):
+        return None
+    try:
+        return ZoneInfo(text)
+    except (OSError, ValueError, ZoneInfoNotFoundError):
+        return None
+
+
+def _in_zone(show: Callable[..., str]) -> Callable[..., str]:
+    """Return a filter whose instants are in the zone of the page."""
+
+    @pass_context
+    def shown(context: Context, *values: object) -> str:
+        return show(*values, context.get("page_zone", UTC))
+
+    return shown
+
+
 FILTERS: Mapping[str, Callable[..., Any]] = {
-    "duration": duration, "relative": relative, "absolute": absolute, "rfc3339": format_timestamp, "number": number,
+    "duration": duration, "relative": _in_zone(relative), "absolute": _in_zone(absolute),
+    "both": _in_zone(both),
+    "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
     "state": state, "short_id": short_id, "people": people, "lines": lines, "key": key, "visible": visible,
     "pretty": pretty, "bytes": size, "ordinal": ordinal,
     "text_of": text_of, "counted": counted, "symbol_of": symbol_of, "family_of": family_of,

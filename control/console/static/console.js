@@ -1,23 +1,521 @@
-// Refresh the overview each 5 seconds while its page is visible and nothing in it is in use. All else works without script.
+// Improves pages that work without it: live parts, keys, dialogs, drafts, times. One listener per kind of event serves all.
 "use strict";
-const SECONDS = 5;
+const root = document.documentElement;
+const $ = (selector, within = document) => within.querySelector(selector);
+const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 
-async function refresh() {
-  const part = document.querySelector("[data-refresh]");
-  const inUse = part === null || document.hidden || part.contains(document.activeElement) || part.matches(":active")
-    || !document.getSelection().isCollapsed;
-  if (inUse) return;
-  try {
-    const answer = await fetch(part.dataset.refresh, { signal: AbortSignal.timeout(10000), cache: "no-store" });
-    if (answer.redirected) { location.assign(answer.url); return; }
-    if (!answer.ok) return;
-    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const made = page.querySelector("[data-refresh]");
-    if (made === null) return;
-    part.replaceWith(document.adoptNode(made));
-    document.title = page.title;
-    document.querySelector("footer").replaceWith(document.adoptNode(page.querySelector("footer")));
-  } catch { /* the next round tries again; the footer names the time of what is shown */ }
+function made(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element[name] = value;
+  element.append(...children);
+  return element;
 }
 
-setInterval(refresh, SECONDS * 1000);
+async function page(address, options = {}) {
+  const answer = await fetch(address, { cache: "no-store", signal: AbortSignal.timeout(10000), ...options });
+  const text = await answer.text();
+  if (!(answer.headers.get("content-type") || "").startsWith("text/html")) throw new TypeError("no page");
+  return { answer, body: new DOMParser().parseFromString(text, "text/html") };
+}
+
+const isSignIn = (found) => $("form[data-sign-in]", found.body) !== null;
+
+// Swapping: what is shown takes on what a new reading of the page has, node by node; what is in use stays.
+
+function inUse(element) {
+  const selection = document.getSelection();
+  const selected = !selection.isCollapsed && selection.containsNode(element, true);
+  return selected || element.contains(document.activeElement) || element.matches(":active")
+    || $("details[open], dialog[open]", element) !== null;
+}
+
+function sameShape(old, fresh) {
+  const [mine, theirs] = [[...old.childNodes], [...fresh.childNodes]];
+  return mine.length === theirs.length && mine.every((node, at) => node.nodeName === theirs[at].nodeName);
+}
+
+function takeAttributes(old, fresh) {
+  for (const { name, value } of [...fresh.attributes]) {
+    if (name !== "open" && old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  for (const { name } of [...old.attributes]) if (name !== "open" && !fresh.hasAttribute(name)) old.removeAttribute(name);
+}
+
+function morph(old, fresh) {
+  if (old.isEqualNode(fresh)) return;
+  if (old.nodeType === Node.TEXT_NODE) { if (!inUse(old.parentElement)) old.data = fresh.data; return; }
+  if (old.nodeType !== Node.ELEMENT_NODE || old.matches("form, dialog, [data-keep], [data-more]")) return;
+  if (old.matches("tbody[data-rows]")) { morphRows(old, fresh); return; }
+  if (old.childNodes.length && sameShape(old, fresh)) {
+    takeAttributes(old, fresh);
+    const theirs = [...fresh.childNodes];
+    [...old.childNodes].forEach((node, at) => morph(node, theirs[at]));
+  } else if (!inUse(old)) old.replaceWith(document.importNode(fresh, true));
+}
+
+// Rows that are new wait behind a button, so that none moves under the pointer; the others change in place.
+function morphRows(old, fresh) {
+  const known = new Map([...old.rows].map((row) => [row.dataset.key, row]));
+  const rows = [...fresh.rows];
+  const added = rows.filter((row) => !known.has(row.dataset.key)).length;
+  const waits = added > 0 && (old.dataset.rows === "wait" || old.matches(":hover") || inUse(old));
+  if (added > 0 && !waits) { old.replaceChildren(...rows.map((row) => document.importNode(row, true))); return; }
+  for (const row of rows) if (known.has(row.dataset.key)) morph(known.get(row.dataset.key), row);
+  const scroll = old.closest(".scroll, table");
+  let button = scroll.previousElementSibling;
+  if (!button?.matches(".waiting")) {
+    if (added === 0) return;
+    button = made("button", { type: "button", className: "waiting" });
+    scroll.before(button);
+  }
+  button.hidden = added === 0;
+  button.textContent = `${added === rows.length ? `${added}+` : added} new`;
+  button.onclick = () => {
+    old.replaceChildren(...rows.map((row) => document.importNode(row, true)));
+    button.remove();
+  };
+}
+
+function swap(body) {
+  const before = $$(".waiting");
+  before.forEach((button) => button.remove());
+  const parts = $$("[data-part]");
+  if (parts.length === 0) morphMain(body);
+  for (const part of parts) {
+    const fresh = $(`[data-part="${part.dataset.part}"]`, body);
+    if (fresh) morph(part, fresh);
+  }
+  document.title = body.title;
+  reveal();
+  absoluteTimes();
+}
+
+const reveal = () => $$(".needs-script").forEach((element) => { element.hidden = false; });
+
+function morphMain(body) {
+  const main = $("main");
+  $$(":scope > .stale", main).forEach((element) => element.remove());
+  const fresh = $("main", body);
+  fresh?.querySelectorAll(":scope > .toast").forEach((note) => note.remove());
+  if (fresh) morph(main, fresh);
+}
+
+// Live: one stream per visible page; each news makes the page read itself once.
+
+const HIDDEN_MS = 10000, SILENT_MS = 10000, APART_MS = 1000;
+const live = { stream: null, heard: 0, at: null, stopped: false, reading: false, again: false, read: 0, hiding: 0 };
+
+function openLive() {
+  const topics = $("main")?.dataset.live;
+  if (!topics || live.stopped || live.stream) return;
+  live.heard = performance.now();
+  live.at = live.at || new Date();
+  const address = new URL($("body").dataset.live, location.href);
+  address.searchParams.set("topics", topics);
+  const stream = live.stream = new EventSource(address);
+  stream.addEventListener("beat", hear);
+  stream.addEventListener("changed", () => { hear(); refresh(); });
+  stream.addEventListener("gone", () => { closeLive(); signInAgain(); });
+  stream.onerror = () => {
+    if (stream.readyState !== EventSource.CLOSED || live.stream !== stream) return;
+    closeLive();
+    setTimeout(() => refresh().then(openLive), 3000); // it was refused: the page itself shows why
+  };
+  indicate();
+}
+
+function closeLive() {
+  live.stream?.close();
+  live.stream = null;
+  indicate();
+}
+
+function hear() {
+  live.heard = performance.now();
+  live.at = new Date();
+  indicate();
+}
+
+async function refresh() {
+  if (live.reading || live.stopped) { live.again = live.reading; return; }
+  live.reading = true;
+  const wait = live.read + APART_MS - performance.now();
+  if (wait > 0) await new Promise((done) => setTimeout(done, wait));
+  try {
+    const found = await page(location.href);
+    if (isSignIn(found)) { closeLive(); signInAgain(); } else if (found.answer.ok) { swap(found.body); hear(); }
+  } catch { /* the indicator shows that nothing was heard */ }
+  live.reading = false;
+  live.read = performance.now();
+  if (live.again) { live.again = false; refresh(); }
+}
+
+const clock = (instant) => instant.toLocaleTimeString("en-GB", { timeZone: $("body").dataset.zone });
+
+function indicate() {
+  const mark = $("#live");
+  if (!mark || !$("main")?.dataset.live) return;
+  const silence = performance.now() - live.heard;
+  const seconds = Math.round(silence / 1000);
+  const [state, words] = live.stopped ? ["stopped", `■ As of ${clock(live.at || new Date())}`]
+    : live.hiding ? ["paused", "◐ Paused, tab was hidden"]
+      : live.stream && silence < SILENT_MS ? ["on", "● Live"] : ["away", `○ Reconnecting, last heard ${seconds} s ago`];
+  mark.hidden = false;
+  mark.dataset.state = state;
+  if (mark.textContent !== words) mark.textContent = words;
+  band(state === "away" && silence >= SILENT_MS);
+}
+
+function band(shown) {
+  const there = $(".stale");
+  if (!shown) { there?.remove(); return; }
+  if (there) return;
+  const words = `The API has not answered since ${clock(live.at)}. What you see is from then.`;
+  const made_ = made("p", { className: "band trouble stale", textContent: words });
+  made_.setAttribute("role", "status");
+  $("main").prepend(made_);
+}
+
+function toggleLive() {
+  live.stopped = !live.stopped;
+  if (live.stopped) closeLive(); else { openLive(); refresh(); }
+  indicate();
+}
+
+function onVisibility() {
+  if (document.hidden) {
+    live.timer = setTimeout(() => { live.hiding = 1; closeLive(); }, HIDDEN_MS);
+    return;
+  }
+  clearTimeout(live.timer);
+  if (!live.hiding) return;
+  live.hiding = 0;
+  openLive();
+  refresh();
+}
+
+// Dialogs: pages of their own, opened in place.
+
+function openDialog(section, opener) {
+  const dialog = made("dialog", {}, document.importNode(section, true));
+  dialog.setAttribute("aria-label", $("h1", dialog)?.textContent || "Dialog");
+  dialog.addEventListener("close", () => { dialog.remove(); if (opener?.isConnected && opener !== document.body) opener.focus(); });
+  document.body.append(dialog);
+  dialog.showModal();
+  ($(".buttons a", dialog) || $("input:not([type=hidden])", dialog))?.focus();
+  return dialog;
+}
+
+async function openLinked(link) {
+  try {
+    const found = await page(link.href);
+    const section = $(".dialog", found.body);
+    if (!section || !found.answer.ok) { location.assign(link.href); return; }
+    const form = $("form", section);
+    restore(openDialog(section, link));
+    form?.setAttribute("action", form.getAttribute("action") || link.href);
+  } catch { location.assign(link.href); }
+}
+
+let signingIn = false;
+
+async function signInAgain() {
+  if (signingIn) return;
+  signingIn = true;
+  const found = await page(location.href).catch(() => null);
+  const section = found && isSignIn(found) && $(".sign", found.body);
+  if (!section) { signingIn = false; return; }
+  const dialog = openDialog(section, document.activeElement);
+  dialog.classList.add("sign-in");
+  $("h1", dialog).after(made("p", { textContent: "The key was revoked or has expired. Sign in with another; what you typed stays." }));
+  dialog.addEventListener("close", () => { signingIn = false; });
+  $("input[name=key]", dialog).focus();
+}
+
+async function sendSignIn(form) {
+  const found = await page(form.action, { method: "POST", body: new URLSearchParams(new FormData(form)) }).catch(() => null);
+  if (!found) { say(form, "The API has not answered. Try again."); return; }
+  if (isSignIn(found)) { say(form, $(".wrong", found.body)?.textContent || "The key was not accepted."); return; }
+  const token = $("input[name=token]", found.body)?.value;
+  form.closest("dialog").close();
+  if (token) $$("input[name=token]").forEach((field) => { field.value = token; });
+  openLive();
+  refresh();
+}
+
+function say(form, words) {
+  const line = $(".said", form) || made("p", { className: "said wrong" });
+  line.setAttribute("role", "alert");
+  line.textContent = words;
+  form.append(line);
+}
+
+// Forms: an answer that never came is repeated with the same request_id; what was typed is kept until it is saved.
+
+async function send(form, submitter) {
+  const button = submitter || $("button", form);
+  button.disabled = true;
+  const fields = new FormData(form);
+  if (submitter?.name) fields.append(submitter.name, submitter.value);
+  try {
+    const found = await page(form.action, { method: "POST", body: new URLSearchParams(fields) });
+    if (isSignIn(found)) { signInAgain(); return; }
+    if (found.answer.redirected) forget(form);
+    show(found, form);
+  } catch {
+    say(form, "Not known whether it was saved. Trying again is safe.");
+    button.textContent = "Try again";
+  } finally { button.disabled = false; }
+}
+
+function show(found, form) {
+  const dialog = form.closest("dialog");
+  const section = $(".dialog", found.body);
+  if (dialog && section && !found.answer.redirected) {
+    dialog.replaceChildren(document.importNode(section, true));
+    ($("[aria-invalid]", dialog) || $("button", dialog))?.focus();
+    return;
+  }
+  dialog?.close();
+  closeLive();
+  if (found.answer.redirected && found.answer.url !== location.href) history.pushState({}, "", found.answer.url);
+  document.title = found.body.title;
+  document.body.replaceWith(document.importNode(found.body.body, true));
+  begin();
+}
+
+const draftOf = (form) => `draft:${new URL(form.action).pathname}`;
+const kept = (form) => [...form.elements].filter((field) => field.name && !["hidden", "password", "submit"].includes(field.type));
+const valueOf = (field) => field.type === "checkbox" || field.type === "radio" ? field.checked : field.value;
+
+function keep(form) {
+  if (!$("[name=request_id]", form)) return;
+  sessionStorage.setItem(draftOf(form), JSON.stringify(kept(form).map((field) => [field.name, valueOf(field)])));
+}
+
+const forget = (form) => sessionStorage.removeItem(draftOf(form));
+
+function restore(within) {
+  for (const form of $$("form", within)) {
+    const text = $("[name=request_id]", form) && sessionStorage.getItem(draftOf(form));
+    if (!text || $("[aria-invalid]", form)) continue;
+    const drafts = JSON.parse(text);
+    kept(form).forEach((field, at) => {
+      const [name, value] = drafts[at] || [];
+      if (name !== field.name) return;
+      if (typeof value === "boolean") field.checked = value; else field.value = value;
+    });
+  }
+}
+
+function forgetAll() {
+  Object.keys(sessionStorage).filter((name) => name.startsWith("draft:")).forEach((name) => sessionStorage.removeItem(name));
+}
+
+// Times: z shows every instant whole.
+
+function absoluteTimes() {
+  if (!root.dataset.absolute) return;
+  for (const time of $$("time[data-as=rel]")) {
+    if (!time.title || time.textContent === time.title.split(",")[0]) continue;
+    time.dataset.relative = time.textContent;
+    time.textContent = time.title.split(",")[0];
+  }
+}
+
+function toggleTimes() {
+  root.dataset.absolute = root.dataset.absolute ? "" : "1";
+  if (root.dataset.absolute) { absoluteTimes(); return; }
+  $$("time[data-relative]").forEach((time) => { time.textContent = time.dataset.relative; delete time.dataset.relative; });
+}
+
+function offerZone() {
+  const button = $("#browser-zone");
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  if (!button || !zone) return;
+  button.value = button.textContent = zone;
+  button.hidden = false;
+}
+
+// Copy, with the way for pages that came by plain HTTP.
+
+async function copy(text, from) {
+  try { await navigator.clipboard.writeText(text); } catch {
+    const field = made("textarea", { value: text });
+    (from?.closest("dialog") || document.body).append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+  }
+  toast("Copied.");
+}
+
+function toast(words) {
+  $(".toast.own")?.remove();
+  const note = made("div", { className: "toast own", textContent: words });
+  note.setAttribute("role", "status");
+  document.body.append(note);
+  fade(note);
+}
+
+const TOAST_MS = 8000;
+function fade(note) {
+  setTimeout(() => note.matches(":hover, :focus-within") ? fade(note) : note.remove(), TOAST_MS);
+}
+
+// Ask: suggestions while typing, if the server has them; Enter always goes to the page.
+
+const ask = { timer: 0, at: -1 };
+
+function suggest(field) {
+  clearTimeout(ask.timer);
+  ask.timer = setTimeout(async () => {
+    const address = new URL(field.form.action);
+    address.search = new URLSearchParams({ q: field.value, format: "json" });
+    if (!field.value.trim()) { closeList(); return; }
+    try {
+      const answer = await fetch(address, { headers: { Accept: "application/json" }, signal: AbortSignal.timeout(3000) });
+      const found = answer.ok && answer.headers.get("content-type").includes("json") ? await answer.json() : {};
+      list(field, found.suggestions || found.results || []);
+    } catch { closeList(); }
+  }, 120);
+}
+
+function list(field, found) {
+  closeList();
+  if (!found.length || document.activeElement !== field) return;
+  const options = found.slice(0, 8).filter((each) => /^\/(?!\/)/.test(each.href || "")).map((each, at) => {
+    const link = made("a", { href: each.href, id: `ask-${at}`, tabIndex: -1 }, made("bdi", { textContent: each.words || each.title }));
+    link.setAttribute("role", "option");
+    return link;
+  });
+  const box = made("div", { id: "ask-list" }, ...options);
+  box.setAttribute("role", "listbox");
+  box.setAttribute("aria-label", "Suggestions");
+  field.form.append(box);
+  field.setAttribute("aria-expanded", "true");
+}
+
+function closeList() {
+  ask.at = -1;
+  $("#ask-list")?.remove();
+  const field = $(".ask input[name=q]");
+  field?.setAttribute("aria-expanded", "false");
+  field?.removeAttribute("aria-activedescendant");
+}
+
+function askKey(event, field) {
+  const options = $$("#ask-list a");
+  if (event.key === "Escape") { closeList(); return; }
+  if (event.key === "Enter" && options[ask.at]) { event.preventDefault(); location.assign(options[ask.at].href); }
+  if (!options.length || !["ArrowDown", "ArrowUp"].includes(event.key)) return;
+  event.preventDefault();
+  ask.at = (ask.at + (event.key === "ArrowDown" ? 1 : -1) + options.length) % options.length;
+  options.forEach((option, at) => option.setAttribute("aria-selected", at === ask.at));
+  field.setAttribute("aria-activedescendant", options[ask.at].id);
+}
+
+// Keys.
+
+const isTyping = (target) => target.isContentEditable || target.matches?.("input, textarea, select");
+const PLACES = { o: "overview", j: "jobs", r: "runs", d: "dead_letters", b: "bulk", f: "fleet" };
+let afterG = -Infinity;
+
+function choose(name, value) {
+  const form = $("#looks");
+  const button = made("button", { name, value, hidden: true });
+  form.append(button);
+  form.requestSubmit(button);
+}
+
+function moveRow(by) {
+  const links = $$("main tbody tr").map((row) => $("a", row)).filter(Boolean);
+  const at = links.indexOf(document.activeElement);
+  links[Math.min(Math.max(at + by, 0), links.length - 1)]?.focus();
+}
+
+const follow = (selector) => { const link = $(selector); if (link) link.click(); };
+
+const KEYS = {
+  "/": () => $(".ask input")?.focus(),
+  "?": () => { const help = $("#keys"); if (help) openDialog(help.content.firstElementChild, document.activeElement); },
+  g: () => { afterG = performance.now(); },
+  j: () => moveRow(1),
+  k: () => moveRow(-1),
+  "[": () => follow("a[rel=prev]"),
+  "]": () => follow("a[rel=next]"),
+  z: toggleTimes,
+  d: () => choose("density", root.dataset.density === "compact" ? "wide" : "compact"),
+  t: () => $("button[name=theme]")?.click(),
+  p: toggleLive,
+  c: () => { const id = $("[data-copy]"); if (id) copy(id.dataset.copy, id); },
+  e: () => follow("a[data-edit]"),
+};
+
+function onKey(event) {
+  const target = event.target;
+  if (target.matches?.(".ask input")) askKey(event, target);
+  if ((event.ctrlKey || event.metaKey) && event.key === "k") { event.preventDefault(); $(".ask input")?.focus(); return; }
+  if (event.ctrlKey || event.metaKey || event.altKey || isTyping(target) || $("dialog[open]")) return;
+  if (root.dataset.keys === "off") return;
+  if (performance.now() - afterG < 1500 && PLACES[event.key]) {
+    afterG = -Infinity;
+    follow(`.rail a[data-place=${PLACES[event.key]}]`);
+    return;
+  }
+  const act = KEYS[event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+}
+
+// A label that ends in "…" leads to a dialog, as in menus of all programs.
+const isDialogLink = (link) => link.matches("a[data-dialog]") || (link.matches("a.button, .actions a") && link.textContent.trim().endsWith("…"));
+
+function onClick(event) {
+  const link = event.target.closest("a, button, tr");
+  const plain = !event.defaultPrevented && event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey;
+  if (!link || !plain) return;
+  if (link.matches("[data-copy]")) { event.preventDefault(); copy(link.dataset.copy, link); }
+  else if (isDialogLink(link)) { event.preventDefault(); openLinked(link); }
+  else if (link.matches("#live")) toggleLive();
+  else if (link.matches("#show-keys")) KEYS["?"]();
+  else if (link.matches("dialog .buttons a, dialog button.close")) { event.preventDefault(); link.closest("dialog").close(); }
+}
+
+function onSubmit(event) {
+  const form = event.target;
+  if (form.matches("[data-sign-out]")) forgetAll();
+  if (form.matches("dialog [data-sign-in]")) { event.preventDefault(); sendSignIn(form); return; }
+  if (form.method !== "post" || !$("[name=request_id]", form)) return;
+  event.preventDefault();
+  send(form, event.submitter);
+}
+
+function begin() {
+  offerZone();
+  root.dataset.script = "1";
+  reveal();
+  $$(".toast").forEach((note) => { document.body.append(note); fade(note); }); // outside of what is swapped
+  restore(document);
+  absoluteTimes();
+  const field = $(".ask input[name=q]");
+  if (field) for (const [name, value] of [["role", "combobox"], ["aria-expanded", "false"], ["aria-controls", "ask-list"], ["aria-autocomplete", "list"]]) field.setAttribute(name, value);
+  live.at = new Date();
+  if (!document.hidden) openLive();
+}
+
+document.addEventListener("keydown", onKey);
+document.addEventListener("click", onClick);
+document.addEventListener("submit", onSubmit);
+document.addEventListener("input", (event) => {
+  if (event.target.matches(".ask input")) suggest(event.target);
+  else if (event.target.form?.method === "post") keep(event.target.form);
+});
+document.addEventListener("focusout", (event) => { if (event.target.matches(".ask input")) setTimeout(closeList, 200); });
+document.addEventListener("visibilitychange", onVisibility);
+addEventListener("popstate", () => location.reload());
+addEventListener("pagehide", closeLive);
+addEventListener("pageshow", (event) => { if (event.persisted) { openLive(); refresh(); } });
+setInterval(indicate, 1000);
+begin();

@@ -1,0 +1,42 @@
+"""Read fingerprints of what pages show: one that differs from the last means that a page has changed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+from uuid import UUID
+
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.control")
+_OF_TENANT = _SQL["read_tenant_pulse"]
+_OF_RUNS = _SQL["read_run_pulses"]
+_OF_JOBS = _SQL["read_job_pulses"]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The watched things of one tenant.
+
+    Args:
+        now: True for all its runs.
+        runs: Runs by id.
+        jobs: Jobs by id.
+    """
+
+    now: bool
+    runs: Sequence[UUID]
+    jobs: Sequence[UUID]
+
+
+def read_pulses(connection: Conn, tenant: str, watched: Watched) -> Mapping[str, str]:
+    """Return a fingerprint of each topic, by at most three statements; one that is not there has none."""
+    found: dict[str, str] = {}
+    if watched.now:
+        [(pulse,)] = connection.execute(_OF_TENANT, {"tenant": tenant}).fetchall()
+        found["now"] = str(pulse)
+    for kind, statement, ids in (("run", _OF_RUNS, watched.runs), ("job", _OF_JOBS, watched.jobs)):
+        if ids:
+            rows = cast("list[tuple[UUID, str]]", connection.execute(statement, {"ids": list(ids)}).fetchall())
+            found |= {f"{kind}:{row_id}": pulse for row_id, pulse in rows}
+    return found

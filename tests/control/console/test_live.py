@@ -1,0 +1,172 @@
+"""News that a page has changed: who hears them, what a look costs, and what ends a stream."""
+
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+
+import httpx
+import pytest
+
+from tests.control.api.answering import NO_ROOTS, answering
+from tests.control.console.pages import console, key_of, signed_in
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import about, apply_batch, begun, submit, succeed, trigger
+from tidewheel.control.client.client import Client
+from tidewheel.control.console import live
+from tidewheel.control.reads import pulses
+from tidewheel.ids import job_id
+from tidewheel.postgres.session import Conn
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(live, "_BEAT_SECONDS", 0.3)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[pulses.Watched]:
+    """Each look of the console, as it is made."""
+    made: list[pulses.Watched] = []
+
+    def read(connection: Conn, tenant: str, watched: pulses.Watched) -> object:
+        made.append(watched)
+        return pulses.read_pulses(connection, tenant, watched)
+
+    monkeypatch.setattr(live, "read_pulses", read)
+    return made
+
+
+@contextmanager
+def watching(client: httpx.Client, topics: str) -> Generator[Iterator[str]]:
+    """The names of the events of a stream after the first look."""
+    with client.stream("GET", f"/live?topics={topics}") as answer:
+        assert answer.status_code == HTTPStatus.OK
+        events = (line.removeprefix("event: ") for line in answer.iter_lines() if line.startswith("event: "))
+        assert [next(events), next(events)] == ["beat", "changed"], "its page may be older than the first look"
+        yield events
+
+
+def news(events: Iterator[str]) -> str:
+    """Return the next event that is no beat."""
+    return next(event for event in events if event != "beat")
+
+
+def test_page_hears_of_its_topics_alone(database: Database, looks: list[pulses.Watched]) -> None:
+    submit(database, "mine")
+    submit(database, "other")
+    mine = begun(database, "mine")
+    with answering(database) as client:
+        for topics in ("now", f"run:{mine.run_id}", f"job:{job_id('default', 'mine')}"):
+            with watching(client, topics) as events:
+                if topics != "now":
+                    trigger(database, "other")
+                    assert [next(events), next(events)] == ["beat", "beat"]
+                if topics == "now":
+                    trigger(database, "other")
+                elif topics.startswith("run"):
+                    succeed(database, mine)
+                else:
+                    apply_batch(database, about("job.pause", "mine"))
+                assert news(events) == "changed"
+
+
+def test_run_that_begins_and_ends_between_two_looks_is_news(database: Database, looks: list[pulses.Watched]) -> None:
+    submit(database)
+    with answering(database) as client, watching(client, "now") as events:
+        succeed(database, begun(database))
+        assert news(events) == "changed"
+
+
+def test_look_is_one_whoever_watches_and_none_without_watchers(database: Database, looks: list[pulses.Watched]) -> None:
+    topics = f"now,run:{begun_one(database)},job:{job_id('default', 'job')}"
+    with answering(database) as client:
+        assert not looks
+        with watching(client, topics) as first, watching(client, topics) as second, watching(client, "now") as third:
+            streams = (first, second, third)
+            trigger(database)
+            assert [news(each) for each in streams] == ["changed"] * 3
+        assert all(len(look.runs) <= 1 for look in looks)
+        until(lambda: rests(looks), "no look without a watcher")
+
+
+def rests(looks: list[pulses.Watched]) -> bool:
+    """Return True if no look is made for twenty times the time between two."""
+    before = len(looks)
+    threading.Event().wait(1.0)
+    return len(looks) == before
+
+
+def begun_one(database: Database) -> object:
+    submit(database, overlap="allow_all")
+    return begun(database).run_id
+
+
+def test_look_has_three_statements_for_all_that_a_tenant_watches(database: Database) -> None:
+    run = begun_one(database)
+    executed: list[object] = []
+
+    class Counting:
+        def __init__(self, connection: Conn) -> None:
+            self._connection = connection
+
+        def execute(self, *statement: object) -> object:
+            executed.append(statement[0])
+            return self._connection.execute(*statement)  # type: ignore[call-overload]
+
+    with database.transaction() as connection:
+        watched = pulses.Watched(now=True, runs=[run] * 30, jobs=[job_id("default", "job")] * 20)  # type: ignore[list-item]
+        found = pulses.read_pulses(Counting(connection), "default", watched)  # type: ignore[arg-type]
+    assert set(found) == {"now", f"run:{run}", f"job:{job_id('default', 'job')}"}
+    assert len(executed) == 3
+
+
+def test_revoked_key_ends_the_stream_and_says_so(database: Database) -> None:
+    with console(database) as client:
+        signed_in(client, key_of(database))
+        with watching(client, "now") as events:
+            with Client(database.url) as keys:
+                [key] = keys.api_keys.list().keys
+                keys.api_keys.revoke(key.key_id)
+            assert news(events) == "gone"
+            assert list(events) == []
+
+
+def test_stream_needs_a_sign_in_and_known_topics(database: Database) -> None:
+    with console(database) as client:
+        assert client.get("/live?topics=now").headers["location"].startswith("/sign-in")
+        signed_in(client, key_of(database))
+        for topics in ("", "then", "run:1", ",".join(f"run:00000000-0000-0000-0000-{at:012}" for at in range(61))):
+            assert client.get(f"/live?topics={topics}").status_code == HTTPStatus.UNPROCESSABLE_ENTITY, topics
+
+
+def test_key_of_a_tenant_hears_nothing_of_another(database: Database, looks: list[pulses.Watched]) -> None:
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    submit(database)
+    run = begun(database)
+    with console(database) as client:
+        signed_in(client, key_of(database, tenant="acme"))
+        with watching(client, f"now,run:{run.run_id}") as events:
+            succeed(database, run)
+            assert [next(events), next(events)] == ["beat", "beat"]
+
+
+def test_stop_ends_every_stream(database: Database) -> None:
+    with answering(database) as client:
+        ended = threading.Event()
+        opened = threading.Event()
+
+        def follow() -> None:
+            with (
+                httpx.Client(base_url=client.base_url, verify=NO_ROOTS, timeout=60) as own,
+                watching(own, "now") as events,
+            ):
+                opened.set()
+                assert set(events) <= {"beat"}
+            ended.set()
+
+        threading.Thread(target=follow).start()
+        assert opened.wait(30)
+    assert ended.wait(30)

@@ -1,0 +1,259 @@
+"""The script in a real Chromium: live, keys, dialogs, drafts, times; and pages without it."""
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Route, expect
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.browser import PHONE, Tab, needs_chromium, tab
+from tests.control.console.pages import console, key_of
+from tests.fixtures.database import Database
+from tests.transitions.acts import begun, submit, succeed, trigger
+from tidewheel.control.client.client import Client
+from tidewheel.control.console import rendering
+
+pytestmark = [pytest.mark.slow, needs_chromium]
+
+SCRIPT = Path(rendering.__file__).parent / "static" / "console.js"
+MOST_BYTES = 10 * 1024
+ON = "#live[data-state=on]"
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    """A console that needs no key, with one job."""
+    submit(database, "nightly", overlap="allow_all", schedule={"cron": "30 2 * * *", "timezone": "America/New_York"})
+    with answering(database) as client:
+        yield client
+
+
+@pytest.fixture
+def here(pages: ApiClient, browser: Browser) -> Iterator[Tab]:
+    """A tab of that console; nothing may have gone wrong in it."""
+    with tab(browser, str(pages.base_url), timezone_id="Asia/Kolkata") as opened:
+        yield opened
+        assert not opened.faults
+
+
+def test_script_is_small() -> None:
+    assert len(gzip.compress(SCRIPT.read_bytes(), 9)) <= MOST_BYTES
+
+
+def test_run_page_follows_its_run(here: Tab, database: Database) -> None:
+    started = begun(database, "nightly")
+    here.open(f"/runs/{started.run_id}")
+    expect(here.page.locator("h1")).to_contain_text("running")
+    expect(here.page.locator(ON)).to_have_text("● Live")
+    succeed(database, started)
+    expect(here.page.locator("h1")).to_contain_text("succeeded", timeout=30_000)
+
+
+def test_new_rows_of_runs_wait_behind_their_number_and_nothing_else_moves(here: Tab, database: Database) -> None:
+    first = trigger(database, "nightly")
+    here.open("/runs")
+    row = here.page.locator(f"tr[data-key='{first}']")
+    before = row.bounding_box()
+    expect(here.page.locator(ON)).to_be_visible()
+    trigger(database, "nightly")
+    expect(here.page.locator(".waiting")).to_have_text("1 new", timeout=30_000)
+    trigger(database, "nightly")
+    expect(here.page.locator(".waiting")).to_have_text("2 new", timeout=30_000)
+    assert here.page.locator("tbody tr").count() == 1
+    here.page.click(".waiting")
+    assert here.page.locator("tbody tr").count() == 3
+    assert before is not None
+
+
+def test_selected_text_and_focus_stay_while_the_page_changes(here: Tab, database: Database) -> None:
+    here.open("/jobs/nightly")
+    expect(here.page.locator(ON)).to_be_visible()
+    here.page.evaluate("document.getSelection().selectAllChildren(document.querySelector('h1'))")
+    here.page.locator(".actions a[href$=pause]").focus()
+    trigger(database, "nightly")
+    expect(here.page.locator("main")).to_contain_text("queued", timeout=30_000)
+    assert here.page.evaluate("document.getSelection().toString()") == "nightly"
+    assert here.page.evaluate("document.activeElement.matches('.actions a[href$=pause]')")
+
+
+def test_silent_api_is_named_in_a_band_until_it_answers(here: Tab) -> None:
+    here.page.clock.install()
+    here.open("/")
+    expect(here.page.locator(ON)).to_be_visible()
+    here.page.context.set_offline(True)
+    here.page.evaluate("closeLive()")
+    here.page.clock.run_for(11_000)
+    expect(here.page.locator(".stale")).to_contain_text("The API has not answered since")
+    expect(here.page.locator("#live")).to_contain_text("Reconnecting, last heard")
+    here.page.context.set_offline(False)
+    here.page.evaluate("openLive()")
+    expect(here.page.locator(".stale")).to_have_count(0)
+
+
+def test_p_stops_live_and_goes_on(here: Tab) -> None:
+    here.open("/")
+    expect(here.page.locator(ON)).to_be_visible()
+    here.page.keyboard.press("p")
+    expect(here.page.locator("#live")).to_contain_text("■ As of")
+    here.page.keyboard.press("p")
+    expect(here.page.locator(ON)).to_be_visible()
+
+
+def test_revoked_key_opens_the_sign_in_in_place_and_what_was_typed_stays(database: Database, browser: Browser) -> None:
+    submit(database, "nightly")
+    with console(database) as client, tab(browser, str(client.base_url)) as opened:
+        at = opened.page
+        at.goto("/sign-in?next=/jobs/nightly")
+        at.fill("input[name=key]", key_of(database, "read", "operate"))
+        at.click("button.primary")
+        at.wait_for_url("**/jobs/nightly")
+        at.click(".actions a[href$=pause]")
+        at.fill("dialog input[name=reason]", "maintenance")
+        with Client(database.url) as keys:
+            [key] = keys.api_keys.list().keys
+            keys.api_keys.revoke(key.key_id)
+        at.wait_for_selector("dialog.sign-in", timeout=30_000)
+        at.fill("dialog.sign-in input[name=key]", key_of(database, "read", "operate"))
+        at.click("dialog.sign-in button")
+        expect(at.locator("dialog.sign-in")).to_have_count(0)
+        assert at.input_value("dialog input[name=reason]") == "maintenance"
+        at.click("dialog button.primary")
+        expect(at.locator(".toast")).to_contain_text("paused")
+        assert not opened.faults
+
+
+def test_dialog_opens_in_place_acts_and_is_undone(here: Tab, database: Database) -> None:
+    at = here.page
+    here.open("/jobs/nightly")
+    at.click(".actions a[href$=pause]")
+    expect(at.locator("dialog .buttons a")).to_be_focused()
+    at.keyboard.press("Escape")
+    expect(at.locator("dialog")).to_have_count(0)
+    expect(at.locator(".actions a[href$=pause]")).to_be_focused()
+    at.click(".actions a[href$=pause]")
+    at.click("dialog button.primary")
+    expect(at.locator(".toast")).to_contain_text("paused")
+    assert database.value("SELECT paused FROM jobs WHERE key = 'nightly'")
+    at.click(".toast button")
+    expect(at.locator(".toast")).to_contain_text("fires again")
+    assert not database.value("SELECT paused FROM jobs WHERE key = 'nightly'")
+
+
+def test_answer_that_never_came_is_repeated_with_the_same_request(here: Tab, database: Database) -> None:
+    at = here.page
+    sent: list[str] = []
+
+    def lose(route: Route) -> None:
+        if route.request.method == "GET":
+            route.continue_()
+            return
+        sent.append(route.request.post_data or "")
+        if len(sent) == 1:
+            route.fetch(max_redirects=0)  # it is done, and its answer is lost
+            route.abort()
+        else:
+            route.continue_()
+
+    here.open("/jobs/nightly")
+    at.route("**/pause", lose)
+    at.click(".actions a[href$=pause]")
+    at.click("dialog button.primary")
+    expect(at.locator(".said")).to_have_text("Not known whether it was saved. Trying again is safe.")
+    at.click("dialog button.primary")
+    expect(at.locator(".toast")).to_be_visible()
+    assert sent[0] == sent[1]
+    assert database.value("SELECT paused FROM jobs WHERE key = 'nightly'")
+
+
+def test_draft_of_a_form_is_kept_until_it_is_saved(here: Tab) -> None:
+    at = here.page
+    here.open("/jobs/nightly/pause")
+    at.fill("input[name=reason]", "maintenance")
+    at.reload()
+    assert at.input_value("input[name=reason]") == "maintenance"
+    at.click("button.primary")
+    expect(at.locator(".toast")).to_contain_text("paused")
+    assert at.evaluate("Object.keys(sessionStorage).filter(name => name.startsWith('draft:')).length") == 0
+
+
+def test_keys_lead_to_places_rows_and_help_and_can_be_switched_off(here: Tab) -> None:
+    at = here.page
+    here.open("/")
+    at.keyboard.press("g")
+    at.keyboard.press("j")
+    at.wait_for_url("**/jobs")
+    at.keyboard.press("?")
+    expect(at.locator("dialog")).to_contain_text("density of rows")
+    at.keyboard.press("Escape")
+    expect(at.locator("dialog")).to_have_count(0)
+    at.keyboard.press("j")
+    expect(at.locator("tbody a").first).to_be_focused()
+    at.keyboard.press("Enter")
+    at.wait_for_url("**/jobs/nightly")
+    at.keyboard.press("/")
+    at.keyboard.type("zd")
+    assert at.input_value(".ask input") == "zd"
+    at.locator("h1").click()
+    at.keyboard.press("d")
+    at.wait_for_selector("html[data-density=compact]")
+    at.click(".menu summary")
+    at.click("button[name=keys]")
+    at.wait_for_selector("html[data-keys=off]")
+    at.keyboard.press("g")
+    at.keyboard.press("r")
+    at.keyboard.press("?")
+    assert at.url.endswith("/jobs/nightly")
+    assert at.locator("dialog").count() == 0
+
+
+def test_times_are_in_the_zone_of_the_page_and_whole_on_demand(here: Tab, database: Database) -> None:
+    at = here.page
+    run = trigger(database, "nightly")
+    here.open(f"/runs/{run}?tz=Europe/Berlin")
+    assert at.locator("main time[title*='UTC+0']").count() > 0
+    here.open("/runs")
+    assert "ago" in at.inner_text("main tbody time") or "now" in at.inner_text("main tbody time")
+    at.keyboard.press("z")
+    assert at.inner_text("main tbody time").endswith("UTC")
+    at.click(".menu summary")
+    at.click("#browser-zone")
+    expect(at.locator(".menu summary")).to_contain_text("Asia/")
+    assert "+05:30" in (at.get_attribute("main tbody time", "title") or "")
+
+
+def test_id_is_copied_also_without_the_clipboard(here: Tab, database: Database) -> None:
+    run = trigger(database, "nightly")
+    here.open(f"/runs/{run}")
+    here.page.evaluate("document.execCommand = () => { window.copied = document.activeElement.value; return true; }")
+    here.page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    here.page.keyboard.press("c")
+    expect(here.page.locator(".toast")).to_have_text("Copied.")
+    assert here.page.evaluate("window.copied") == str(run)
+
+
+def test_installation_has_a_pattern_and_a_favicon_of_its_name(database: Database, browser: Browser) -> None:
+    seen = set[tuple[str | None, str | None]]()
+    for name in ("production", "staging"):
+        with answering(database, console_name=name) as client, tab(browser, str(client.base_url)) as opened:
+            opened.open("/")
+            seen.add((opened.page.get_attribute(".top", "class"), opened.page.get_attribute("link[rel=icon]", "href")))
+            assert name in opened.page.title()
+    assert len(seen) == 2
+
+
+def test_pages_work_without_script(pages: ApiClient, database: Database, browser: Browser) -> None:
+    with tab(browser, str(pages.base_url), java_script_enabled=False) as opened:
+        at = opened.page
+        opened.open("/jobs/nightly")
+        assert at.locator(".needs-script:visible, #live:visible").count() == 0
+        at.click(".actions a[href$=pause]")
+        at.click("button.primary")
+        assert "paused" in at.inner_text(".toast")
+        assert database.value("SELECT paused FROM jobs WHERE key = 'nightly'")
+        at.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+        at.click(".menu summary")
+        at.fill("input[name=zone]", "Europe/Berlin")
+        at.click("text=Use")
+        assert "Europe/Berlin" in at.inner_text(".menu summary")
