@@ -23,8 +23,11 @@ from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.sentences import about_job
 from tidewheel.control.console.urls import Urls, read_ref
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
+from tidewheel.control.console.words import absolute
+from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
 from tidewheel.control.explain.month import Counted, coming_counts
+from tidewheel.control.explain.recent import Around, around
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.reads.job_keys import key_of_job
 from tidewheel.control.reads.jobs import show_job
@@ -40,6 +43,10 @@ T = TypeVar("T")
 _RUNS = 50
 _NEXT = 10
 _LATEST = 20
+_UNFIRED = {
+    OccurrenceOutcome.SKIPPED, OccurrenceOutcome.WAITING, OccurrenceOutcome.PAUSED, OccurrenceOutcome.WILL_BE_SKIPPED,
+    OccurrenceOutcome.WILL_BE_EXCLUDED,
+}  # fmt: skip
 _LEAST_SPAN = timedelta(minutes=2)
 
 
@@ -110,7 +117,11 @@ class JobPage:
             with connection.snapshot() as reading:
                 return list_runs(reading, tenant, RunFilter(key=key, until=now), limit=_LATEST).runs
 
-        past, ahead, latest = part(list_past), part(list_coming), part(list_latest)
+        def read_why() -> str:
+            with connection.snapshot() as reading:
+                return why(around(reading, tenant, key, misfire_after=connection.installation.misfire_after))
+
+        past, ahead, latest, reason = part(list_past), part(list_coming), part(list_latest), part(read_why)
         coming = ahead if isinstance(ahead, Failed) else ahead[0]
         values: dict[str, object] = {"line": None, "rows": [], "counts": {}, "more": False}
         if not isinstance(past, Failed):
@@ -129,6 +140,7 @@ class JobPage:
                 "windows": list(Window), "shows": list(Show), "zoom": _zoom(along), "zone": str(zone),
                 "tab": "timeline",
                 "span": {"from": format_timestamp(along.begin), "to": format_timestamp(along.end)},
+                "why": _or(reason, ""),
                 "held": hold_words(job.summary), "schedule": schedule_text(job.summary.schedule),
                 "sentence": about_job(
                     job, _or(latest, ()), None if isinstance(coming, Failed) else coming, now
@@ -143,6 +155,14 @@ class JobPage:
 
 def _or(read: T | Failed, otherwise: T) -> T:
     return otherwise if isinstance(read, Failed) else read
+
+
+def why(found: Around) -> str:
+    """Return why the last due occurrence did not fire, or the next one will not; empty without one."""
+    for each in (found.last, found.next):
+        if each is not None and each.outcome in _UNFIRED:
+            return f"{absolute(each.at)}: {each.words}"
+    return ""
 
 
 def moved_to(request: Request, urls: Urls, key: str, job_id: UUID, name: str = "job") -> str | None:

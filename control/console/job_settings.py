@@ -1,5 +1,6 @@
 """The settings of a job: each with its meaning, defaults in grey; the job as JSON."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def _flattened(value: object, path: str) -> Iterator[tuple[str, str]]:
         for name, each in below.items():
             yield from _flattened(each, f"{path}.{name}")
     else:
-        yield path, value if isinstance(value, str) else pretty(value)
+        yield path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @cache

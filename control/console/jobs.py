@@ -51,7 +51,7 @@ class JobsPage:
                     return read_recent_runs(reading, [job.job_id for job in page.jobs])
 
             recent = part(read_strips)
-            runs = {} if isinstance(recent, Failed) else recent
+            runs: Mapping[UUID, Sequence[RecentRun]] = {} if isinstance(recent, Failed) else recent
             found = [_row(job, runs.get(job.job_id, ())) for job in page.jobs]
             return {"rows": found, "recent": recent, "nearest": nearest(page)}
 

@@ -96,10 +96,6 @@ class Urls:
         text = urlencode([(key, str(each)) for key, values in lists.items() for each in values if each is not None])
         return f"{self.base}{path}" + (f"?{text}" if text else "")
 
-    def has(self, name: str) -> bool:
-        """Return True if there is a place of this name."""
-        return name in PATHS
-
     def here(self, path: str) -> str:
         """Return the address of a page from its path and query, as it was requested without the base path."""
         return f"{self.base}{path}"
