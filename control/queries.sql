@@ -126,6 +126,27 @@ SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused
  WHERE j.job_id = ANY (%(job_ids)s)
  ORDER BY j.key COLLATE "C"
 
+-- name: find_jobs_named
+-- Returns the jobs of these ids that the tenant has or had, each with the schedule of its current version.
+-- Index: jobs_pkey, job_versions_pkey. No lock.
+SELECT j.key, j.deleted_at IS NULL AND j.version > 0 AS is_live, v.schedule_json
+  FROM jobs AS j
+  LEFT JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
+ WHERE j.job_id = ANY (%(job_ids)s) AND j.tenant = %(tenant)s
+
+-- name: find_keys_from
+-- Returns the first keys of a tenant from a text on, and the last ones before it.
+-- Index: jobs_by_key, from the text in both directions. No lock.
+(SELECT j.key FROM jobs AS j
+  WHERE j.tenant = %(tenant)s AND j.version > 0 AND j.deleted_at IS NULL AND j.key COLLATE "C" >= %(text)s
+  ORDER BY j.key COLLATE "C"
+  LIMIT %(limit)s)
+UNION ALL
+(SELECT j.key FROM jobs AS j
+  WHERE j.tenant = %(tenant)s AND j.version > 0 AND j.deleted_at IS NULL AND j.key COLLATE "C" < %(text)s
+  ORDER BY j.key COLLATE "C" DESC
+  LIMIT %(limit)s)
+
 -- name: show_job
 -- Returns one job with its current version as submitted, its pause, its timer and its latest run.
 -- Index: jobs_pkey, job_versions_pkey, timers_pkey, job_runs_by_job and by job in every partition. No lock.
@@ -806,6 +827,29 @@ SELECT executor_id, name, queues, handlers, slots, stopping, started_at, last_he
  ORDER BY executor_id
  LIMIT %(limit)s
 
+-- name: count_runs_of_executors
+-- Returns the number of runs that each executor has among the first open ones of all queues.
+-- Index: job_runs_due, from its begin to a limit of rows. No lock.
+SELECT o.executor_id, count(*) AS runs
+  FROM (SELECT r.executor_id, r.state FROM job_runs AS r
+         WHERE r.publish_at <= (SELECT tidewheel_now())
+         ORDER BY r.queue, r.lane, r.tenant, r.publish_at
+         LIMIT %(look)s) AS o
+ WHERE o.state = ANY (%(states)s) AND o.executor_id IS NOT NULL
+ GROUP BY o.executor_id
+
+-- name: list_runs_of_executor
+-- Returns runs that an executor has among the first open ones of its queues, with their keys.
+-- Index: job_runs_due, from the begin of these queues to a limit of rows; jobs_pkey. No lock.
+SELECT o.run_id, j.key, o.job_id, o.tenant, o.state, o.attempt, o.started_at
+  FROM (SELECT r.run_id, r.job_id, r.tenant, r.state, r.attempt, r.started_at, r.executor_id FROM job_runs AS r
+         WHERE r.queue = ANY (%(queues)s) AND r.publish_at <= (SELECT tidewheel_now())
+         ORDER BY r.queue, r.lane, r.tenant, r.publish_at
+         LIMIT %(look)s) AS o
+  JOIN jobs AS j ON j.job_id = o.job_id
+ WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
+ LIMIT %(limit)s
+
 -- name: list_schedulers
 -- Returns the schedulers with a recent heartbeat, as `live_members` counts them.
 -- Index: none, a row for each scheduler and relay. No lock.
@@ -1119,6 +1163,13 @@ SELECT key_id, name, tenant, scopes, rate, created_at, expires_at, revoked_at, l
  WHERE (%(tenant)s::text IS NULL OR tenant = %(tenant)s) AND (created_at, key_id) < (%(before_at)s, %(before_id)s)
  ORDER BY created_at DESC, key_id DESC
  LIMIT %(limit)s
+
+-- name: show_api_key
+-- Returns a key of a tenant, or of any.
+-- Index: api_keys_pkey. No lock.
+SELECT key_id, name, tenant, scopes, rate, created_at, expires_at, revoked_at, last_used_at
+  FROM api_keys
+ WHERE key_id = %(key_id)s AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)
 
 -- name: revoke_api_key
 -- Revokes a key; returns its tenant, and true if it was revoked before.

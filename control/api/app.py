@@ -9,10 +9,12 @@ from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import encoded
+from tidewheel.control.api.ask import AskApi
 from tidewheel.control.api.backfills import BackfillsApi
 from tidewheel.control.api.batches import BatchesApi
 from tidewheel.control.api.bearer import Guard
 from tidewheel.control.api.dead_letters import DeadLettersApi
+from tidewheel.control.api.doctor import DoctorApi
 from tidewheel.control.api.executors import ExecutorsApi
 from tidewheel.control.api.fleet import FleetApi
 from tidewheel.control.api.freezes import FreezesApi
@@ -38,6 +40,7 @@ from tidewheel.control.api.workflows import WorkflowsApi
 from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.live import Live
+from tidewheel.control.doctor.kept import Doctor
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.service import Shutdown
@@ -51,11 +54,13 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     """Return the HTTP API on these workers."""
     keys = MessageKeys()
     check = MessageCheck(keys, settings.message_signatures)
+    doctor = Doctor(settings)
     apis = (
         ExecutorsApi(pools.executors, installation, settings, keys, check),
         TaskTokensApi(pools.reports, installation),
         JobTimesApi(pools.reads),
         JobsApi(pools.reads, pools.writes),
+        AskApi(pools.reads),
         FreezesApi(pools.reads, pools.writes),
         RunsApi(pools.reads, pools.writes, settings.archive),
         RunPlacesApi(pools.reads, settings),
@@ -68,6 +73,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         RunEventsApi(pools.streams, stop),
         NowApi(pools.reads, installation.shards),
         StatusApi(pools.reads, installation.shards),
+        DoctorApi(pools.reads, pools.writes, doctor),
         LimitsApi(pools.reads, pools.writes),
         OrderingKeysApi(pools.reads, pools.writes),
         KeysApi(pools.reads, pools.writes),
@@ -90,7 +96,8 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         api.add_to(app.router)
 
     live = Live(pools.streams, stop)
-    Console(pools.reads, pools.writes, door, api_keys, live, installation.shards, settings).add_to(app.router)
+    console = Console(pools.reads, pools.writes, door, api_keys, live, installation.shards, settings, doctor)
+    console.add_to(app.router)
 
     text = cache(lambda: encoded(openapi(app)))
 

@@ -110,6 +110,22 @@ EXPLANATION: Json = {
     "version": {"number": 3, "effective_at": "2026-11-01T09:00:00Z", "until": None}, "span": None, "moved_to": None,
     "before": "2026-11-19T01:00:00Z", "after": _NEXT, "notes": [], "workflow": None,
 }  # fmt: skip
+DIAGNOSIS: Json = {
+    "report": {
+        "findings": [{
+            "check": "server", "severity": "warning", "what": "a transaction holds vacuum back",
+            "evidence": "pid 4711 since 22 min", "remedy": "end it",
+        }],
+        "passed": ["database", "schema"], "skipped": [],
+    },
+    "checked_at": _AT, "is_running": False,
+}  # fmt: skip
+ANSWER: Json = {
+    "question": "nightly at 20 Nov 02:00", "kind": "occurrence", "target": "nightly",
+    "words": "It was missed: no scheduler ran at that time.", "at": _AT, "zone": "Europe/Berlin",
+    "alternatives": [{"kind": "occurrence", "target": "nightly", "words": "the nearest occurrence", "at": _NEXT}],
+    "explanation": EXPLANATION,
+}  # fmt: skip
 REGISTRATION: Json = {"name": "worker-1:7", "handlers": ["nightly-report"], "slots": 4}
 REGISTERED: Json = {
     "executor_id": EXECUTOR_ID, "heartbeat_seconds": 1.0, "lease_seconds": 15.0, "sweep_seconds": 1.0,

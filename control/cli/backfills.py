@@ -18,9 +18,10 @@ from tidewheel.control.cli.output import (
     print_result,
     print_table,
 )
-from tidewheel.control.cli.time_options import Tz, read_instant, utc_and_local
+from tidewheel.control.cli.time_options import Tz, utc_and_local
 from tidewheel.control.cli.waiting import Follow, Wait, wait_for_backfill
 from tidewheel.control.client.results import BackfillResult
+from tidewheel.control.instants import read_instant
 from tidewheel.control.reads import backfills as read
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.jobs.strict_json import as_object

@@ -104,6 +104,11 @@ COMMANDS: Mapping[str, Command | Group] = {
     "psql": Command(
         "connect", "psql", "Open psql on the database; further arguments are psql's.", passes_arguments=True
     ),
+    "ask": Command(
+        "ask",
+        "answer",
+        "Find what a text names: a run, a dead letter, a job, or why a job did or did not fire at a time.",
+    ),
     "migrate": Command("admin", "migrate", "Migrate the database to this release's schema."),
     "apply": Command("apply", "apply", "Submit every job in some files; report rejected ones, apply the rest."),
     "job": Group(

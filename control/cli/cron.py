@@ -12,7 +12,8 @@ import typer
 
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.output import Output, OutputOption, print_result, wrapped
-from tidewheel.control.cli.time_options import read_instant, rfc3339, wall
+from tidewheel.control.cli.time_options import rfc3339, wall
+from tidewheel.control.instants import read_instant
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_id
 from tidewheel.schedules.cron_parser import uses_hash

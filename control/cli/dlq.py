@@ -32,7 +32,8 @@ from tidewheel.control.cli.output import (
 from tidewheel.control.cli.redrives import follow_redrive, print_redrive
 from tidewheel.control.cli.run_format import attempt_facts, attempt_row, retry_chain_facts
 from tidewheel.control.cli.tables import Cell, cell_text
-from tidewheel.control.cli.time_options import After, Tz, place_text, read_instant, read_place
+from tidewheel.control.cli.time_options import After, Tz, place_text, read_place
+from tidewheel.control.instants import read_instant
 from tidewheel.control.reads import dead_letters as read
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse

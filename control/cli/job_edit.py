@@ -22,10 +22,11 @@ from tidewheel.control.cli.options import (
     with_options,
 )
 from tidewheel.control.cli.output import Output, OutputOption, print_result
-from tidewheel.control.cli.time_options import Tz, read_duration, read_instant, utc_and_local
+from tidewheel.control.cli.time_options import Tz, read_duration, utc_and_local
 from tidewheel.control.cli.waiting import Wait, print_ended_run, wait_for_run
 from tidewheel.control.client.enqueue import TriggerOptions
 from tidewheel.control.client.results import Job
+from tidewheel.control.instants import read_instant
 from tidewheel.control.reads import jobs as read
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.waits import read_lack

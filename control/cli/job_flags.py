@@ -13,7 +13,7 @@ import typer
 
 from tidewheel.control.cli.job_files import read_bytes
 from tidewheel.control.cli.options import read_labels
-from tidewheel.control.cli.time_options import SECONDS, read_instant
+from tidewheel.control.instants import SECONDS, read_instant
 from tidewheel.errors import refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.schedule import CronSpec, ParentSpec, read_schedule

@@ -22,13 +22,14 @@ from tidewheel.control.cli.output import (
     wrapped,
 )
 from tidewheel.control.cli.tables import Cell, seconds_text
-from tidewheel.control.cli.time_options import Tz, read_duration, read_instant, rfc3339, utc_and_local
+from tidewheel.control.cli.time_options import Tz, read_duration, rfc3339, utc_and_local
 from tidewheel.control.explain import explain as explanations
 from tidewheel.control.explain import preview as previews
 from tidewheel.control.explain import recent
 from tidewheel.control.explain.explanation import AttemptFacts, Explanation, OccurrenceOutcome, WorkflowFacts
 from tidewheel.control.explain.preview import Preview
 from tidewheel.control.explain.upcoming import MAX_SHOWN, UpcomingOccurrence, upcoming
+from tidewheel.control.instants import read_instant
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.errors import UnknownJob, refuse
 from tidewheel.postgres.session import Conn

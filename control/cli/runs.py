@@ -39,8 +39,9 @@ from tidewheel.control.cli.output import (
     total_text,
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, place_facts, run_facts, run_row
-from tidewheel.control.cli.time_options import After, Tz, read_duration, read_instant
+from tidewheel.control.cli.time_options import After, Tz, read_duration
 from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_for_run
+from tidewheel.control.instants import read_instant
 from tidewheel.control.printable import printable_lines
 from tidewheel.control.reads import runs as read
 from tidewheel.control.reads.claim_message import claim_message

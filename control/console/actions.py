@@ -100,11 +100,13 @@ class Done:
         to: The address to go on to.
         words: The message of the next page.
         undo: The label and the address of the action that undoes it, which needs no field.
+        shown: A template and its values, shown at once in place of the address: for what is shown only once.
     """
 
     to: str
     words: str
     undo: tuple[str, str] | None = None
+    shown: tuple[str, Mapping[str, object]] | None = None
 
 
 class Action(Protocol):
@@ -152,7 +154,8 @@ class Actions:
         form = await read_form(request, getattr(action, "most_bytes", MOST_BYTES))
         check_form(request, form, self.door)
         found = await caller(request, SecurityScopes([action.scope]))
-        urls = self.door.renderer.urls(visitor(request, found))
+        seen = visitor(request, found)
+        urls = self.door.renderer.urls(seen)
 
         def do(connection: Connection) -> Done | Dialog:
             return action.act(connection, found, form, without_zone(request), urls)
@@ -163,6 +166,9 @@ class Actions:
             return await self._show(action, request, found, form, error.errors)
         if isinstance(done, Dialog):
             return self._page(request, found, done)
+        if done.shown is not None:
+            template, values = done.shown
+            return self.door.renderer.page(request, template, seen, values={**values, "place": ""})
         answer = self.door.renderer.guarded(RedirectResponse(done.to, HTTPStatus.SEE_OTHER))
         self.door.renderer.keep_done(request, answer, done.words, done.undo)
         return answer

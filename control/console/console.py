@@ -13,11 +13,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.answers import call
+from tidewheel.control.api.answers import call, encoded
 from tidewheel.control.api.callers import caller
 from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console import places
 from tidewheel.control.console.actions import Action, Actions, visitor
 from tidewheel.control.console.door import SIGN_IN, Door
 from tidewheel.control.console.forms import check_form, read_form
@@ -45,12 +46,14 @@ from tidewheel.control.console.runs import RunsPage
 from tidewheel.control.console.sign_in import COOKIE, LOOKS, ZONE_COOKIE
 from tidewheel.control.console.signing import SignInPage
 from tidewheel.control.console.slow import SlowPage
+from tidewheel.control.console.tenants import tenant_names
 from tidewheel.control.console.urls import local_path
 from tidewheel.control.console.versions import VersionsPage
-from tidewheel.control.console.view import Page, without_zone
+from tidewheel.control.console.view import Page, View, without_zone
 from tidewheel.control.console.words import zone_of
 from tidewheel.control.console.workflow import WorkflowPage
 from tidewheel.control.console.workflow_actions import CancelWorkflow, PauseWorkflow, ResumeWorkflow
+from tidewheel.control.doctor.kept import Doctor
 from tidewheel.settings.api import ApiSettings
 
 _YEAR_SECONDS = 365 * 86_400
@@ -68,6 +71,7 @@ class Console:
         live: The streams of pages.
         shards: The number of shards of the installation.
         settings: The archive, the brokers, and what the console is named.
+        doctor: The last diagnosis of this process.
     """
 
     reads: Workers
@@ -77,6 +81,7 @@ class Console:
     live: Live
     shards: int
     settings: ApiSettings
+    doctor: Doctor
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
@@ -92,6 +97,7 @@ class Console:
             "/runs/{run_id}": RunPage(self.settings),
             "/runs/{run_id}/lines": RunLines(),
             "/workflows/{root_run_id}": WorkflowPage(),
+            **places.pages(self.shards, self.doctor),
         }
         forms = JobForms(self.reads, self.writes, self.door)
         for path in ("/jobs/new", "/jobs/{ref}/edit"):  # before "/jobs/{ref}", which would take "new" for a key
@@ -116,6 +122,7 @@ class Console:
             "/workflows/{root_run_id}/pause": PauseWorkflow(),
             "/workflows/{root_run_id}/resume": ResumeWorkflow(),
             "/workflows/{root_run_id}/cancel": CancelWorkflow(),
+            **places.actions(self.doctor),
         }
         acting = Actions(self.reads, self.writes, self.door)
         for path, action in actions.items():
@@ -136,15 +143,20 @@ class Console:
 
     async def _show(self, page: Page, request: Request) -> Response:
         """Return a page, read and rendered on a thread."""
-        found = await caller(request, SecurityScopes([Scope.READ]))
+        found = await caller(request, SecurityScopes([getattr(page, "scope", Scope.READ)]))
         seen = visitor(request, found)
         urls = self.door.renderer.urls(seen)
 
         def made(connection: Connection) -> Response:
-            view = page.read(connection, found, without_zone(request), urls)
+            read = request if getattr(page, "reads_zone", False) else without_zone(request)
+            view: View = page.read(connection, found, read, urls)
             if view.moved_to is not None:
                 return self.door.renderer.guarded(RedirectResponse(view.moved_to, HTTPStatus.SEE_OTHER))
-            values = dict(view.values) | {"place": page.place}
+            if view.document is not None:
+                content = encoded(view.document)
+                return self.door.renderer.guarded(Response(content, view.status, media_type="application/json"))
+            tenants = tenant_names(connection) if found.all_tenants else ()
+            values: Mapping[str, object] = {**view.values, "place": page.place, "tenants": tenants}
             return self.door.renderer.page(request, page.template, seen, status=view.status, values=values)
 
         answer = await call(self.reads, found, made)

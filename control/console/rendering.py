@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, tzinfo
 from functools import cached_property
 from hashlib import sha256
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from tidewheel.control.console import json_view, words
+from tidewheel.control.console.lost import lost
 from tidewheel.control.console.sign_in import (
     DONE_COOKIE,
     FORM_COOKIE,
@@ -158,7 +160,11 @@ class Renderer:
         self, request: Request, problem: Mapping[str, Any], headers: Mapping[str, str], sign_in: SignIn | None
     ) -> Response:
         """Return a problem as a page in the frame of the others."""
-        visitor, values = Visitor(sign_in), {"problem": problem, "place": ""}
+        visitor = Visitor(sign_in)
+        values: Mapping[str, object] = {
+            "problem": problem, "place": "", "retry_after": headers.get("retry-after"),
+            "lost": lost(request.scope["path"]) if problem["status"] == HTTPStatus.NOT_FOUND else None,
+        }  # fmt: skip
         return self.page(request, "error.html", visitor, status=problem["status"], headers=headers, values=values)
 
     def file(self, digest: str, name: str) -> Response | None:

@@ -28,11 +28,13 @@ class View:
         values: By their names in the template.
         status: The HTTP status.
         moved_to: The address of the page, if the request has another one.
+        document: What is sent as JSON in place of a page.
     """
 
     values: Mapping[str, object]
     status: int = 200
     moved_to: str | None = None
+    document: object = None
 
 
 class Page(Protocol):

@@ -7,10 +7,13 @@ from datetime import UTC, datetime
 from psycopg.rows import class_row
 
 from tidewheel.api_keys import Scope
+from tidewheel.errors import UnknownApiKey
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
-_LIST_API_KEYS = Statements("tidewheel.control")["list_api_keys"]
+_SQL = Statements("tidewheel.control")
+_LIST_API_KEYS = _SQL["list_api_keys"]
+_SHOW_API_KEY = _SQL["show_api_key"]
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
 
 
@@ -56,6 +59,19 @@ class ApiKeyPage:
 
     keys: Sequence[ApiKeySummary]
     next: tuple[datetime, str] | None
+
+
+def show_api_key(connection: Conn, tenant: str | None, key_id: str) -> ApiKeySummary:
+    """Return a key of a tenant, or of any.
+
+    Raises:
+        UnknownApiKey: There is none.
+    """
+    with connection.cursor(row_factory=class_row(ApiKeySummary), binary=True) as cursor:
+        found = cursor.execute(_SHOW_API_KEY, {"tenant": tenant, "key_id": key_id}).fetchone()
+    if found is None:
+        raise UnknownApiKey(key_id)
+    return found
 
 
 def list_api_keys(

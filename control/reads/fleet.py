@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -11,10 +12,17 @@ from tidewheel.control.reads.waits import LEASE
 from tidewheel.membership import rendezvous
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.runs import OWNED
 
 _SQL = Statements("tidewheel.control")
 _LIST_EXECUTORS = _SQL["list_executors"]
 _LIST_SCHEDULERS = _SQL["list_schedulers"]
+
+_COUNT_RUNS_OF_EXECUTORS = _SQL["count_runs_of_executors"]
+_LIST_RUNS_OF_EXECUTOR = _SQL["list_runs_of_executor"]
+
+LOOKED_AT = 20_000
+"""Open runs that are looked at for those of an executor: some tens of milliseconds."""
 
 _FIRST = UUID(int=0)
 _TIMEOUT = timedelta(seconds=10)  # the default of TIDEWHEEL_MEMBER_TIMEOUT
@@ -68,6 +76,35 @@ def list_executors(connection: Conn, *, after: UUID | None = None, limit: int = 
     """Return a page of the executors, in the order of their ids."""
     with connection.cursor(row_factory=class_row(ExecutorSummary), binary=True) as cursor:
         return cursor.execute(_LIST_EXECUTORS, {"after": after or _FIRST, "limit": limit, "lease": LEASE}).fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class RunOfExecutor:
+    """A run whose attempt an executor has."""
+
+    run_id: UUID
+    key: str
+    job_id: UUID
+    tenant: str
+    state: str
+    attempt: int
+    started_at: datetime | None
+
+
+def count_runs(connection: Conn) -> dict[UUID, int]:
+    """Return the number of runs of each executor that has some, among the first open runs of all queues."""
+    rows = connection.execute(_COUNT_RUNS_OF_EXECUTORS, {"look": LOOKED_AT, "states": OWNED}, binary=True).fetchall()
+    return dict(cast("list[tuple[UUID, int]]", rows))
+
+
+def list_runs_of(connection: Conn, executor: ExecutorSummary, *, limit: int = 50) -> list[RunOfExecutor]:
+    """Return the runs that an executor has, among the first open runs of its queues."""
+    columns: dict[str, object] = {
+        "queues": list(executor.queues), "executor_id": executor.executor_id, "states": OWNED, "look": LOOKED_AT,
+        "limit": limit,
+    }  # fmt: skip
+    with connection.cursor(row_factory=class_row(RunOfExecutor), binary=True) as cursor:
+        return cursor.execute(_LIST_RUNS_OF_EXECUTOR, columns).fetchall()
 
 
 def list_shards(connection: Conn, shards: int) -> list[ShardOwner]:

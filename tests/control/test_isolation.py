@@ -70,14 +70,16 @@ _NOT_EXECUTED = {
         control: read_fleet_facts read_held_lanes read_intake_offsets read_queues read_services record_api_key_use
         control: add_deletion add_tenant cancel_tenant change_limits free_name revoke_keys_of take_tenant
         control: count_finished_runs count_open_runs count_tenant_jobs forget_job_room lock_tenant
-        control: read_tenant_periods set_tenant_period show_tenant find_outbox_rows""",
+        control: read_tenant_periods set_tenant_period show_tenant find_outbox_rows
+        control: count_runs_of_executors list_runs_of_executor""",
     "it runs in a caller's own transaction": """
         control: cancel_in_transaction enqueue_by_topic status_in_transaction""",
     "a task token names a run of any tenant": "intake: extend_deadlines lock_attempts read_final_states",
     "only services execute it": "intake: acquire_partition hold_deletions purge_replies store_offsets",
     "only pages of the console and their routes execute it": """
         control: find_job_key read_run_payload find_timeline_runs count_timeline_runs read_took_p95 read_versions_since
-        control: read_pauses read_recent_runs find_keys_near read_tenant_pulse read_run_pulses read_job_pulses""",
+        control: read_pauses read_recent_runs find_keys_near read_tenant_pulse read_run_pulses read_job_pulses
+        control: find_jobs_named find_keys_from show_api_key""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
         control: find_active_run find_active_run_at find_chain find_unfired oldest_day_of_runs read_able
         control: read_attempts_of read_job_error read_run_place show_failed_run

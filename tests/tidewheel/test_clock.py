@@ -23,7 +23,7 @@ PYTHON = {
     "control/cli/calendars.py": "which years of a calendar file a person means, without a database",
     "control/cli/cron.py": "explains an expression to a person, without a database",
     "control/cli/output.py": "shows a person how long ago an instant was",
-    "control/cli/time_options.py": "reads what a person writes, such as yesterday, before a database is known",
+    "control/instants.py": "reads what a person writes, such as yesterday, before a database is known",
     "control/supervise/log.py": "when a line of a service arrived, for people",
     "relay/loop.py": "begin of the spans of a trace, as other programs on this machine measure it",
     "tidewheel/process/spans.py": "begin and end of the spans of a trace",

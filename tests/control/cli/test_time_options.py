@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from tests.control.cli.command import NO_DATABASE, tidewheel
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.time_options import read_instant, rfc3339
+from tidewheel.control.cli.time_options import rfc3339
+from tidewheel.control.console.words import absolute, relative
+from tidewheel.control.instants import read_instant
 from tidewheel.errors import InvalidInput
 from tidewheel.jobs.values import format_duration
 
@@ -45,6 +47,16 @@ def test_other_text_is_refused_with_its_option(text: str) -> None:
         assert all(error.remedy for error in refused.errors)  # noqa: PT017
 
 
+@given(st.timedeltas(timedelta(days=-900), timedelta(days=900)).map(NOW.__add__))
+def test_an_instant_of_a_page_is_read_back(at: datetime) -> None:
+    """Both ways in which a page shows an instant, as exactly as it shows it."""
+    assert abs(read_instant(absolute(at), "--at", now=NOW) - at) < timedelta(milliseconds=1)
+    if (shown := relative(at, NOW)) != "now":
+        away = abs(at - NOW)
+        exact = timedelta(days=1) if at.year != NOW.year and away >= timedelta(days=1) else timedelta(minutes=1)
+        assert abs(read_instant(shown, "--at", now=NOW) - at) <= exact
+
+
 @pytest.mark.parametrize(
     ("text", "utc"),
     [
@@ -52,6 +64,13 @@ def test_other_text_is_refused_with_its_option(text: str) -> None:
         ("yesterday", "2026-03-27T23:00:00Z"),
         ("today", "2026-03-28T23:00:00Z"),
         ("tomorrow 09:30", "2026-03-30T07:30:00Z"),
+        ("1:30", "2026-03-29T00:30:00Z"),
+        ("Sun 03:30", "2026-03-29T01:30:00Z"),
+        ("monday 2:30:05", "2026-03-23T01:30:05Z"),
+        ("13 Nov 02:30", "2025-11-13T01:30:00Z"),
+        ("Sat 13 Jun 2026", "2026-06-12T22:00:00Z"),
+        ("Nov 13, 2026, 2:30", "2026-11-13T01:30:00Z"),
+        ("29 Feb", "2028-02-28T23:00:00Z"),
     ],
 )
 def test_a_named_day_is_one_of_the_zone(text: str, utc: str) -> None:
@@ -72,6 +91,21 @@ def test_unknown_zone_is_refused_also_where_no_time_needs_it(words: str) -> None
 def test_a_named_day_at_a_time_that_the_clock_skips_is_refused() -> None:
     with pytest.raises(InvalidInput, match="does not exist in Europe/Berlin"):
         read_instant("today 02:30", "--at", "Europe/Berlin", now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("2:30", "'2026-03-29T02:30' does not exist in Europe/Berlin (DST gap)"),
+        ("25:00", "'2026-03-29T25:00' is not a valid time (hour must be in 0..23)"),
+        ("30 Feb", "'30 Feb' is no day of the calendar"),
+        ("Mon 13 Nov 2026", "2026-11-13 is a Friday"),
+    ],
+)
+def test_a_day_that_names_no_instant_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read_instant(text, "--at", "Europe/Berlin", now=NOW)
+    assert [error.problem for error in refused.value.errors] == [problem]
 
 
 def test_a_wrong_time_names_the_forms() -> None:

@@ -7,11 +7,13 @@ makes the page's jobs and runs.
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from typing import LiteralString
 from uuid import UUID
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, begun, end, ending, requeue, submission, submit, trigger
+from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, RunState
 
@@ -66,6 +68,19 @@ PAGES: Mapping[str, str] = {
     "run-failed": "/runs/{failed}",
     "run-hostile": "/runs/{hostile}",
     "run-unknown": "/runs/unknown",
+    "ask": "/ask?q=hourly+at+21+Nov+10:00",
+    "ask-nothing": "/ask?q=hourli",
+    "fleet": "/fleet?executor={executor}",
+    "tenants": "/admin/tenants",
+    "tenant": "/admin/tenants/acme",
+    "limits": "/admin/tenants/acme/limits",
+    "tenant-delete": "/admin/tenants/acme/delete",
+    "keys": "/admin/keys",
+    "key-new": "/admin/new-key",
+    "audit": "/admin/audit",
+    "calendars": "/calendars",
+    "calendar": "/calendars/holidays?year=2026",
+    "calendar-edit": "/calendars/holidays/edit",
 }
 """Each page by a name: its path, with the ids of the seeds in braces."""
 
@@ -90,6 +105,7 @@ def seed(database: ClockedDatabase) -> Ids:
     _hard_text(database, ids)
     _waiting(database, ids)
     _on_the_axis(database)
+    _administered(database, ids)
     database.stop_clock(NOW)
     return ids
 
@@ -169,3 +185,38 @@ def _waiting(database: ClockedDatabase, ids: Ids) -> None:
     retried = begun(database, "slow")
     requeue(database, retried, AttemptOutcome.FAILED, timedelta(minutes=90))
     ids["retrying"], ids["queued"] = retried.run_id, trigger(database, "slow")
+
+
+def _administered(database: ClockedDatabase, ids: Ids) -> None:
+    with Client(database.url) as client:
+        client.tenants.create("acme", jobs=100, in_flight=5, triggers_per_second=2.5)
+        client.tenants.create("paused")
+        client.tenants.pause("paused", reason=HOSTILE[:60])
+        client.calendars.put("holidays", days=_HOLIDAYS, weekdays=["SAT", "SUN"], source="ministry, 2026")
+    apply_batch(database, *(submission(f"acme-{at:02}") | {"tenant": "acme"} for at in range(93)))
+    database.execute(_EXECUTORS)
+    ids["executor"] = database.value("SELECT executor_id FROM executors WHERE name LIKE 'host-1%'")
+    database.execute(_KEYS)
+
+
+_HOLIDAYS = ("2026-01-01", "2026-04-03", "2026-04-06", "2026-05-01", "2026-10-03", "2026-12-25", "2026-12-26")
+_EXECUTORS: LiteralString = """
+INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, last_heartbeat_at, started_at)
+VALUES ('00000000-0000-4000-8000-00000000000e', 'host-1:4711', '{default,reports}',
+        '{send-email,render-pdf,count-stock,tidy}', 4, '1 d',
+        tidewheel_now() - interval '1 s', tidewheel_now() - interval '5 h'),
+       ('00000000-0000-4000-8000-00000000000f', 'host-2:<b>17', '{default}', '{send-email}', 100, '1 d',
+        tidewheel_now() - interval '25 h', tidewheel_now() - interval '2 d')
+ON CONFLICT (executor_id) DO UPDATE
+   SET name = excluded.name, queues = excluded.queues, handlers = excluded.handlers, slots = excluded.slots,
+       lease = excluded.lease, last_heartbeat_at = excluded.last_heartbeat_at
+"""
+_KEYS: LiteralString = """
+INSERT INTO api_keys (key_id, tenant, name, secret_hash, scopes, rate, created_at, expires_at, last_used_at, revoked_at)
+SELECT key_id, tenant, name, sha256('secret'), scopes::text[], rate, tidewheel_now() - age, tidewheel_now() + rest,
+       tidewheel_now() - used, tidewheel_now() - gone
+  FROM (VALUES ('aaaaaaaaaa', '*', 'ops', '{admin}', NULL, interval '90 d', NULL, interval '3 min', NULL),
+               ('bbbbbbbbbb', 'acme', 'ci-deploy', '{read,write}', 5, '9 d', interval '80 d', NULL, NULL),
+               ('cccccccccc', 'default', repeat('long-', 40), '{read}', NULL, '4 d', NULL, NULL, interval '2 h'))
+    AS k (key_id, tenant, name, scopes, rate, age, rest, used, gone)
+"""

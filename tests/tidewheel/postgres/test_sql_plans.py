@@ -575,6 +575,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "add_counted_runs": {"key_id": 1, "runs": 1},
     "set_key_limit": {"is_prefix": False, "key": "key-1", "at_once": 1, "every_us": None, "burst": 1, "set_by": "test"},
     "list_key_limits": {"is_prefix": False, "after": "key-5", "limit": 51, "counted": 1000},
+    "find_keys_from": {"text": "job-5", "limit": 100},
     "list_keys_in_use": {"after": "key-5", "first": "", "last": chr(0x10FFFF), "limit": 51, "counted": 1000},
     "grow_batch": _BATCH | {"runs": 1},
     "find_batch_runs": _BATCH | {"refs": ["first"] * BATCH},
@@ -685,6 +686,7 @@ _HOT = {
         show_failed_run
         read_past_attempts list_dead_letters last_dead_letter_looked_at find_open_states
         list_blocked_keys read_blocked_key
+        find_jobs_named find_keys_from
         list_key_limits list_keys_in_use list_batches read_batch_runs read_run_edges
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
     """,

@@ -1,0 +1,87 @@
+"""The audit log: who changed what, when, by which door. Rows lead to what they are about."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, ClassVar
+
+from pydantic import BeforeValidator
+from starlette.requests import Request
+
+from tidewheel.api_keys import Scope
+from tidewheel.audit import ALL_TENANTS
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.keys import AuditQuery
+from tidewheel.control.api.queries import Cursors, Whole
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.listing import list_view
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import View, page_now, read_filters
+from tidewheel.control.instants import read_instant
+from tidewheel.control.reads.audit_log import AuditEntry, AuditFilter, AuditPage, list_audit_log
+from tidewheel.ids import job_id
+from tidewheel.jobs.values import Instant
+
+_ACTIONS = (
+    "job.submit", "job.delete", "job.pause", "job.resume", "run.cancel", "run.retry", "freeze", "thaw", "calendar.put",
+    "tenant.limits", "key.create", "key.revoke",
+)  # fmt: skip
+"""Actions that the field proposes; every other one is found too."""
+
+
+def _instant(value: object) -> object:
+    return read_instant(value, "since", "UTC") if isinstance(value, str) else value
+
+
+class AuditFilters(AuditQuery):
+    """Filters of the page, which takes instants as people write them."""
+
+    since: Annotated[datetime, BeforeValidator(_instant)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLogPage:
+    """The audit log."""
+
+    template: ClassVar[str] = "audit.html"
+    place: ClassVar[str] = "admin"
+    scope: ClassVar[Scope] = Scope.ADMIN
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """List entries, the newest first: those of every tenant, unless the address names one."""
+        query, errors = read_filters(request, AuditFilters)
+        tenant = None if caller.all_tenants and "tenant" not in request.query_params else caller.tenant
+        fits: AuditFilter = {
+            "since": query.since, "until": query.until, "actor": query.actor, "object": query.object,
+            "action": query.action, "door": query.door,
+        }  # fmt: skip
+
+        def listed() -> tuple[AuditPage, str | None]:
+            cursors = Cursors.of_list("audit", query, tenant or ALL_TENANTS)
+            place = cursors.read(Instant, Whole)
+            after = None if place is None else (place[0], place[1])
+            with connection.snapshot(all_tenants=tenant is None) as reading:
+                page = list_audit_log(reading, tenant, after=after, limit=query.limit, **fits)
+            return page, cursors.write(*page.next or [None])
+
+        def rows(page: AuditPage) -> dict[str, object]:
+            return {"rows": [(each, _link(each, caller, urls)) for each in page.entries], "every": tenant is None}
+
+        now = page_now(connection)
+        found = list_view("audit", query, listed, errors=errors, now=now, urls=urls, of_page=rows)
+        return View({**found.values, "actions": _ACTIONS}, found.status)
+
+
+def _link(entry: AuditEntry, caller: Caller, urls: Urls) -> str | None:
+    """Return the address of what an entry is about; None if it has no page."""
+    kind, _, name = entry.object.partition("/")
+    tenant = entry.tenant if caller.all_tenants and entry.tenant != ALL_TENANTS else None
+    parts = {"tenant": tenant} if tenant else {}
+    if kind == "job" and name:
+        return urls.job(name, job_id(entry.tenant, name), **parts)
+    if kind == "run" and name:
+        return urls("run", run_id=name, **parts)
+    if kind == "calendar" and name:
+        return urls("calendar", name=name, **parts)
+    if kind == "tenant" and name:
+        return urls("tenant", name=name)
+    return urls("keys") if kind == "key" else None

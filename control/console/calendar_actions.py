@@ -1,0 +1,142 @@
+"""Actions on calendars: put one by days or by an iCalendar text, and delete one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from starlette.requests import Request
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.calendars import calendar_of_page
+from tidewheel.control.console.forms import Form
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import page_now
+from tidewheel.control.console.words import counted
+from tidewheel.control.ical import days_of
+from tidewheel.control.reads.calendars import CalendarDetail, list_calendars
+from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
+
+_MOST_BYTES = 1 << 20
+_ICS = "Events of an iCalendar text (.ics); repeats are followed ten years ahead."
+
+
+def _fields(found: CalendarDetail | None) -> Sequence[Field]:
+    days, weekdays = ("\n".join(map(str, found.days)), ", ".join(found.weekdays)) if found else ("", "")
+    source = (found.source or "") if found else ""
+    return (
+        Field("days", "Days", "long", days, "Such as 2026-12-25, one a line."),
+        Field("weekdays", "Weekdays", value=weekdays, help="Such as SAT, SUN."),
+        Field("ics", "iCalendar (optional)", "long", help=_ICS),
+        Field("source", "Source (optional)", value=source, help="Shown beside the days."),
+    )  # fmt: skip
+
+
+def _put(connection: Connection, form: Form, name: str) -> bool:
+    """Put a calendar; return False if it was so already.
+
+    Raises:
+        Refused: A field does not fit.
+    """
+    days = _words(form, "days")
+    if (ics := text_of(form, "ics")) is not None:
+        try:
+            found = days_of(ics.encode(), "ics", today=page_now(connection).date())
+        except Refused as error:
+            raise InvalidInput([FieldError("ics", each.problem, each.remedy) for each in error.errors]) from error
+        days += [str(day) for day in sorted(found.days)]
+    if not days and not _words(form, "weekdays"):
+        refuse("days", "a calendar needs a day", "write a day, a weekday, or an iCalendar text")
+    document = {
+        "type": "calendar.put", "name": name, "days": sorted(set(days)), "weekdays": _words(form, "weekdays"),
+        "source": text_of(form, "source"),
+    }  # fmt: skip
+    try:
+        return not connection.request(document, request_id_of(form)).unchanged
+    except Refused as error:
+        raise InvalidInput([_at_field(each) for each in error.errors]) from error
+
+
+def _at_field(error: FieldError) -> FieldError:
+    """Return an error at the field of the form: that of a day is one of the days."""
+    return FieldError(error.path.partition(".")[0], error.problem, error.remedy)
+
+
+def _words(form: Form, name: str) -> list[str]:
+    return form.get(name, "").replace(",", " ").split()
+
+
+@dataclass(frozen=True, slots=True)
+class NewCalendar:
+    """Create a calendar."""
+
+    scope: ClassVar[Scope] = Scope.WRITE
+    most_bytes: ClassVar[int] = _MOST_BYTES
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the fields of a calendar."""
+        name = Field("name", "Name", required=True, help="1 to 64 of a-z, 0-9, '.', '_' and '-'. Jobs name it.")
+        return Dialog(
+            "New calendar", "Create the calendar", urls("calendars"), place="jobs", keep="Create none",
+            will=("Jobs that name it do not fire on its days, or only then.",), fields=(name, *_fields(None)),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Create it."""
+        name = text_of(form, "name") or ""
+        with connection.snapshot() as reading:
+            names = {each.name for each in list_calendars(reading, caller.tenant)}
+        if name in names:
+            refuse("name", f"there is a calendar {name!r} already", "choose another name, or change that one")
+        _put(connection, form, name)
+        return Done(urls("calendar", name=name), f"Calendar {name} is created.")
+
+
+@dataclass(frozen=True, slots=True)
+class PutCalendar:
+    """Replace the days of a calendar."""
+
+    scope: ClassVar[Scope] = Scope.WRITE
+    most_bytes: ClassVar[int] = _MOST_BYTES
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return its days."""
+        found = calendar_of_page(connection, caller, request)
+        use = f"{counted(found.jobs, 'job')} that name it follow at once." if found.jobs else "No job names it."
+        return Dialog(
+            f"Change calendar {found.name}", "Save the days", urls("calendar", name=found.name), place="jobs",
+            will=(use,), stays=("Runs that exist stay.",), fields=_fields(found),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Replace them."""
+        name = str(request.path_params["name"])
+        changed = _put(connection, form, name)
+        words = f"Calendar {name} has the new days." if changed else f"Calendar {name} had these days already."
+        return Done(urls("calendar", name=name), words)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteCalendar:
+    """Delete a calendar that no job names."""
+
+    scope: ClassVar[Scope] = Scope.WRITE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what is deleted."""
+        found = calendar_of_page(connection, caller, request)
+        use = "No job names it."
+        if found.jobs:
+            use = f"{counted(found.jobs, 'job')} name it: it is refused until none does."
+        return Dialog(
+            f"Delete calendar {found.name}?", f"Delete {found.name}", urls("calendar", name=found.name), place="jobs",
+            will=(f"Its {counted(len(found.days), 'day')} are removed.", use), sample=found.keys[:5], danger=True,
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Delete it."""
+        name = str(request.path_params["name"])
+        connection.request({"type": "calendar.delete", "name": name}, request_id_of(form))
+        return Done(urls("calendars"), f"Calendar {name} is deleted.")

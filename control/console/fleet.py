@@ -1,0 +1,203 @@
+"""The fleet: who is alive, who is full, what doctor reports."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+from uuid import UUID
+
+from starlette.requests import Request
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.callers import Caller, ensure_all_tenants
+from tidewheel.control.api.queries import TenantQuery, Text, read_query
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.actions import Dialog, Done
+from tidewheel.control.console.forms import Form
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import Failed, View, page_now, part
+from tidewheel.control.console.words import counted
+from tidewheel.control.doctor.kept import Doctor
+from tidewheel.control.reads.fleet import (
+    ExecutorSummary,
+    RunOfExecutor,
+    ShardOwner,
+    count_runs,
+    list_executors,
+    list_runs_of,
+    list_shards,
+)
+from tidewheel.control.reads.status import FleetStatus, Service, read_status
+
+_EXECUTORS = 1000
+_ONE_BY_ONE = 50  # more executors are shown in groups, unusual ones first
+_WAIT_SECONDS = 10.0  # for the checks of doctor before the page is shown without them
+
+
+class FleetQuery(TenantQuery):
+    """The parts of the page's address.
+
+    Attributes:
+        executor: The executor whose runs are shown.
+        find: Only executors whose name, queue or handler is this.
+    """
+
+    executor: Text | None = None
+    find: Text | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An executor with its runs.
+
+    Args:
+        executor: The executor.
+        busy: How many of its slots have a run.
+        version: Its release; None for one in another language.
+        skew_seconds: Its clock minus the database's.
+        is_unusual: True if it is silent, stopping, full or of another release than most.
+    """
+
+    executor: ExecutorSummary
+    busy: int
+    version: str | None
+    skew_seconds: float | None
+    is_unusual: bool
+
+    @property
+    def share(self) -> int:
+        """Its busy slots in percent."""
+        return min(round(100 * self.busy / max(self.executor.slots, 1)), 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Executors of one release and the same queues."""
+
+    version: str | None
+    queues: tuple[str, ...]
+    executors: int
+    busy: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPage:
+    """The fleet.
+
+    Args:
+        shards: The number of shards.
+        doctor: The last diagnosis of this process.
+    """
+
+    shards: int
+    doctor: Doctor
+    template: ClassVar[str] = "fleet.html"
+    place: ClassVar[str] = "fleet"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read each part by itself, for a key of all tenants; the state of services needs the scope admin."""
+        del urls
+        ensure_all_tenants(caller, Scope.READ)
+        query, is_admin = read_query(request, FleetQuery), Scope.ADMIN in caller.scopes
+        now = page_now(connection)
+        fleet = part(lambda: self._status(connection)) if is_admin else None
+        services = fleet.services if isinstance(fleet, FleetStatus) else ()
+        shards = part(lambda: self._shards(connection))
+        rows = part(lambda: _rows(connection, services, query.find))
+        alone = () if isinstance(rows, Failed) else rows
+        groups = _groups(alone) if len(alone) > _ONE_BY_ONE and not query.find else ()
+        shown = [each for each in alone if each.is_unusual or not groups][:_ONE_BY_ONE]
+        opened = next((each for each in alone if str(each.executor.executor_id) == query.executor), None)
+        if opened is not None and opened not in shown:
+            shown.append(opened)
+        runs = part(lambda: _runs(connection, opened.executor)) if opened else ()
+        owned = Counter[str]() if isinstance(shards, Failed) else _owned(shards)
+        return View(
+            {
+                "now": now, "fleet": fleet, "rows": rows, "shown": shown, "groups": groups, "runs": runs,
+                "query": query, "opened": opened, "shards": shards, "shard_count": self.shards,
+                "owned": owned, "orphans": self.shards - owned.total(),
+                "services": [each for each in services if each.role != "executor"],
+                "diagnosis": self.doctor.last() if is_admin else None,
+            }
+        )  # fmt: skip
+
+    def _status(self, connection: Connection) -> FleetStatus:
+        with connection.snapshot(all_tenants=True) as reading:
+            return read_status(reading, self.shards)
+
+    def _shards(self, connection: Connection) -> list[ShardOwner]:
+        with connection.snapshot(all_tenants=True) as reading:
+            return list_shards(reading, self.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class RunDoctor:
+    """Run the checks of doctor.
+
+    Args:
+        doctor: The last diagnosis of this process.
+    """
+
+    doctor: Doctor
+    scope: ClassVar[Scope] = Scope.ADMIN
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what the checks do."""
+        ensure_all_tenants(caller)
+        return Dialog(
+            "Run the checks of doctor?", "Run the checks", urls("fleet"), place="fleet", keep="Run none",
+            will=("Twenty checks read PostgreSQL and Kafka, some seconds in all.",), stays=("They change nothing.",),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Run them."""
+        ensure_all_tenants(caller)
+        found = self.doctor.run(page_now(connection), _WAIT_SECONDS)
+        if found.is_running or found.report is None:
+            return Done(urls("fleet"), "The checks of doctor still run. Load this page again in a moment.")
+        return Done(urls("fleet"), f"doctor: {counted(len(found.report.findings), 'finding')}.")
+
+
+def _rows(connection: Connection, services: Sequence[Service], find: str | None) -> list[Row]:
+    with connection.snapshot(all_tenants=True) as reading:
+        executors, busy = list_executors(reading, limit=_EXECUTORS), count_runs(reading)
+    known = {each.process_id: each for each in services}
+    versions = Counter(each.version for each in services if each.role == "executor" and each.version)
+    usual = versions.most_common(1)[0][0] if versions else None
+    found = [_row(each, busy.get(each.executor_id, 0), known, usual) for each in executors if _fits(each, find)]
+    return sorted(found, key=lambda each: (not each.is_unusual, each.executor.name))
+
+
+def _row(each: ExecutorSummary, busy: int, known: dict[UUID, Service], usual: str | None) -> Row:
+    service = known.get(each.executor_id)
+    version = service.version if service else None
+    unusual = each.is_silent or each.stopping or busy >= each.slots or (version is not None and version != usual)
+    return Row(each, busy, version, service.skew_seconds if service else None, unusual)
+
+
+def _fits(each: ExecutorSummary, find: str | None) -> bool:
+    return find is None or find in {each.name, str(each.executor_id), *each.queues, *each.handlers}
+
+
+def _groups(rows: Sequence[Row]) -> list[Group]:
+    """Return the executors by release and queues, the largest group first."""
+    kinds: dict[tuple[str | None, tuple[str, ...]], list[Row]] = {}
+    for each in rows:
+        kinds.setdefault((each.version, tuple(sorted(each.executor.queues))), []).append(each)
+    made = [
+        Group(*kind, len(found), sum(each.busy for each in found), sum(each.executor.slots for each in found))
+        for kind, found in kinds.items()
+    ]
+    return sorted(made, key=lambda group: -group.executors)
+
+
+def _owned(shards: Sequence[ShardOwner]) -> Counter[str]:
+    """Return the number of shards of each scheduler, by its name."""
+    return Counter(each.owner.name for each in shards if each.owner is not None)
+
+
+def _runs(connection: Connection, executor: ExecutorSummary) -> list[RunOfExecutor]:
+    with connection.snapshot(all_tenants=True) as reading:
+        return list_runs_of(reading, executor)

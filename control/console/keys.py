@@ -1,0 +1,157 @@
+"""Keys of the HTTP API: the list, a new one, whose secret one page shows, and revocations."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from starlette.requests import Request
+
+from tidewheel.api_keys import PREFIX, Scope
+from tidewheel.audit import ALL_TENANTS
+from tidewheel.control.api.bearer import KEY
+from tidewheel.control.api.callers import Caller, ensure_all_tenants
+from tidewheel.control.api.keys import KeyBody
+from tidewheel.control.api.queries import Cursors, PageQuery, Text
+from tidewheel.control.client.api_keys import ApiKeys
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.actions import Dialog, Done, Field, text_of
+from tidewheel.control.console.forms import Form
+from tidewheel.control.console.listing import list_view
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import View, page_now, read_filters
+from tidewheel.control.console.words import relative
+from tidewheel.control.reads.api_keys import ApiKeyPage, ApiKeySummary, list_api_keys, show_api_key
+from tidewheel.errors import InvalidInput, UnknownApiKey
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.validation import validate
+from tidewheel.jobs.values import Instant
+
+_SCOPES = {
+    Scope.READ: "look at jobs, runs and pages",
+    Scope.WRITE: "submit, change and delete jobs",
+    Scope.OPERATE: "pause, trigger, cancel, retry, freeze",
+    Scope.ADMIN: "all of these, tenants, keys and the audit log",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KeysPage:
+    """The list of keys."""
+
+    template: ClassVar[str] = "keys.html"
+    place: ClassVar[str] = "admin"
+    scope: ClassVar[Scope] = Scope.ADMIN
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """List keys, the newest first: those of every tenant, unless the address names one."""
+        query, errors = read_filters(request, PageQuery)
+        tenant = None if caller.all_tenants and "tenant" not in request.query_params else caller.tenant
+
+        def listed() -> tuple[ApiKeyPage, str | None]:
+            cursors = Cursors.of_list("keys", query, tenant or ALL_TENANTS)
+            place = cursors.read(Instant, Text)
+            after = None if place is None else (place[0], place[1])
+            with connection.snapshot(all_tenants=tenant is None) as reading:
+                page = list_api_keys(reading, tenant, after=after, limit=query.limit)
+            return page, cursors.write(*page.next or [None])
+
+        now = page_now(connection)
+
+        def about(page: ApiKeyPage) -> dict[str, object]:
+            return {"rows": page.keys, "own": _own(request), "prefix": PREFIX, "every": tenant is None}
+
+        return list_view("keys", query, listed, errors=errors, now=now, urls=urls, of_page=about)
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """Create a key. Its secret is in the answer alone: no cookie, no address and no later page has it."""
+
+    scope: ClassVar[Scope] = Scope.ADMIN
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the fields of a key."""
+        whose = f"tenant {caller.tenant}"
+        everywhere = [Field("all_tenants", "Of all tenants", "check", help=f"Else it is one of {whose}.")]
+        return Dialog(
+            "New key", "Create the key", urls("keys"), place="admin", keep="Create none",
+            will=("The next page shows the key once.",),
+            fields=(
+                Field("name", "Name", required=True, help="Shown in lists and in the audit log."),
+                *(Field(each, each, "check", help=words) for each, words in _SCOPES.items()),
+                *(everywhere if caller.all_tenants else ()),
+                Field("lifetime", "Expires after (optional)", help="Such as 90d."),
+                Field("rate", "Requests a second (optional)", "number", help="By default the setting of the API."),
+            ),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Create it."""
+        body = _body(form)
+        if body.all_tenants:
+            ensure_all_tenants(caller)
+        made = ApiKeys(connection).create(
+            body.name, body.scopes, all_tenants=body.all_tenants, lifetime=body.lifetime, rate=body.rate
+        )
+        return Done(urls("keys"), "", shown=("key.html", {"secret": made.key, "made": made.summary}))
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeKey:
+    """Revoke a key."""
+
+    scope: ClassVar[Scope] = Scope.ADMIN
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what a revocation ends."""
+        key = _shown(connection, caller, request)
+        used = "It was never used."
+        if key.last_used_at is not None:
+            used = f"It was last used {relative(key.last_used_at, page_now(connection))}."
+        own = ("This console is signed in by it: this sign-in ends too.",) if key.key_id == _own(request) else ()
+        return Dialog(
+            f"Revoke key {key.name}?", f"Revoke {key.name}", urls("keys"), place="admin", danger=True,
+            will=("Its requests are refused, and its sign-ins end, from the next second on.", *own, used),
+            stays=("What it has changed stays. Nothing gives it back: create another key.",), keep="Keep it",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Revoke it."""
+        key = _shown(connection, caller, request)
+        changed = ApiKeys(connection).revoke(key.key_id, all_tenants=caller.all_tenants)
+        return Done(urls("keys"), f"Key {key.name} is revoked." if changed else f"Key {key.name} was revoked before.")
+
+
+def _own(request: Request) -> str | None:
+    """Return the id of the key by which this page was opened."""
+    key = request.scope.get(KEY)
+    return key.key_id if key else None
+
+
+def _shown(connection: Connection, caller: Caller, request: Request) -> ApiKeySummary:
+    """Return the key of the address; one of another tenant is unknown."""
+    key_id = str(request.path_params["key_id"])
+    if not (key_id.isascii() and key_id.isalnum()):
+        raise UnknownApiKey(key_id[:40])
+    with connection.snapshot(all_tenants=caller.all_tenants) as reading:
+        return show_api_key(reading, None if caller.all_tenants else caller.tenant, key_id)
+
+
+def _body(form: Form) -> KeyBody:
+    """Return the key that a form describes.
+
+    Raises:
+        InvalidInput: A field does not fit.
+    """
+    rate, lifetime = text_of(form, "rate"), text_of(form, "lifetime")
+    given: dict[str, object] = {
+        "name": form.get("name", "").strip(), "scopes": [str(each) for each in _SCOPES if text_of(form, each)],
+        "all_tenants": text_of(form, "all_tenants") is not None,
+    }  # fmt: skip
+    try:
+        given |= {"rate": float(rate)} if rate else {}
+    except ValueError:
+        given["rate"] = rate
+    try:
+        return validate(KeyBody, given | ({"lifetime": lifetime} if lifetime else {}))
+    except InvalidValue as invalid:
+        raise InvalidInput(invalid.errors) from invalid

@@ -1,0 +1,198 @@
+"""Actions on tenants: create, limits, pause, resume, delete."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from starlette.requests import Request
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.callers import Caller, ensure_all_tenants
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.tenants import Tenants
+from tidewheel.control.console.actions import Dialog, Done, Field, text_of
+from tidewheel.control.console.forms import Form
+from tidewheel.control.console.tenants import gauges, named_tenant
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import part
+from tidewheel.control.console.words import number
+from tidewheel.control.reads.tenants import TenantSummary, TenantUsage
+from tidewheel.errors import FieldError, InvalidInput, refuse
+
+_HELP = {
+    "jobs": "More are refused.",
+    "in_flight": "Runs that may be active at once; more wait.",
+    "triggers_per_second": "More become due later.",
+    "payload_bytes": "A larger payload is refused.",
+    "weight": "The runs that leave in each of its turns while a queue is held back, 1 to 100.",
+}
+
+
+def _fields(tenant: TenantSummary | None, usage: TenantUsage | None) -> Sequence[Field]:
+    """Return a field for each limit, with what is used."""
+    if tenant is None:
+        return tuple(Field(name, name, "number", "", text) for name, text in _HELP.items())
+    made: list[Field] = []
+    for each in gauges(tenant, usage):
+        used = "" if each.used is None else f" Now {number(each.used.count, at_least=each.used.at_least)}."
+        value = "" if each.limit is None else f"{each.limit:.10g}"
+        made.append(Field(each.name, each.name, "number", value, _HELP[each.name] + used))
+    return tuple(made)
+
+
+def _limits(form: Form) -> dict[str, Any]:
+    """Return the limits that were typed; an empty one is lifted.
+
+    Raises:
+        InvalidInput: A text is no number.
+    """
+    found: dict[str, Any] = {}
+    wrong: list[FieldError] = []
+    for name in _HELP:
+        text = text_of(form, name)
+        try:
+            value = None if text is None else float(text.replace(",", ""))
+            whole = value is not None and value.is_integer()
+            found[name] = int(value) if whole and value is not None else value
+        except (ValueError, OverflowError):
+            wrong.append(FieldError(name, f"{text!r} is not a number", "write digits, or nothing for no limit"))
+    if wrong:
+        raise InvalidInput(wrong)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class NewTenant:
+    """Create a tenant."""
+
+    scope: ClassVar[Scope] = Scope.ADMIN
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the fields of a tenant."""
+        ensure_all_tenants(caller)
+        name = Field("tenant", "Name", required=True, help="1 to 63 of a-z, 0-9, '.', '_' and '-'.")
+        return Dialog(
+            "New tenant", "Create the tenant", urls("tenants"), place="admin", keep="Create none",
+            will=("An empty limit is no bound.",), fields=(name, *_fields(None, None)),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Create it."""
+        ensure_all_tenants(caller)
+        name = text_of(form, "tenant") or ""
+        if not Tenants(connection).create(name, **_limits(form)):
+            refuse("tenant", f"there is a tenant {name!r} already", "choose another name, or change its limits")
+        return Done(urls("tenant", name=name), f"Tenant {name} is created.")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitTenant:
+    """Change the limits of a tenant."""
+
+    scope: ClassVar[Scope] = Scope.ADMIN
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return the limits beside the usage."""
+        ensure_all_tenants(caller)
+        name, tenants = named_tenant(request, caller), Tenants(connection)
+        tenant, usage = tenants.get(name), part(lambda: tenants.usage(name))
+        return Dialog(
+            f"Limits of {name}", "Set the limits", urls("tenant", name=name), place="admin",
+            will=("They hold from now on. An empty limit is no bound.",), stays=("Runs under way go on.",),
+            fields=_fields(tenant, usage if isinstance(usage, TenantUsage) else None),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Change them."""
+        ensure_all_tenants(caller)
+        name = named_tenant(request, caller)
+        changed = Tenants(connection).limit(name, **_limits(form))
+        words = f"Limits of {name} are set." if changed else f"Limits of {name} are as before."
+        return Done(urls("tenant", name=name), words)
+
+
+@dataclass(frozen=True, slots=True)
+class PauseTenant:
+    """Start no run of a tenant until it is resumed."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what a pause stops."""
+        name = named_tenant(request, caller)
+        usage = Tenants(connection).usage(name)
+        waiting = number(usage.waiting.count, at_least=usage.waiting.at_least)
+        active = number(usage.in_flight.count, at_least=usage.in_flight.at_least)
+        return Dialog(
+            f"Pause tenant {name}?", f"Pause {name}", urls("tenant", name=name), place="admin",
+            will=(f"No run of it starts: {waiting} wait.", "Due occurrences are handled by on_resume of each job."),
+            stays=(f"Active runs go on: {active}.",),
+            fields=(Field("reason", "Reason (optional)", help="Stored with the pause and in the audit log."),),
+            keep="Keep it active",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Pause it."""
+        name = named_tenant(request, caller)
+        changed = Tenants(connection).pause(name, reason=text_of(form, "reason"))
+        words = f"Tenant {name} is paused." if changed else f"Tenant {name} was paused already."
+        return Done(urls("tenant", name=name), words, ("Resume", urls("tenant_resume", name=name)))
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeTenant:
+    """End the pause of a tenant."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what starts again."""
+        name = named_tenant(request, caller)
+        waiting = Tenants(connection).usage(name).waiting
+        return Dialog(
+            f"Resume tenant {name}?", f"Resume {name}", urls("tenant", name=name), place="admin",
+            will=(
+                f"Its runs start again: {number(waiting.count, at_least=waiting.at_least)} wait.",
+                "Occurrences that were due meanwhile are handled by on_resume of each job.",
+            ),
+            stays=("Jobs that are paused by themselves stay so.",), keep="Keep it paused",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Resume it."""
+        name = named_tenant(request, caller)
+        changed = Tenants(connection).resume(name)
+        words = f"Runs of {name} start again." if changed else f"Tenant {name} was not paused."
+        return Done(urls("tenant", name=name), words, ("Pause", urls("tenant_pause", name=name)))
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTenant:
+    """Delete a tenant with all that it has."""
+
+    scope: ClassVar[Scope] = Scope.ADMIN
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what a deletion removes."""
+        ensure_all_tenants(caller)
+        name = named_tenant(request, caller)
+        usage = Tenants(connection).usage(name)
+        jobs, runs = usage.jobs, usage.open_runs
+        return Dialog(
+            f"Delete tenant {name} with {number(jobs.count, at_least=jobs.at_least)} jobs?", f"Delete {name}",
+            urls("tenant", name=name), place="admin", danger=True, keep="Keep it",
+            will=(
+                f"Its {number(runs.count, at_least=runs.at_least)} open runs end, and its keys open nothing.",
+                "Then its jobs, runs, calendars and dead letters are removed. Nothing brings them back.",
+            ),
+            fields=(Field("typed", f"Type {name} to delete it", required=True),),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Delete it."""
+        ensure_all_tenants(caller)
+        name = named_tenant(request, caller)
+        if form.get("typed", "").strip() != name:
+            refuse("typed", "this is not its name", f"type {name}")
+        Tenants(connection).delete(name)
+        return Done(urls("tenant", name=name), f"Tenant {name} is being deleted.")

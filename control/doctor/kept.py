@@ -1,0 +1,67 @@
+"""The last diagnosis of a process: the checks run on request, on a thread of their own."""
+
+import threading
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tidewheel.control.doctor.check import Limits, Report
+from tidewheel.control.doctor.doctor import diagnose
+from tidewheel.settings.connections import Connections
+
+FRESH = timedelta(seconds=10)
+"""A younger diagnosis is not repeated: its checks read the server's own views, and ask the brokers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The last diagnosis.
+
+    Args:
+        report: Its findings; None before the first one has ended.
+        checked_at: When it began, by the database's clock.
+        is_running: True while checks run.
+    """
+
+    report: Report | None
+    checked_at: datetime | None
+    is_running: bool
+
+
+class Doctor:
+    """Runs the checks, one diagnosis at a time.
+
+    Args:
+        settings: The settings of this process.
+        limits: Those of the checks; by default those of `tidewheel doctor`.
+    """
+
+    def __init__(self, settings: Connections, limits: Limits | None = None) -> None:
+        self._settings, self._limits = settings, limits
+        self._lock = threading.Lock()
+        self._running: threading.Thread | None = None
+        self._last = Diagnosis(None, None, is_running=False)
+
+    def last(self) -> Diagnosis:
+        """Return the last diagnosis."""
+        with self._lock:
+            running = self._running is not None and self._running.is_alive()
+            return Diagnosis(self._last.report, self._last.checked_at, running)
+
+    def run(self, now: datetime, wait_seconds: float) -> Diagnosis:
+        """Begin a diagnosis unless one runs or is fresh, wait for its end, and return the last one."""
+        with self._lock:
+            fresh = self._last.checked_at is not None and now - self._last.checked_at < FRESH
+            if self._running is not None and not self._running.is_alive():
+                self._running = None
+            if self._running is None and not fresh:
+                self._running = threading.Thread(target=self._diagnose, args=(now,), name="doctor", daemon=True)
+                self._running.start()
+            running = self._running
+        if running is not None:
+            running.join(wait_seconds)
+        return self.last()
+
+    def _diagnose(self, now: datetime) -> None:
+        report = diagnose(self._settings, self._limits)
+        with self._lock:
+            self._last = Diagnosis(report, now, is_running=False)

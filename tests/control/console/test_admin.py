@@ -1,0 +1,216 @@
+"""Tenants, keys and the audit log by pages and forms: changes, refusals, scopes, a secret once."""
+
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import httpx
+import pytest
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.fixtures.database import Database
+from tests.transitions.acts import apply_batch, submission, submit
+from tidewheel.control.client.client import Client
+
+RIGHT_TO_LEFT = "\u05e9\u05dc\u05d5\u05dd"
+SECRET = re.compile(r'<input class="secret mono" readonly autofocus value="(tw_[^"]+)"')
+ADMIN_PAGES = ("/admin/tenants", "/admin/tenants/acme", "/admin/keys", "/admin/audit")
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    """A console that needs no key."""
+    with answering(database) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
+    """Open a dialog, fill it, and press its button."""
+    page = client.get(path)
+    assert page.status_code == HTTPStatus.OK, page.text
+    return client.post(path, data=fields_of(page) | fields)
+
+
+def changed(client: httpx.Client, path: str, **fields: str) -> str:
+    """Press the button of a dialog; return the page that it leads to."""
+    answer = posted(client, path, **fields)
+    assert answer.status_code == HTTPStatus.SEE_OTHER, answer.text
+    return client.get(answer.headers["location"]).text
+
+
+def refused(client: httpx.Client, path: str, **fields: str) -> str:
+    answer = posted(client, path, **fields)
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY, answer.text
+    return answer.text
+
+
+def test_tenant_is_created_limited_paused_resumed_and_deleted(pages: ApiClient) -> None:
+    page = changed(pages, "/admin/new-tenant", tenant="acme", jobs="100", in_flight="20")
+    assert "Tenant acme is created." in page
+    assert "0 of 100" in page
+    page = changed(pages, "/admin/tenants/acme/limits", jobs="", in_flight="40", triggers_per_second="2.5")
+    assert "Limits of acme are set." in page
+    assert "0 of 40" in page
+    assert "2.5 a second" in page
+    assert "0, no limit" in page
+    assert "paused" in changed(pages, "/admin/tenants/acme/pause", reason="audit")
+    assert "Resume…" in pages.get("/admin/tenants").text
+    assert "Runs of acme start again." in changed(pages, "/admin/tenants/acme/resume")
+    assert "this is not its name" in refused(pages, "/admin/tenants/acme/delete", typed="acm")
+    assert "deleting" in changed(pages, "/admin/tenants/acme/delete", typed="acme")
+    with Client(pages.database.url) as client:
+        log = {each.action: each for each in client.audit_log.list(all_tenants=True).entries}
+    assert {"tenant.create", "tenant.limits", "freeze", "thaw", "tenant.delete"} <= set(log)
+    assert {each.door for each in log.values()} == {"console"}
+
+
+def test_refused_limit_stands_at_its_field_with_what_was_typed(pages: ApiClient) -> None:
+    page = refused(pages, "/admin/tenants/default/limits", jobs="many", in_flight="0")
+    assert "&#39;many&#39; is not a number" in page
+    assert 'name="jobs" value="many"' in page
+    page = refused(pages, "/admin/tenants/default/limits", in_flight="0", weight="101")
+    assert "0 would refuse everything" in page
+    assert 'name="weight" value="101" inputmode="numeric" aria-invalid="true"' in page
+    assert "there is a tenant" in refused(pages, "/admin/new-tenant", tenant="default")
+    assert "is not a tenant name" in refused(pages, "/admin/new-tenant", tenant="<b>Acme")
+    assert "default cannot be deleted" in refused(pages, "/admin/tenants/default/delete", typed="default")
+    assert pages.get("/admin/tenants/unknown").status_code == HTTPStatus.NOT_FOUND
+    assert pages.get("/admin/tenants/%3Cb%3E").status_code == HTTPStatus.NOT_FOUND
+
+
+def test_pages_of_many_tenants_follow_each_other(pages: ApiClient) -> None:
+    pages.database.execute("INSERT INTO tenants (tenant) SELECT 'tenant-' || n FROM generate_series(100, 140) AS n")
+    seen: list[str] = []
+    path: str | None = "/admin/tenants"
+    while path:
+        page = pages.get(path).text
+        seen += re.findall(r'href="/admin/tenants/([^"/]+)"', page)
+        found = re.search(r'rel="next" href="([^"]+)"', page)
+        path = found[1].replace("&amp;", "&") if found else None
+    assert seen == ["default", *(f"tenant-{number}" for number in range(100, 141))]
+
+
+def test_secret_of_a_new_key_is_shown_once_and_opens_the_api(pages: ApiClient) -> None:
+    name = f"<script>{RIGHT_TO_LEFT}"
+    answer = posted(pages, "/admin/new-key", name=name, read="yes", write="yes", lifetime="90d", rate="5")
+    assert answer.status_code == HTTPStatus.OK
+    found = SECRET.search(answer.text)
+    assert found, answer.text
+    secret = found[1]
+    assert answer.headers["cache-control"] == "no-store"
+    assert secret not in str(answer.headers)
+    assert f"&lt;script&gt;{RIGHT_TO_LEFT}" in answer.text
+    for path in (*ADMIN_PAGES, "/", "/ask?q=tw"):
+        assert secret not in pages.get(path, follow_redirects=True).text
+    assert not any(secret in str(cookie.value) for cookie in pages.cookies.jar)
+    page = pages.get("/admin/keys").text
+    assert "read, write" in page
+    assert "<script>" not in page
+    assert "never used" in page
+
+
+def test_refused_key_keeps_what_was_typed(pages: ApiClient) -> None:
+    assert "scopes" in refused(pages, "/admin/new-key", name="ci")
+    page = refused(pages, "/admin/new-key", name="ci", admin="yes", lifetime="never", rate="fast")
+    assert 'name="lifetime" value="never"' in page
+    assert 'aria-invalid="true"' in page
+    assert "checked" in page
+    with Client(pages.database.url) as client:
+        assert client.api_keys.list(all_tenants=True).keys == ()
+
+
+def test_revoked_key_ends_the_sign_in_that_revoked_it(database: Database) -> None:
+    with console(database) as client:
+        signed_in(client, key_of(database, "admin", all_tenants=True))
+        page = client.get("/admin/keys").text
+        assert "this sign-in" in page
+        [path] = set(re.findall(r'href="(/admin/keys/[a-z0-9]+/revoke)"', page))
+        dialog = client.get(path)
+        assert "This console is signed in by it" in dialog.text
+        answer = client.post(path, data=fields_of(dialog))
+        assert answer.headers["location"] == "/admin/keys"
+        wait = client.get("/admin/keys")
+        while wait.status_code == HTTPStatus.OK:  # within a second
+            wait = client.get("/admin/keys")
+        assert wait.headers["location"] == "/sign-in?next=/admin/keys&ended=1"
+    with Client(database.url) as client:
+        assert client.api_keys.list(all_tenants=True).keys[0].revoked_at is not None
+
+
+def test_key_of_one_tenant_sees_its_own_alone(database: Database) -> None:
+    for name in ("acme", "rival"):
+        database.execute("INSERT INTO tenants (tenant) VALUES (%s)", (name,))
+        apply_batch(database, submission(f"job-of-{name}") | {"tenant": name})
+    key_of(database, "read", tenant="rival")
+    key_of(database, "read", all_tenants=True)
+    with Client(database.url, tenant="rival") as client:
+        [rival] = client.api_keys.list().keys
+    with console(database) as client:
+        signed_in(client, key_of(database, "admin", tenant="acme"))
+        page = client.get("/admin/tenants", follow_redirects=True)
+        assert page.url.path == "/admin/tenants/acme"
+        assert "Limits…" not in page.text
+        assert "Pause…" in page.text
+        for path in ("/admin/tenants/rival", "/admin/tenants/rival/pause", f"/admin/keys/{rival.key_id}/revoke"):
+            assert client.get(path).status_code == HTTPStatus.NOT_FOUND, path
+        for path in ("/admin/new-tenant", "/admin/tenants/acme/limits", "/admin/tenants/acme/delete", "/fleet"):
+            assert client.get(path).status_code == HTTPStatus.FORBIDDEN, path
+        keys = client.get("/admin/keys").text
+        assert rival.key_id not in keys
+        assert ">all</td>" not in keys
+        assert client.get("/admin/audit?tenant=rival").status_code == HTTPStatus.NOT_FOUND
+        log = client.get("/admin/audit").text
+        assert "job-of-acme" in log
+        assert "rival" not in log
+        assert "Of all tenants" not in client.get("/admin/new-key").text
+        token = fields_of(client.get("/admin/new-key"))
+        forged = client.post("/admin/new-key", data=token | {"name": "x", "read": "yes", "all_tenants": "yes"})
+        assert forged.status_code == HTTPStatus.FORBIDDEN
+
+
+def test_key_without_admin_sees_none_of_it(database: Database) -> None:
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    with console(database) as client:
+        signed_in(client, key_of(database, "read", "write", "operate", all_tenants=True))
+        page = client.get("/").text
+        assert 'href="/admin/tenants"' not in page
+        assert 'href="/fleet"' in page
+        for path in (*ADMIN_PAGES, "/admin/new-key", "/admin/new-tenant"):
+            answer = client.get(path)
+            assert answer.status_code == HTTPStatus.FORBIDDEN, path
+            assert "admin" in answer.text
+
+
+def test_audit_log_is_filtered_and_leads_to_what_was_changed(pages: ApiClient) -> None:
+    submit(pages.database, "a/b")
+    submit(pages.database, f"<b>{RIGHT_TO_LEFT}")
+    changed(pages, "/admin/new-tenant", tenant="acme")
+    with Client(pages.database.url) as client:
+        client.pause("a/b", reason="stock")
+    page = pages.get("/admin/audit").text
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    assert re.search(r'href="/jobs/id:[0-9a-f-]{36}\?tenant=default">', page) or 'href="/jobs/id:' in page
+    assert 'href="/admin/tenants/acme"' in page
+    one = pages.get("/admin/audit?object=job/a/b&action=job.pause").text
+    assert one.count("<tr>") == 2
+    assert "job.pause" in one
+    assert "No change fits the filters" in pages.get("/admin/audit?since=%2B5m&door=kafka").text
+    wrong = pages.get("/admin/audit?since=soon")
+    assert wrong.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "since" in wrong.text
+    first = pages.get("/admin/audit?limit=1&since=24h").text
+    following = re.search(r'rel="next" href="([^"]+)"', first)
+    assert following
+    assert pages.get(following[1].replace("&amp;", "&")).status_code == HTTPStatus.OK
+
+
+def test_tenant_is_chosen_in_the_top_bar_of_a_key_of_all_tenants(pages: ApiClient) -> None:
+    pages.database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    apply_batch(pages.database, submission("of-acme") | {"tenant": "acme"})
+    page = pages.get("/jobs?tenant=acme").text
+    assert "of-acme" in page
+    assert "<option selected>acme</option>" in page
+    assert "of-acme" not in pages.get("/jobs").text

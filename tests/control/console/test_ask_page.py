@@ -1,0 +1,67 @@
+"""The page of an answer, and the suggestions of the field."""
+
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import pytest
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import HTML
+from tests.fixtures.database import Database
+from tests.transitions.acts import submit, trigger
+
+DAILY = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    """A console that needs no key."""
+    with answering(database) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+def test_ids_and_keys_lead_to_their_pages(pages: ApiClient) -> None:
+    submit(pages.database, "a/b")
+    run = trigger(pages.database, "a/b")
+    for text, path in ((str(run), f"/runs/{run}"), ("a/b", "/jobs/id:")):
+        answer = pages.get("/ask", params={"q": text})
+        assert answer.status_code == HTTPStatus.SEE_OTHER
+        assert answer.headers["location"].startswith(path)
+
+
+def test_instant_of_a_job_is_explained_in_the_zone_that_is_named(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", schedule=DAILY)
+    page = pages.get("/ask", params={"q": "nightly at 1 Jan 2040 02:30", "tz": "Europe/Berlin"}).text
+    assert "read as" in page
+    assert "2040-01-01T01:30:00.000000Z" in page
+    assert "Scheduled." in page
+    assert 'href="/jobs/nightly"' in page
+    assert 'href="/ask?q=nightly+at+2040-01-02T01%3A30%3A00.000000Z"' in page
+    assert "2040-01-01T02:30:00.000000Z" in pages.get("/ask", params={"q": "nightly at 1 Jan 2040 02:30"}).text
+
+
+def test_what_is_not_understood_names_the_nearest_keys_and_three_examples(pages: ApiClient) -> None:
+    submit(pages.database, "nightly")
+    page = pages.get("/ask", params={"q": "<script>alert(1)</script>"})
+    assert page.status_code == HTTPStatus.OK
+    assert "<script>alert" not in page.text
+    assert page.text.count('href="/ask?q=') == 3
+    assert 'href="/jobs/nightly"' in pages.get("/ask", params={"q": "nightyl"}).text
+    assert "Ask for a run" in pages.get("/ask").text
+    assert pages.get("/ask", params={"q": "x" * 401}).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert pages.get("/ask", params={"q": "a\u0000"}).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+def test_suggestions_are_at_most_eight_with_their_addresses(pages: ApiClient) -> None:
+    for number in range(12):
+        submit(pages.database, f"job-{number:02}", schedule=DAILY)
+    answer = pages.get("/ask", params={"q": "job", "format": "json"})
+    assert answer.headers["content-type"] == "application/json"
+    found = answer.json()
+    assert found["kind"] == "matches"
+    assert [each["href"] for each in found["suggestions"]] == [f"/jobs/job-{number:02}" for number in range(8)]
+    exact = pages.get("/ask", params={"q": "job-03 at 2040-01-01 02:30", "format": "json"}).json()
+    assert exact["suggestions"][0]["kind"] == "occurrence"
+    assert exact["suggestions"][0]["words"]
+    assert exact["suggestions"][0]["href"].startswith("/ask?q=job-03+at+2040-01-01")

@@ -1,0 +1,94 @@
+"""Calendars by pages and forms: a year of days, an iCalendar text, errors at their fields, deletion."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime
+from http import HTTPStatus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import HTML, console, key_of, signed_in
+from tests.control.console.test_admin import changed, refused
+from tests.fixtures.database import Database
+from tests.transitions.acts import submit
+from tidewheel.control.console.calendars import months
+from tidewheel.control.reads.calendars import CalendarDetail
+
+ICS = "BEGIN:VCALENDAR\nBEGIN:VEVENT\nDTSTART;VALUE=DATE:20261225\nDTEND;VALUE=DATE:20261227\nEND:VEVENT\nEND:VCALENDAR"
+_AT = datetime(2026, 11, 20, tzinfo=UTC)
+_WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    """A console that needs no key."""
+    with answering(database) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+@given(
+    st.integers(1970, 2199), st.frozensets(st.dates(date(1970, 1, 1), date(2199, 12, 31)), max_size=20),
+    st.lists(st.sampled_from(_WEEKDAYS), unique=True),
+)  # fmt: skip
+def test_each_day_of_a_year_is_drawn_once_and_closed_as_the_calendar_has_it(
+    year: int, days: frozenset[date], weekdays: Sequence[str]
+) -> None:
+    found = CalendarDetail("c", 1, sorted(days), weekdays, 0, (), None, _AT)
+    drawn = {
+        date(year, number, day.number): day
+        for number, month in enumerate(months(found, year, date(year, 6, 1)), start=1)
+        for week in month.weeks
+        for day in week
+        if day is not None
+    }
+    assert len(drawn) == (date(year, 12, 31) - date(year, 1, 1)).days + 1
+    for each, day in drawn.items():
+        assert day.closed == (each in days or _WEEKDAYS[each.weekday()] in weekdays)
+        assert day.is_today == (each == date(year, 6, 1))
+
+
+def test_calendar_is_created_changed_and_deleted(pages: ApiClient) -> None:
+    assert "No calendar yet." in pages.get("/calendars").text
+    page = changed(
+        pages, "/new-calendar", name="holidays", days="2026-05-01, 2026-10-03", weekdays="SAT SUN", ics=ICS,
+        source="<b>ministry",
+    )  # fmt: skip
+    assert "4 days" in page
+    assert "&lt;b&gt;ministry" in page
+    assert "Calendar holidays is created." in page
+    year = pages.get("/calendars/holidays?year=2026").text
+    assert year.count('<td class="closed"') == 4
+    assert year.count('<td class="weekly"') == 102  # of 104, two are days of its own
+    submit(pages.database, "a/b", schedule={"cron": "0 9 * * *"}, exclude_calendars=["holidays"])
+    assert 'href="/jobs/id:' in pages.get("/calendars/holidays").text
+    assert "1 job" in refused(pages, "/calendars/holidays/delete")
+    page = changed(pages, "/calendars/holidays/edit", days="2027-01-01", weekdays="", ics="", source="")
+    assert "1 day<" in page
+    submit(pages.database, "a/b", schedule={"cron": "0 9 * * *"})
+    assert "Calendar holidays is deleted." in changed(pages, "/calendars/holidays/delete")
+    assert pages.get("/calendars/holidays").status_code == HTTPStatus.NOT_FOUND
+
+
+def test_errors_stand_at_their_fields_and_nothing_typed_is_lost(pages: ApiClient) -> None:
+    page = refused(pages, "/new-calendar", name="holidays", days="2026-02-30", weekdays="SAT", ics="")
+    assert "2026-02-30</textarea>" in page
+    assert "&#39;2026-02-30&#39; is not valid" in page
+    page = refused(pages, "/new-calendar", name="holidays", days="", weekdays="", ics="BEGIN:NOTHING")
+    assert "it is not an iCalendar file" in page or "it holds no event" in page
+    assert "BEGIN:NOTHING</textarea>" in page
+    assert "a calendar needs a day" in refused(pages, "/new-calendar", name="holidays")
+    assert 'aria-invalid="true"' in refused(pages, "/new-calendar", name="<Holidays>", days="2026-05-01")
+    changed(pages, "/new-calendar", name="new", days="2026-05-01")
+    assert "there is a calendar" in refused(pages, "/new-calendar", name="new", days="2026-05-02")
+    assert pages.get("/calendars/new?year=9999").status_code == HTTPStatus.OK
+
+
+def test_changes_need_the_scope_write(database: Database) -> None:
+    with console(database) as client:
+        signed_in(client, key_of(database, "read", "operate"))
+        assert "New calendar" not in client.get("/calendars").text
+        for path in ("/new-calendar", "/calendars/x/edit", "/calendars/x/delete"):
+            assert client.get(path).status_code == HTTPStatus.FORBIDDEN

@@ -1,0 +1,90 @@
+"""The fleet page: executors with their runs, groups, the checks of doctor."""
+
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import pytest
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.control.reads.test_waits import executor
+from tests.fixtures.database import Database
+from tests.transitions.acts import HANDLER, begun, submit
+from tidewheel.jobs.strict_json import as_object
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    """A console that needs no key."""
+    with answering(database) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+def test_fleet_without_executors_names_the_first_step(pages: ApiClient) -> None:
+    page = pages.get("/fleet").text
+    assert "tidewheel executor --handlers hello" in page
+    assert f"{pages.database.installation.shards} of {pages.database.installation.shards}" in page
+
+
+def test_executor_opens_to_the_runs_that_it_has(pages: ApiClient) -> None:
+    submit(pages.database, "<script>nightly")
+    started = begun(pages.database, "<script>nightly")
+    own = pages.database.value("SELECT executor_id FROM job_runs WHERE executor_id IS NOT NULL")
+    pages.database.execute(
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
+        " VALUES (%s, '<b>host-1', '{default}', '{send-email}', 4, tidewheel_now(), tidewheel_now())"
+        " ON CONFLICT (executor_id) DO UPDATE SET name = excluded.name, queues = excluded.queues, slots = 4",
+        (own,),
+    )
+    page = pages.get("/fleet").text
+    assert "1 of 4" in page
+    assert "&lt;b&gt;host-1" in page
+    assert str(started.run_id) not in page
+    opened = pages.get(f"/fleet?executor={own}").text
+    assert f'href="/runs/{started.run_id}"' in opened
+    assert "<script>nightly" not in opened
+    assert 'aria-expanded="true"' in opened
+
+
+def test_silent_executors_come_first_and_many_are_grouped(pages: ApiClient) -> None:
+    for _ in range(51):
+        executor(pages.database, HANDLER)
+    executor(pages.database, "other", queue="reports", silent="1 h")
+    page = pages.get("/fleet").text
+    assert "51 executors" in page
+    assert page.index("silent 1 h") > page.index("51 executors")
+    found = pages.get("/fleet?find=reports").text
+    assert "51 executors" not in found
+    assert "reports" in found
+
+
+def test_doctor_runs_on_request_and_the_page_keeps_its_findings(pages: ApiClient) -> None:
+    assert pages.get("/api/v1/doctor").json() == {"report": None, "checked_at": None, "is_running": False}
+    answer = pages.post("/fleet/doctor", data=fields_of(pages.get("/fleet")))
+    assert (answer.status_code, answer.headers["location"]) == (HTTPStatus.SEE_OTHER, "/fleet")
+    found = pages.post("/api/v1/doctor:run", json={}).json()
+    while found["is_running"]:
+        found = pages.post("/api/v1/doctor:run", json={}).json()
+    report = as_object(found["report"])
+    assert report is not None
+    assert "database" in str(report["passed"])
+    page = pages.get("/fleet").text
+    assert "Run doctor again" in page
+    assert "Nothing wrong: " in page
+    assert pages.get("/api/v1/doctor").json() == found
+
+
+def test_fleet_is_for_keys_of_all_tenants_and_doctor_for_admins(database: Database) -> None:
+    executor(database, HANDLER)
+    with console(database) as client:
+        signed_in(client, key_of(database, "read", all_tenants=True))
+        page = client.get("/fleet")
+        assert page.status_code == HTTPStatus.OK
+        assert HANDLER in page.text
+        assert "doctor" not in page.text
+        assert client.post("/fleet/doctor", data=fields_of(client.get("/"))).status_code == HTTPStatus.FORBIDDEN
+    with console(database) as client:
+        signed_in(client, key_of(database, "admin"))
+        assert client.get("/fleet").status_code == HTTPStatus.FORBIDDEN
+        assert client.get("/fleet/doctor").status_code == HTTPStatus.FORBIDDEN
