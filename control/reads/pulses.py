@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import LiteralString, cast
 from uuid import UUID
 
 from tidewheel.postgres.session import Conn
@@ -35,8 +35,11 @@ def read_pulses(connection: Conn, tenant: str, watched: Watched) -> Mapping[str,
     if watched.now:
         [(pulse,)] = connection.execute(_OF_TENANT, {"tenant": tenant}).fetchall()
         found["now"] = str(pulse)
-    for kind, statement, ids in (("run", _OF_RUNS, watched.runs), ("job", _OF_JOBS, watched.jobs)):
-        if ids:
-            rows = cast("list[tuple[UUID, str]]", connection.execute(statement, {"ids": list(ids)}).fetchall())
-            found |= {f"{kind}:{row_id}": pulse for row_id, pulse in rows}
-    return found
+    return found | _of(connection, "run", _OF_RUNS, watched.runs) | _of(connection, "job", _OF_JOBS, watched.jobs)
+
+
+def _of(connection: Conn, kind: str, statement: LiteralString, ids: Sequence[UUID]) -> dict[str, str]:
+    if not ids:
+        return {}
+    rows = cast("list[tuple[UUID, str]]", connection.execute(statement, {"ids": list(ids)}).fetchall())
+    return {f"{kind}:{row_id}": pulse for row_id, pulse in rows}
