@@ -662,29 +662,29 @@ SELECT r.run_id, r.parent_run_id, r.cause, r.state, r.created_at
  ORDER BY r.created_at, r.run_id
  LIMIT 1000
 
--- name: count_matching_runs
--- Returns the number of open runs that a cancellation would match now.
--- Index: job_runs_by_job if a job is given; otherwise all open runs are read. No lock.
-SELECT count(*)
-  FROM job_runs AS o
- WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s) AND (%(include_started)s OR o.attempt = 0)
-   AND (%(created_before)s::timestamptz IS NULL OR o.created_at <= %(created_before)s)
-   AND (%(job_id)s::uuid IS NULL OR o.job_id = %(job_id)s)
-   AND (%(queue)s::text IS NULL OR o.queue = %(queue)s)
-   AND (%(lane)s::text IS NULL OR o.lane = %(lane)s)
-   AND (%(handler)s::text IS NULL OR o.handler = %(handler)s)
-   AND (%(cause)s::text IS NULL OR o.cause = %(cause)s)
-   AND (%(labels)s::jsonb IS NULL
-        OR EXISTS (SELECT FROM jobs AS j WHERE j.job_id = o.job_id AND j.labels @> %(labels)s AND j.deleted_at IS NULL))
+-- part: cancellation_with_progress(c)
+-- A cancellation by filter, whose job is `j`.
+-- No index, no lock.
+c.id AS cancellation_id, j.key, coalesce(c.labels, '{}') AS labels, c.queue, c.lane, c.handler, c.cause, c.created_before,
+       c.include_started, coalesce(c.reason, c.created_by) AS reason, c.created_at, c.named_count, c.cancelled_count, c.finished_at
 
 -- name: read_cancellation
 -- Returns a cancellation by filter with its progress.
 -- Index: cancellations_pkey, jobs_pkey. No lock.
-SELECT c.id AS cancellation_id, j.key, coalesce(c.labels, '{}') AS labels, c.queue, c.lane, c.handler, c.cause, c.created_before,
-       c.include_started, coalesce(c.reason, c.created_by) AS reason, c.created_at, c.cancelled_count, c.finished_at
+SELECT {{cancellation_with_progress(c)}}
   FROM cancellations AS c
   LEFT JOIN jobs AS j ON j.job_id = c.job_id
  WHERE c.id = %(id)s AND c.tenant = %(tenant)s
+
+-- name: list_cancellations
+-- Returns a page of a tenant's cancellations by filter, the newest first.
+-- Index: cancellations_by_tenant, from its end; jobs_pkey. No lock.
+SELECT {{cancellation_with_progress(c)}}
+  FROM cancellations AS c
+  LEFT JOIN jobs AS j ON j.job_id = c.job_id
+ WHERE c.tenant = %(tenant)s AND c.id < %(before)s
+ ORDER BY c.id DESC
+ LIMIT %(limit)s
 
 -- part: letter_of_page(letter)
 -- True if a page looks at the letter: behind its cursor, and within the filters that an index serves.
@@ -742,6 +742,28 @@ SELECT "key", value FROM dead_letters WHERE id = %(id)s AND tenant = %(tenant)s
 -- No index: the table is read whole when the local stack starts. No lock.
 -- Why: runs of an old version may be open.
 SELECT DISTINCT queue FROM job_versions ORDER BY queue
+
+-- name: group_dead_letters
+-- Groups a tenant's newest dead letters by cause, the largest group first, and returns with each the number that was looked at.
+-- Index: dead_letters_by_tenant, walked backwards; failed_runs_pkey, jobs_pkey. No lock.
+WITH newest AS MATERIALIZED (
+    SELECT kind, run_id, job_id, created_at, redriven_at
+      FROM dead_letters
+     WHERE tenant = %(tenant)s AND created_at >= %(since)s
+     ORDER BY created_at DESC, id DESC
+     LIMIT %(look)s
+)
+SELECT g.kind, j.key, g.job_id, g.error_type, g.status, g.count, g.first_at, g.last_at, g.versions,
+       CASE WHEN j.deleted_at IS NULL THEN j.version END AS current_version, (SELECT count(*) FROM newest) AS looked_at
+  FROM (SELECT n.kind, n.job_id, f.error_type, f.state AS status, count(*) AS count, min(n.created_at) AS first_at,
+               max(n.created_at) AS last_at, coalesce(array_agg(DISTINCT f.job_version) FILTER (WHERE f.job_version IS NOT NULL), '{}') AS versions
+          FROM newest AS n
+          LEFT JOIN failed_runs AS f ON f.run_id = n.run_id
+         WHERE %(redriven)s::boolean IS NULL OR (n.redriven_at IS NOT NULL) = %(redriven)s
+         GROUP BY n.kind, n.job_id, f.error_type, f.state) AS g
+  LEFT JOIN jobs AS j ON j.job_id = g.job_id
+ ORDER BY g.count DESC, g.last_at DESC, g.job_id
+ LIMIT %(limit)s
 
 -- name: list_redrives
 -- Returns a tenant's redrives, the newest first.

@@ -29,6 +29,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Move, RunState
 from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.cancel_matches import LOOKED_AT, count_matches
 from tidewheel.transitions.cancel_signals import request_cancel
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
@@ -188,8 +189,6 @@ def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
     if labelled:
         columns: dict[str, object] = {"id": number, "tenant": received.tenant, "job_ids": labelled}
         connection.execute(_ADD_CANCELLED_JOBS, columns)
-    # As late as possible: no executor can claim from here to the commit.
-    block_claims(connection, [received])
     columns = {
         "id": number,
         "tenant": received.tenant,
@@ -199,9 +198,16 @@ def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
         "lane": request.lane,
         "handler": request.handler,
         "cause": request.cause,
-        "created_before": created_before or read_now(connection),
+        "created_before": created_before,
         "include_started": request.include_started,
         "reason": request.reason,
+    }
+    matched, at_least = count_matches(connection, columns)
+    # As late as possible: no executor can claim from here to the commit.
+    block_claims(connection, [received])
+    columns |= {
+        "created_before": created_before or read_now(connection),
+        "named_count": LOOKED_AT + 1 if at_least else matched,
     }
     connection.execute(_ADD_CANCELLATION, columns)
     return accepted(received, job_id=str(job) if job else None, cancellation_id=number)

@@ -438,10 +438,10 @@ SELECT pg_advisory_xact_lock(hashtext('tidewheel.claims'))
 -- name: add_cancellation
 -- Inserts a cancellation: from its commit on no claim takes the runs that it names. The scheduler ends them.
 -- Index: cancellations_pkey. Lock: the new row.
-INSERT INTO cancellations (id, tenant, job_id, labels, queue, lane, handler, cause, created_before, include_started, reason, created_by)
+INSERT INTO cancellations (id, tenant, job_id, labels, queue, lane, handler, cause, created_before, include_started, reason, created_by, named_count)
 OVERRIDING SYSTEM VALUE
 VALUES (%(id)s, %(tenant)s, %(job_id)s, %(labels)s, %(queue)s, %(lane)s, %(handler)s, %(cause)s, %(created_before)s, %(include_started)s,
-        %(reason)s, 'requested')
+        %(reason)s, 'requested', %(named_count)s)
 
 -- part: same_scope(freeze)
 -- True if the freeze is not thawed and has exactly this scope.

@@ -13,6 +13,7 @@ from tidewheel.control.api.ask import AskApi
 from tidewheel.control.api.backfills import BackfillsApi
 from tidewheel.control.api.batches import BatchesApi
 from tidewheel.control.api.bearer import Guard
+from tidewheel.control.api.cancellations import CancellationsApi
 from tidewheel.control.api.dead_letters import DeadLettersApi
 from tidewheel.control.api.doctor import DoctorApi
 from tidewheel.control.api.executors import ExecutorsApi
@@ -67,6 +68,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         WorkflowsApi(pools.reads, pools.writes),
         BackfillsApi(pools.reads, pools.writes),
         BatchesApi(pools.reads, pools.writes),
+        CancellationsApi(pools.reads, pools.writes),
         DeadLettersApi(pools.reads, pools.writes),
         FleetApi(pools.reads),
         TenantsApi(pools.reads, pools.writes),

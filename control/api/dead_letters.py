@@ -18,6 +18,7 @@ from tidewheel.control.api import examples
 from tidewheel.control.api.answers import LOCATION, accepted, answer, call
 from tidewheel.control.api.bodies import read_body
 from tidewheel.control.api.callers import Operator, Reader
+from tidewheel.control.api.cancellations import read_number
 from tidewheel.control.api.json_schemas import body_of, schema_of
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import (
@@ -35,6 +36,7 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import DeadLetters, RedriveResult
 from tidewheel.control.client.redrives import RedriveChange, Redrives
+from tidewheel.control.reads.dead_letter_groups import DeadLetterGroups
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary
 from tidewheel.control.reads.redrives import Redriving
 from tidewheel.errors import UnknownDeadLetter
@@ -71,6 +73,18 @@ class LettersQuery(PageQuery):
     lane: Literal["critical", "standard", "batch"] | None = None
     since: Instant | None = None
     until: Instant | None = None
+    redriven: Flag | None = None
+
+
+class GroupsQuery(TenantQuery):
+    """Filter of the groups of dead letters.
+
+    Attributes:
+        since: Created at this instant or later.
+        redriven: True for redriven ones only, false for all others.
+    """
+
+    since: Instant | None = None
     redriven: Flag | None = None
 
 
@@ -164,6 +178,8 @@ class DeadLettersApi:
         operate = partial(add_route, router, "POST", scope=Scope.OPERATE, query=TenantQuery)
         read(_LETTERS, self.list_dead_letters, query=LettersQuery, answer=DeadLettersPage,
              example=examples.DEAD_LETTERS)  # fmt: skip
+        read(f"{_LETTERS}/groups", self.group_dead_letters, query=GroupsQuery, answer=DeadLetterGroups,
+             example=examples.DEAD_LETTER_GROUPS)  # fmt: skip
         read(f"{_LETTERS}/{{number}}", self.get_dead_letter, query=TenantQuery, answer=_LETTER,
              example=examples.DEAD_LETTER)  # fmt: skip
         operate(f"{_LETTERS}:redrive", self.redrive_dead_letters, also=HTTPStatus.ACCEPTED, sets=LOCATION,
@@ -192,13 +208,19 @@ class DeadLettersApi:
 
         return await answer(self.reads, caller, read)
 
+    async def group_dead_letters(self, request: Request, caller: Reader) -> Response:
+        """Group the newest 10,000 dead letters by job, error type and final state, the largest group first."""
+        query = read_query(request, GroupsQuery)
+        return await answer(
+            self.reads, caller, lambda each: DeadLetters(each).groups(since=query.since, redriven=query.redriven)
+        )
+
     async def get_dead_letter(self, request: Request, caller: Reader) -> Response:
         """Return one dead letter, with its run, or with its message."""
         read_query(request, TenantQuery)
-        text = str(request.path_params["number"])
-        number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_LARGEST)) else 0
-        if not 1 <= number <= _LARGEST:
-            raise UnknownDeadLetter(number)
+        number = read_number(str(request.path_params["number"]))
+        if number is None:
+            raise UnknownDeadLetter(0)
 
         def read(connection: Connection) -> dict[str, Any]:
             found = DeadLetters(connection).get(number)

@@ -216,6 +216,17 @@ _LETTER: dict[str, Json] = {
     "redriven_at": None,
 }  # fmt: skip
 DEAD_LETTERS: Json = {"dead_letters": [_LETTER], "next_cursor": None, "total": 1, "at_least": False}
+DEAD_LETTER_GROUPS: Json = {"looked_at": 12, "at_least": False, "groups": [{
+    "kind": "run", "key": "nightly", "job_id": JOB_ID, "error_type": "TimeoutError", "status": "failed", "count": 12,
+    "first_at": _AT, "last_at": _NEXT, "versions": [2, 3], "current_version": 3,
+}]}  # fmt: skip
+CANCEL_RESULT: Json = {"cancellation_id": 88, "matched": 103442, "at_least": False}
+CANCELLATION: Json = {
+    "cancellation_id": 88, "key": "nightly", "labels": {}, "queue": None, "lane": None, "handler": None, "cause": None,
+    "created_before": _AT, "include_started": True, "reason": "wrong data", "created_at": _AT, "named_count": 103442,
+    "cancelled_count": 78120, "finished_at": None,
+}  # fmt: skip
+CANCELLATIONS: Json = {"cancellations": [CANCELLATION], "next_cursor": None}
 DEAD_LETTER: Json = {**_LETTER, "run": RUN, "message_key_base64": None, "message_value_base64": None}
 REDRIVE_ID = "3f2c6f6e-8a5d-4a44-8c7e-0d6f0d9a9c11"
 REDRIVE_RESULT: Json = {"redrive_id": REDRIVE_ID, "matched": 12, "at_least": False, "first": []}

@@ -28,6 +28,7 @@ from tidewheel.errors import (
     UnknownApiKey,
     UnknownBackfill,
     UnknownBatch,
+    UnknownCancellation,
     UnknownDeadLetter,
     UnknownExecutor,
     UnknownFreeze,
@@ -42,7 +43,7 @@ from tidewheel.jobs.validation import shown
 
 _UNKNOWN = (
     UnknownApiKey, UnknownBackfill, UnknownBatch, UnknownDeadLetter, UnknownExecutor, UnknownFreeze, UnknownJob,
-    UnknownRedrive, UnknownRun, UnknownTenant, UnknownWorkflow,
+    UnknownCancellation, UnknownRedrive, UnknownRun, UnknownTenant, UnknownWorkflow,
 )  # fmt: skip
 STATUSES: Mapping[str, HTTPStatus] = {
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -245,6 +245,9 @@ COMMANDS: Mapping[str, Command | Group] = {
         "Dead letters: failed runs, and messages that are not requests.",
         {
             "list": Command("dlq", "list_dead_letters", "List dead letters, the newest first."),
+            "groups": Command(
+                "dlq", "groups", "Group the newest dead letters by job, error and status, the largest group first."
+            ),
             "show": Command("dlq", "show", "Show a dead letter: attempts, errors, output and retry chain."),
             "redrive": Command(
                 "dlq", "redrive", "Redrive dead letters of runs, the oldest first; of messages with --kind message."

@@ -1,4 +1,4 @@
-"""`tidewheel dlq list | show | redrive | purge`: dead letters: failed runs, invalid messages."""
+"""`tidewheel dlq list | groups | show | redrive | purge`: dead letters: failed runs, invalid messages."""
 
 import re
 from base64 import b64encode
@@ -35,6 +35,7 @@ from tidewheel.control.cli.tables import Cell, cell_text
 from tidewheel.control.cli.time_options import After, Tz, place_text, read_place
 from tidewheel.control.instants import read_instant
 from tidewheel.control.reads import dead_letters as read
+from tidewheel.control.reads.dead_letter_groups import DeadLetterGroup, group_dead_letters
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
@@ -113,6 +114,29 @@ def list_dead_letters(
         typer.echo("no dead letters" if page.next_cursor is None else "none among the dead letters of this page")
     if page.next_cursor is not None:
         typer.echo(f"more: add --after {place_text(*page.next_cursor)}")
+
+
+def groups(
+    *,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Only those created at this time or later.")] = None,
+    redriven: IsRedriven = None,
+    timezone: Tz = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Group the newest dead letters by job, error and status, the largest group first."""
+    begin = read_instant(since, "--since", timezone) if since else None
+    with reading() as connection:
+        found = group_dead_letters(connection, tenant, since=begin, redriven=redriven)
+    if output is not Output.TEXT:
+        print_document(found, output)
+        return
+    if not found.groups:
+        typer.echo("no dead letters")
+        return
+    print_table(("dead letters", "job", "status", "error", "versions", "first", "last"), map(_group_row, found.groups))
+    if found.at_least:
+        typer.echo(f"of the newest {found.looked_at:,}")
 
 
 def show(
@@ -234,6 +258,12 @@ def _row(each: read.DeadLetterSummary) -> tuple[Cell, ...]:
         str(each.run_id or message),
         str(each.redriven_run_id) if each.redriven_run_id else republished,
     )
+
+
+def _group_row(each: DeadLetterGroup) -> tuple[Cell, ...]:
+    versions = ", ".join(map(str, each.versions))
+    status = each.status or "invalid message"
+    return f"{each.count:,}", each.key or "", status, each.error_type or "", versions, each.first_at, each.last_at
 
 
 def _facts(found: read.DeadLetterDetail, zone: str | None) -> Iterator[tuple[str, str | None]]:

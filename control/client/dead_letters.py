@@ -13,6 +13,7 @@ from typing import Unpack, cast
 from uuid import UUID, uuid4
 
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.dead_letter_groups import DeadLetterGroups, group_dead_letters
 from tidewheel.control.reads.dead_letters import (
     COUNTED,
     EARLIEST,
@@ -99,6 +100,16 @@ class DeadLetters:
         """
         with self._connection.snapshot() as connection:
             return list_dead_letters(connection, self._connection.tenant, filters, after=after, limit=limit)
+
+    def groups(self, *, since: datetime | None = None, redriven: bool | None = None) -> DeadLetterGroups:
+        """Group the newest 10,000 dead letters by job, error type and final state, the largest group first.
+
+        Args:
+            since: Only those created at this instant or later.
+            redriven: True for redriven ones only, False for all others.
+        """
+        with self._connection.snapshot() as connection:
+            return group_dead_letters(connection, self._connection.tenant, since=since, redriven=redriven)
 
     def get(self, number: int) -> DeadLetterDetail:
         """Return a dead letter, with its run's attempts and retry chain.

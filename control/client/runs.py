@@ -1,6 +1,7 @@
 """`client.runs`: list, read, wait for, cancel and retry runs, and read their output."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Unpack
 from uuid import UUID
@@ -12,7 +13,13 @@ from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.logs import LogFollower, LogPiece, read_logs
 from tidewheel.control.client.results import Run
-from tidewheel.control.reads.cancellations import CancelFilter, Cancellation, count_matching, show_cancellation
+from tidewheel.control.reads.cancellations import (
+    CancelFilter,
+    Cancellation,
+    cancellations,
+    count_matching,
+    show_cancellation,
+)
 from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.errors import UnknownRun
@@ -21,11 +28,27 @@ from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import RunsCancel
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
+from tidewheel.transitions.cancel_matches import LOOKED_AT
 
 _READ_RUN = Statements("tidewheel.control")["read_run"]
 
 FIRST_POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class CancelResult:
+    """Result of a request to cancel runs by a filter.
+
+    Args:
+        cancellation_id: The cancellation's id; None of a dry run.
+        matched: How many open runs match; counted to 250,000 open runs.
+        at_least: True if there may be more than `matched`.
+    """
+
+    cancellation_id: int | None
+    matched: int
+    at_least: bool
 
 
 class Runs:
@@ -168,6 +191,24 @@ class Runs:
         assert reply.cancellation_id is not None  # noqa: S101 - every accepted one has an id
         return reply.cancellation_id
 
+    def cancel_matching(
+        self, document: Mapping[str, object], request_id: str | None, *, dry_run: bool = False
+    ) -> CancelResult:
+        """Cancel all open runs that the filter of a `runs.cancel` document matches, or only count them.
+
+        Raises:
+            Refused: The filter would match every run, or it names something that does not exist.
+        """
+        if dry_run:
+            request = parse_request(drop_none({**document, "type": "runs.cancel", "tenant": self._connection.tenant}))
+            assert isinstance(request, RunsCancel)  # noqa: S101 - by its type
+            with self._connection.snapshot() as connection:
+                return CancelResult(None, *count_matching(connection, request, look=LOOKED_AT))
+        reply = self._connection.request({**document, "type": "runs.cancel"}, request_id)
+        assert reply.cancellation_id is not None  # noqa: S101 - every accepted one has an id
+        named = self.cancellation(reply.cancellation_id).named_count or 0
+        return CancelResult(reply.cancellation_id, min(named, LOOKED_AT), at_least=named > LOOKED_AT)
+
     def count(self, **filters: Unpack[CancelFilter]) -> int:
         """Count the open runs that `cancel_all` would cancel now.
 
@@ -178,7 +219,12 @@ class Runs:
         request = parse_request(drop_none({"type": "runs.cancel", "tenant": tenant, **filters}))
         assert isinstance(request, RunsCancel)  # noqa: S101 - by its type
         with self._connection.snapshot() as connection:
-            return count_matching(connection, request)
+            return count_matching(connection, request).matched
+
+    def cancellations(self, *, after: int | None = None, limit: int = 50) -> Sequence[Cancellation]:
+        """List cancellations by filter after one of them, the newest first."""
+        with self._connection.snapshot() as connection:
+            return cancellations(connection, self._connection.tenant, after=after, limit=limit)
 
     def cancellation(self, number: int) -> Cancellation:
         """Return the progress of a `cancel_all`.

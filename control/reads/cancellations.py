@@ -1,26 +1,39 @@
-"""Read cancellations by filter: the count of runs that match, and the progress of one."""
+"""Read cancellations by filter: how many runs match, those of a tenant, the progress of one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypedDict, cast
+from typing import NamedTuple, TypedDict
 
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from tidewheel.control.reads.job_position import read_job_position
+from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownCancellation
 from tidewheel.ids import job_id
 from tidewheel.jobs.requests import RunsCancel
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import OPEN, RunState
+from tidewheel.transitions.cancel_matches import count_matches
 
 _SQL = Statements("tidewheel.control")
-_COUNT_MATCHING_RUNS = _SQL["count_matching_runs"]
+_LIST_CANCELLATIONS = _SQL["list_cancellations"]
 _READ_CANCELLATION = _SQL["read_cancellation"]
 
-_STATES = sorted(OPEN - {RunState.CANCELLING})
+_LAST = 2**63 - 1
+
+
+class MatchingRuns(NamedTuple):
+    """The open runs that a cancellation would match.
+
+    Args:
+        matched: Their number.
+        at_least: True if there may be more.
+    """
+
+    matched: int
+    at_least: bool
 
 
 class CancelFilter(TypedDict, total=False):
@@ -65,6 +78,8 @@ class Cancellation:
         include_started: True if started runs are cancelled too.
         reason: The reason of the request.
         created_at: When it was accepted. From then on no claim takes a run that matches it.
+        named_count: How many runs matched at its acceptance; counted to 250,000, one more means that there may be more.
+            None for those of an earlier release, and of deleted jobs.
         cancelled_count: How many runs were ended so far, or received a request to stop.
         finished_at: When no matching run was left.
     """
@@ -80,12 +95,18 @@ class Cancellation:
     include_started: bool
     reason: str | None
     created_at: datetime
+    named_count: int | None
     cancelled_count: int
     finished_at: datetime | None
 
 
-def count_matching(connection: Conn, request: RunsCancel) -> int:
-    """Return the number of open runs that a cancellation would match now.
+def count_matching(connection: Conn, request: RunsCancel, *, look: int | None = None) -> MatchingRuns:
+    """Return how many open runs a cancellation would match now.
+
+    Args:
+        connection: Reads the rows.
+        request: The cancellation.
+        look: How many open runs to look at; None for all of them.
 
     Raises:
         UnknownJob: There is no such job and never was one.
@@ -102,10 +123,26 @@ def count_matching(connection: Conn, request: RunsCancel) -> int:
         "cause": request.cause,
         "created_before": request.created_before,
         "include_started": request.include_started,
-        "states": _STATES,
     }
-    row = connection.execute(_COUNT_MATCHING_RUNS, columns, binary=True).fetchone()
-    return cast("int", row[0]) if row else 0
+    return MatchingRuns(*count_matches(connection, columns, look))
+
+
+def cancellations(connection: Conn, tenant: str, *, after: int | None = None, limit: int = 50) -> list[Cancellation]:
+    """Return a page of a tenant's cancellations, the newest first.
+
+    Args:
+        connection: Reads the rows.
+        tenant: The tenant.
+        after: The last cancellation of the page before.
+        limit: How many at most.
+
+    Raises:
+        InvalidInput: There is no such tenant.
+    """
+    require_tenant(connection, tenant)
+    columns: dict[str, object] = {"tenant": tenant, "before": _LAST if after is None else after, "limit": limit}
+    with connection.cursor(row_factory=class_row(Cancellation), binary=True) as cursor:
+        return cursor.execute(_LIST_CANCELLATIONS, columns).fetchall()
 
 
 def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellation:

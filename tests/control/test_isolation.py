@@ -263,6 +263,8 @@ def _operate(client: Client) -> None:
     client.runs.count(key="job")
     number = client.runs.cancel_all(labels={"team": "a"})
     client.runs.cancellation(number)
+    client.runs.cancellations()
+    client.dead_letters.groups()
     client.release(everything=True)
     client.release("job")
     key = client.api_keys.create("ci", ["read"])

@@ -13,6 +13,28 @@ c.finished_at IS NULL
   AND (c.labels IS NULL
        OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = run.job_id))
 
+-- name: count_cancel_matches
+-- Returns how many of the first `look` open runs a cancellation would match now, and the number looked at; null: of all of them.
+-- Index: job_runs_by_job if a job is given, else job_runs_by_tenant; jobs_pkey for labels. No lock.
+SELECT count(*) FILTER (WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s) AND (%(include_started)s OR o.attempt = 0)
+           AND (%(created_before)s::timestamptz IS NULL OR o.created_at <= %(created_before)s)
+           AND (%(queue)s::text IS NULL OR o.queue = %(queue)s)
+           AND (%(lane)s::text IS NULL OR o.lane = %(lane)s)
+           AND (%(handler)s::text IS NULL OR o.handler = %(handler)s)
+           AND (%(cause)s::text IS NULL OR o.cause = %(cause)s)
+           AND (%(labels)s::jsonb IS NULL
+                OR EXISTS (SELECT FROM jobs AS j WHERE j.job_id = o.job_id AND j.labels @> %(labels)s AND j.deleted_at IS NULL))),
+       count(*)
+  FROM ((SELECT r.tenant, r.state, r.attempt, r.created_at, r.queue, r.lane, r.handler, r.cause, r.job_id
+           FROM job_runs AS r
+          WHERE r.job_id = %(job_id)s::uuid
+          LIMIT %(look)s::bigint)
+        UNION ALL
+        (SELECT r.tenant, r.state, r.attempt, r.created_at, r.queue, r.lane, r.handler, r.cause, r.job_id
+           FROM job_runs AS r
+          WHERE %(job_id)s::uuid IS NULL AND r.tenant = %(tenant)s AND r.shard >= 0
+          LIMIT %(look)s::bigint)) AS o
+
 -- part: no_cancel_pends(run)
 -- True unless the cancel of the open run was accepted while another transaction held it, and is applied soon.
 -- Index: pending_cancels_by_run, read only while there is such a cancel. No lock.

@@ -12,6 +12,7 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
 from tidewheel.control.reads import runs as reads
 from tidewheel.runs import RunState
+from tidewheel.scheduler.bulk_cancel import BulkCancel
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_another_tenants_rows_are_not_seen(client: httpx.Client, database: Datab
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     run_id, bad = trigger(database), failed(database)
     number = database.value("SELECT id FROM dead_letters WHERE run_id = %s", [bad])
-    for path in ("runs", "jobs", "dead-letters", "redrives"):
+    for path in ("runs", "jobs", "dead-letters", "redrives", "cancellations"):
         answer = answer_of(client.get(f"/api/v1/{path}?tenant=acme"))
         assert answer[path.replace("-", "_")] == []
     for path in (
@@ -153,6 +154,62 @@ def test_dead_letter_is_listed_shown_and_redriven_by_a_row(client: httpx.Client,
     assert answer_of(client.post(f"{path}:pause"))["status"] == "paused"
     assert answer_of(client.get(path))["matched_count"] == 1
     assert answer_of(client.post(f"{path}:cancel"))["status"] == "cancelled"
+
+
+def test_dead_letters_are_grouped_by_cause_with_the_versions_that_failed(
+    client: httpx.Client, database: Database
+) -> None:
+    for _ in range(2):
+        failed(database)
+    submit(database, retry={"max_attempts": 1}, labels={"team": "billing", "tier": "1"})
+    failed(database)
+    path = "/api/v1/dead-letters/groups"
+    found = answer_of(client.get(path))
+    [group] = found["groups"]
+    assert (found["looked_at"], found["at_least"], group["count"], group["kind"]) == (3, False, 3, "run")
+    assert (group["key"], group["status"], group["current_version"]) == ("job", "failed", max(group["versions"]))
+    assert len(group["versions"]) == 2
+    assert group["first_at"] <= group["last_at"]
+    assert answer_of(client.get(path, params={"redriven": "true"}))["groups"] == []
+    assert answer_of(client.get(path, params={"since": "2999-01-01T00:00:00Z"}))["groups"] == []
+
+
+def test_runs_are_cancelled_by_filter_with_a_dry_run_and_the_progress(client: httpx.Client, database: Database) -> None:
+    runs = {str(trigger(database)) for _ in range(3)}
+    path, body = "/api/v1/runs:cancel", {"key": "job", "reason": "wrong data"}
+    planned = answer_of(client.post(path, json={**body, "dry_run": True}))
+    assert (planned["cancellation_id"], planned["matched"], planned["at_least"]) == (None, 3, False)
+    assert answer_of(client.get("/api/v1/cancellations"))["cancellations"] == []
+    accepted = client.post(path, json=body, headers={"Idempotency-Key": "once"})
+    assert accepted.status_code == HTTPStatus.ACCEPTED
+    assert client.post(path, json=body, headers={"Idempotency-Key": "once"}).json() == accepted.json()
+    [listed] = answer_of(client.get("/api/v1/cancellations"))["cancellations"]
+    assert (listed["key"], listed["named_count"], listed["cancelled_count"]) == ("job", len(runs), 0)
+    assert answer_of(client.get(accepted.headers["location"])) == listed
+    cancelling = BulkCancel(database.session(), database.installation)
+    while database.value("SELECT count(*) FROM cancellations WHERE finished_at IS NULL"):
+        cancelling.step()
+    shown = answer_of(client.get(accepted.headers["location"]))
+    assert (shown["cancelled_count"], shown["reason"]) == (3, "wrong data")
+    assert shown["finished_at"]
+
+
+def test_bulk_cancel_refuses_what_names_every_run_and_pages_its_list(client: httpx.Client) -> None:
+    path = "/api/v1/runs:cancel"
+    assert refusal(client.post(path, json={}), HTTPStatus.UNPROCESSABLE_ENTITY)["errors"][0]["path"] == "key"
+    told = refusal(client.post(path, json={"key": "job", "dry_run": "yes"}), HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert told["errors"][0]["path"] == "dry_run"
+    made = [answer_of(client.post(path, json={"queue": f"q{n}"}))["cancellation_id"] for n in range(3)]
+    seen: list[int] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        given = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+        page = answer_of(client.get("/api/v1/cancellations", params=given))
+        seen += [each["cancellation_id"] for each in page["cancellations"]]
+        cursor = page["next_cursor"]
+    assert seen == made[::-1]
+    for number in ("0", "x", "99999999999999999999", "4711"):
+        refusal(client.get(f"/api/v1/cancellations/{number}"), HTTPStatus.NOT_FOUND)
 
 
 def test_fleet_is_listed(client: httpx.Client, database: Database) -> None:

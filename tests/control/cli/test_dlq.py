@@ -1,4 +1,4 @@
-"""`tidewheel dlq list | show | redrive | purge`, on a real database."""
+"""`tidewheel dlq list | groups | show | redrive | purge`, on a real database."""
 
 from uuid import UUID
 
@@ -45,6 +45,16 @@ def test_dead_letters_are_listed_by_filter_and_page(letters: Database) -> None:
     assert tidewheel(letters, "dlq", "list", "--redriven").lines == ["no dead letters"]
     [refusal] = tidewheel(letters, "dlq", "list", "--kind", "letter").refusals
     assert refusal.startswith("kind: 'letter' is not valid")
+
+
+def test_dead_letters_are_grouped_by_cause(letters: Database) -> None:
+    fail(letters)
+    first, *_ = json_output(letters, "dlq", "groups")["groups"]
+    assert (first["count"], first["key"], first["error_type"]) == (2, "job", "ValueError")
+    lines = tidewheel(letters, "dlq", "groups", "--not-redriven").lines
+    assert lines[1].split()[:4] == ["2", "job", "failed", "ValueError"]
+    assert any("invalid message" in line for line in lines)
+    assert tidewheel(letters, "dlq", "groups", "--redriven").lines == ["no dead letters"]
 
 
 def test_dead_letter_is_shown_whole(letters: Database) -> None:

@@ -14,6 +14,8 @@ from tidewheel.bench.history import BUSY_JOB, RARE, RARE_JOB, History, load_hist
 from tidewheel.control.reads.api_keys import list_api_keys
 from tidewheel.control.reads.audit_log import list_audit_log
 from tidewheel.control.reads.batches import batches
+from tidewheel.control.reads.cancellations import cancellations
+from tidewheel.control.reads.dead_letter_groups import group_dead_letters
 from tidewheel.control.reads.dead_letters import list_dead_letters
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.freezes import list_freezes
@@ -176,6 +178,8 @@ LISTS: dict[str, Callable[[Conn, str], object]] = {
     "/api/v1/dead-letters by kind": lambda connection, tenant: list_dead_letters(
         connection, tenant, {"kind": "message"}
     ),
+    "/api/v1/dead-letters/groups": lambda connection, tenant: group_dead_letters(connection, tenant, redriven=False),
+    "/api/v1/cancellations": lambda connection, tenant: cancellations(connection, tenant),
     "/api/v1/redrives": lambda connection, tenant: redrives(connection, tenant),
     "/api/v1/freezes": lambda connection, tenant: list_freezes(connection, tenant),
     "/api/v1/batches": lambda connection, tenant: batches(connection, tenant),
