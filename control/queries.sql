@@ -826,6 +826,33 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
  WHERE f.thawed_at IS NULL AND (f.tenant IS NULL OR f.tenant = %(tenant)s)
  ORDER BY f.id
 
+-- name: find_standing_freezes
+-- Returns the standing freezes of a tenant and of the fleet, the oldest first, without counts.
+-- No index: a row for each freeze that is not thawed, or not yet settled. No lock.
+SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, f.created_at AS since
+  FROM freezes AS f
+ WHERE f.thawed_at IS NULL AND (f.tenant IS NULL OR f.tenant = %(tenant)s)
+ ORDER BY f.id
+ LIMIT %(limit)s
+
+-- name: count_freezable
+-- Returns how many of the first `look` open runs of a scope wait to start and are under way, and the number looked at; null as the
+-- tenant means all tenants.
+-- Index: job_runs_by_tenant if a tenant is given; jobs_pkey for labels and keys. No lock.
+SELECT count(*) FILTER (WHERE o.named AND o.state = ANY (%(waiting)s)), count(*) FILTER (WHERE o.named AND o.state = ANY (%(under_way)s)), count(*)
+  FROM (SELECT r.state, (%(queue)s::text IS NULL OR r.queue = %(queue)s)
+               AND ((%(labels)s::jsonb IS NULL AND %(key_prefix)s::text IS NULL)
+                    OR EXISTS (SELECT FROM jobs AS j
+                                WHERE j.job_id = r.job_id AND (%(labels)s::jsonb IS NULL OR j.labels @> %(labels)s)
+                                  AND (%(key_prefix)s::text IS NULL OR starts_with(j.key, %(key_prefix)s)))) AS named
+          FROM ((SELECT t.state, t.queue, t.job_id FROM job_runs AS t
+                  WHERE t.tenant = %(tenant)s AND t.shard >= 0
+                  LIMIT %(look)s)
+                UNION ALL
+                (SELECT a.state, a.queue, a.job_id FROM job_runs AS a
+                  WHERE %(tenant)s::text IS NULL
+                  LIMIT %(look)s)) AS r) AS o
+
 -- name: find_freezes_of
 -- Returns the standing freezes that name a run of a job in a queue; null: in the queue of the job's current version.
 -- Index: freezes_pkey, frozen_jobs_pkey, jobs_pkey, job_versions_pkey. No lock.

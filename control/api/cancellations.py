@@ -27,7 +27,7 @@ from tidewheel.jobs.requests import RunsCancel
 _CANCELLATIONS = "/api/v1/cancellations"
 _LARGEST = 2**63 - 1
 
-_BODY: dict[str, Any] = dict(body_of(RunsCancel, without=IN_ADDRESS))
+_BODY: dict[str, Any] = body_of(RunsCancel, without=[name for name in IN_ADDRESS if name != "key"])
 _DRY_RUN = {"type": "boolean", "default": False, "description": "Only count the runs."}
 _BODY["properties"] = {**_BODY["properties"], "dry_run": _DRY_RUN}
 

@@ -22,6 +22,7 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.door import SIGN_IN, Door
 from tidewheel.control.console.forms import MOST_BYTES, Form, check_form, read_form
+from tidewheel.control.console.frozen import framed
 from tidewheel.control.console.rendering import Visitor
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import without_zone
@@ -165,7 +166,7 @@ class Actions:
         except Refused as error:
             return await self._show(action, request, found, form, error.errors)
         if isinstance(done, Dialog):
-            return self._page(request, found, done)
+            return self._page(request, seen, done)
         if done.shown is not None:
             template, values = done.shown
             return self.door.renderer.page(request, template, seen, values={**values, "place": ""})
@@ -182,17 +183,17 @@ class Actions:
         errors: Sequence[FieldError] = (),
     ) -> Response:
         def made(connection: Connection) -> Response:
-            urls = self.door.renderer.urls(visitor(request, found))
-            dialog = action.ask(connection, found, without_zone(request), urls)
+            seen = framed(connection, visitor(request, found))
+            dialog = action.ask(connection, found, without_zone(request), self.door.renderer.urls(seen))
             if form is None:
-                return self._page(request, found, dialog)
-            return self._page(request, found, dialog.refused(form, errors), HTTPStatus.UNPROCESSABLE_ENTITY)
+                return self._page(request, seen, dialog)
+            return self._page(request, seen, dialog.refused(form, errors), HTTPStatus.UNPROCESSABLE_ENTITY)
 
         return await call(self.reads, found, made)
 
-    def _page(self, request: Request, found: Caller, dialog: Dialog, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    def _page(self, request: Request, seen: Visitor, dialog: Dialog, status: HTTPStatus = HTTPStatus.OK) -> Response:
         values: Mapping[str, object] = {"dialog": dialog, "place": dialog.place}
-        return self.door.renderer.page(request, "dialog.html", visitor(request, found), status=status, values=values)
+        return self.door.renderer.page(request, "dialog.html", seen, status=status, values=values)
 
 
 def visitor(request: Request, found: Caller) -> Visitor:

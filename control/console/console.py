@@ -20,8 +20,14 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console import places
 from tidewheel.control.console.actions import Action, Actions, visitor
+from tidewheel.control.console.bulk import BulkPage, BulkWorkPage
+from tidewheel.control.console.bulk_actions import ChangeBulk
+from tidewheel.control.console.dead_letter_actions import PurgeLetters, RedriveLetters
+from tidewheel.control.console.dead_letters import DeadLetterOnePage, DeadLettersPage
 from tidewheel.control.console.door import SIGN_IN, Door
 from tidewheel.control.console.forms import check_form, read_form
+from tidewheel.control.console.freezing import ChooseFreezePage, FreezeScope, ThawScope
+from tidewheel.control.console.frozen import framed
 from tidewheel.control.console.job import JobPage
 from tidewheel.control.console.job_actions import PauseJob, ResumeJob
 from tidewheel.control.console.job_dialogs import (
@@ -37,6 +43,7 @@ from tidewheel.control.console.job_next import JobNextPage
 from tidewheel.control.console.job_settings import JobSettingsPage
 from tidewheel.control.console.jobs import JobsPage
 from tidewheel.control.console.live import Live
+from tidewheel.control.console.many_runs import CancelMatching, CancelRuns, RetryRuns
 from tidewheel.control.console.occurrence_actions import MoveOccurrence, SkipOccurrence, UnskipOccurrence
 from tidewheel.control.console.overview import OverviewPage
 from tidewheel.control.console.run import RunPage
@@ -98,13 +105,16 @@ class Console:
             "/runs/{run_id}/lines": RunLines(),
             "/workflows/{root_run_id}": WorkflowPage(),
             **places.pages(self.shards, self.doctor),
+            "/dead-letters": DeadLettersPage(),
+            "/dead-letters/{number}": DeadLetterOnePage(),
+            "/bulk": BulkPage(),
+            "/bulk/{kind}/{id}": BulkWorkPage(),
+            "/freeze": ChooseFreezePage(),
         }
         forms = JobForms(self.reads, self.writes, self.door)
         for path in ("/jobs/new", "/jobs/{ref}/edit"):  # before "/jobs/{ref}", which would take "new" for a key
             self._route(router, "GET", path, forms.show)
             self._route(router, "POST", path, forms.submit)
-        for path, page in pages.items():
-            self._route(router, "GET", path, partial(self._show, page))
         actions: Mapping[str, Action] = {
             "/jobs/{ref}/pause": PauseJob(),
             "/jobs/{ref}/resume": ResumeJob(),
@@ -123,12 +133,24 @@ class Console:
             "/workflows/{root_run_id}/resume": ResumeWorkflow(),
             "/workflows/{root_run_id}/cancel": CancelWorkflow(),
             **places.actions(self.doctor),
+            "/runs/cancel": CancelRuns(),
+            "/runs/retry": RetryRuns(),
+            "/runs/cancel-all": CancelMatching(),
+            "/dead-letters/redrive": RedriveLetters(),
+            "/dead-letters/purge": PurgeLetters(),
+            "/bulk/{kind}/{id}/pause": ChangeBulk("pause"),
+            "/bulk/{kind}/{id}/resume": ChangeBulk("resume"),
+            "/bulk/{kind}/{id}/cancel": ChangeBulk("cancel"),
+            "/freeze/scope": FreezeScope(),
+            "/thaw": ThawScope(),
         }
         acting = Actions(self.reads, self.writes, self.door)
         for path, action in actions.items():
             self._route(router, "GET", path, partial(acting.show, action))
             self._route(router, "POST", path, partial(acting.act, action))
         self._route(router, "GET", "/runs/{run_id}/log", RawLog(self.reads).get)
+        for path, page in pages.items():  # after the actions, some of whose addresses look like those of a run
+            self._route(router, "GET", path, partial(self._show, page))
         signing = SignInPage(self.door, self.keys, allows_plain_http=self.settings.console_plain_http)
         self._route(router, "GET", "/sign-in", signing.show)
         self._route(router, "POST", "/sign-in", signing.sign_in)
@@ -157,7 +179,8 @@ class Console:
                 return self.door.renderer.guarded(Response(content, view.status, media_type="application/json"))
             tenants = tenant_names(connection) if found.all_tenants else ()
             values: Mapping[str, object] = {**view.values, "place": page.place, "tenants": tenants}
-            return self.door.renderer.page(request, page.template, seen, status=view.status, values=values)
+            frame = framed(connection, seen)
+            return self.door.renderer.page(request, page.template, frame, status=view.status, values=values)
 
         answer = await call(self.reads, found, made)
         self._renew(request, answer)

@@ -1,6 +1,6 @@
 """Turn a template and its values into a page: the frame around it, its headers, its cookies."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, tzinfo
 from functools import cached_property
 from hashlib import sha256
@@ -25,6 +25,7 @@ from tidewheel.control.console.sign_in import (
     new_form_cookie,
 )
 from tidewheel.control.console.urls import Urls
+from tidewheel.control.reads.freezes import Freeze
 from tidewheel.settings.api import ApiSettings
 
 CONTENT_SECURITY_POLICY = (
@@ -67,6 +68,7 @@ class Visitor(NamedTuple):
         tenant: The tenant of the page.
         many: True if it may name other tenants.
         scopes: Its rights.
+        frozen: The freezes that it sees, each with the parts of the address of its thaw.
     """
 
     sign_in: SignIn | None = None
@@ -74,6 +76,7 @@ class Visitor(NamedTuple):
     tenant: str = "default"
     many: bool = False
     scopes: frozenset[str] = frozenset()
+    frozen: Sequence[tuple[Freeze, Mapping[str, object]]] = ()
 
     def can(self, scope: str) -> bool:
         """Return True if it has a scope: only then a page shows the actions that need it."""

@@ -12,6 +12,7 @@ from tidewheel.control.api.queries import Cursors
 from tidewheel.control.api.runs import RunsQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.listing import list_view
+from tidewheel.control.console.many_runs import matching_filters
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
@@ -55,4 +56,7 @@ class RunsPage:
                 page = list_runs(reading, caller.tenant, narrowed, after=after, limit=query.limit)
             return page, cursors.write(*(page.next_cursor.split("/") if page.next_cursor else [None]))
 
-        return list_view("runs", query, listed, errors=errors, now=now, urls=urls)
+        matching = matching_filters(query, is_narrowed=query.last is not None)
+        return list_view(
+            "runs", query, listed, errors=errors, now=now, urls=urls, of_page=lambda page: {"matching": matching}
+        )

@@ -21,6 +21,7 @@ NONE = "\u2013"
 
 _DAY = timedelta(days=1)
 _LONGEST_KEY = 44  # characters in a table
+_TEN = 10
 _KEPT = 65_536  # characters of one text in a page
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", re.ASCII)
 _NUMBER = re.compile(r'"\\u0000(-?[0-9][0-9.eE+-]*)"')
@@ -126,6 +127,15 @@ def number(value: int, *, at_least: bool = False) -> str:
     ('1,306', '10,000+')
     """
     return f"{value:,}{'+' if at_least else ''}"
+
+
+def pace(value: float) -> str:
+    """Return a rate with two figures below ten.
+
+    >>> pace(2900.4), pace(0.512), pace(50)
+    ('2,900', '0.51', '50')
+    """
+    return f"{value:,.0f}" if value >= _TEN else f"{value:.2g}"
 
 
 def counted(value: int, noun: str) -> str:
@@ -299,5 +309,5 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
     "state": state, "short_id": short_id, "people": people, "lines": lines, "key": key, "visible": visible,
     "pretty": pretty, "bytes": size, "ordinal": ordinal,
-    "text_of": text_of, "counted": counted, "symbol_of": symbol_of, "family_of": family_of,
+    "text_of": text_of, "counted": counted, "pace": pace, "symbol_of": symbol_of, "family_of": family_of,
 }  # fmt: skip

@@ -113,3 +113,8 @@ def list_shards(connection: Conn, shards: int) -> list[ShardOwner]:
         alive = {each.member_id: each for each in cursor.execute(_LIST_SCHEDULERS, {"timeout": _TIMEOUT})}
     owned = {shard: alive[member] for member in alive for shard in rendezvous(shards, list(alive), member)}
     return [ShardOwner(shard, owned.get(shard)) for shard in range(shards)]
+
+
+def is_scheduler_alive(connection: Conn) -> bool:
+    """Return True if a scheduler has a recent heartbeat; for a session of all tenants."""
+    return connection.execute(_LIST_SCHEDULERS, {"timeout": _TIMEOUT}).fetchone() is not None

@@ -3,22 +3,28 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import cast
 from uuid import UUID
 
 from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
 
 from tidewheel.jobs.values import format_second
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Move, sources
+from tidewheel.runs import MOVES, Move, sources
 
 _SQL = Statements("tidewheel.control")
 _LIST_FREEZES = _SQL["list_freezes"]
+_FIND_STANDING_FREEZES = _SQL["find_standing_freezes"]
+_COUNT_FREEZABLE = _SQL["count_freezable"]
 _FIND_FREEZES_OF = _SQL["find_freezes_of"]
 
 MAX_WAITING = 10_000
 """The runs that are counted for each freeze: more are shown as at least so many."""
 _LOOKED_AT = 20_000
+_STANDING = 20  # freezes of one band
+_UNDER_WAY = MOVES[Move.REQUEST_CANCEL].sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,54 @@ def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> l
     with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
         rows = cursor.execute(_LIST_FREEZES, columns).fetchall()
     return [FreezeSummary(row.freeze, row.jobs, row.waiting, row.held) for row in rows]
+
+
+def standing_freezes(connection: Conn, tenant: str) -> tuple[Freeze, ...]:
+    """Return the standing freezes of a tenant and of the fleet, the oldest first, without counts."""
+    columns: dict[str, object] = {"tenant": tenant, "limit": _STANDING}
+    with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
+        return tuple(cursor.execute(_FIND_STANDING_FREEZES, columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Freezable:
+    """The open runs that a freeze would concern.
+
+    Args:
+        waiting: The number of runs that it would keep from starting.
+        under_way: The number of runs that would go on.
+        at_least: True if there may be more of both.
+    """
+
+    waiting: int
+    under_way: int
+    at_least: bool
+
+
+def count_freezable(
+    connection: Conn,
+    tenant: str | None,
+    *,
+    queue: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    key_prefix: str | None = None,
+) -> Freezable:
+    """Count the runs of a scope among the first 20,000 open ones.
+
+    Args:
+        connection: Reads the rows.
+        tenant: The tenant; None for all of them.
+        queue: Only runs of this queue.
+        labels: Only runs of jobs that have all of these labels.
+        key_prefix: Only runs of jobs whose keys begin so.
+    """
+    columns: dict[str, object] = {
+        "tenant": tenant, "queue": queue, "labels": Jsonb(dict(labels)) if labels else None, "key_prefix": key_prefix,
+        "waiting": sources(Move.CLAIM), "under_way": sorted(_UNDER_WAY), "look": _LOOKED_AT,
+    }  # fmt: skip
+    row = connection.execute(_COUNT_FREEZABLE, columns, binary=True).fetchone()
+    waiting, under_way, seen = cast("tuple[int, int, int]", row)
+    return Freezable(waiting, under_way, at_least=seen >= _LOOKED_AT)
 
 
 def freezes_of(connection: Conn, tenant: str, job_id: UUID, queue: str | None = None) -> tuple[Freeze, ...]:

@@ -1,0 +1,128 @@
+"""Bulk work: backfills, cancellations by filter and redrives, and one of them with its progress."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import ClassVar
+from uuid import UUID
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.cancellations import read_number
+from tidewheel.control.api.queries import TenantQuery, read_query
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.progress import KINDS, Kind, Work, of_backfill, of_cancellation, of_redrive, ordered
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import Failed, View, page_now, part
+from tidewheel.control.reads.backfills import BackfillProgress, backfill, backfills
+from tidewheel.control.reads.cancellations import Cancellation, cancellations, show_cancellation
+from tidewheel.control.reads.fleet import is_scheduler_alive
+from tidewheel.control.reads.redrives import Redriving, redrive, redrives
+from tidewheel.postgres.session import Conn
+
+_OF_EACH = 50
+
+
+@dataclass(frozen=True, slots=True)
+class BulkPage:
+    """The list of bulk work."""
+
+    template: ClassVar[str] = "bulk.html"
+    place: ClassVar[str] = "bulk"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read the newest fifty of each kind."""
+        del urls
+        read_query(request, TenantQuery)
+        now = page_now(connection)
+        parts = [part(partial(_newest, connection, caller, kind, now)) for kind in KINDS]
+        works = ordered([work for found in parts if not isinstance(found, Failed) for work in found])
+        goes_on = [work for work in works if work.finished_at is None]
+        stalled = any(work.state == "running" for work in goes_on) and not _has_scheduler(connection)
+        failures = [found for found in parts if isinstance(found, Failed)]
+        return View(
+            {"now": now, "works": works, "goes_on": len(goes_on), "stalled": stalled, "failures": failures,
+             "most": _OF_EACH}
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class BulkWorkPage:
+    """The page of one backfill, cancellation or redrive."""
+
+    template: ClassVar[str] = "bulk-work.html"
+    place: ClassVar[str] = "bulk"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read it."""
+        del urls
+        read_query(request, TenantQuery)
+        now, (kind, number) = page_now(connection), read_place(request)
+        with connection.snapshot() as reading:
+            row = _row(reading, caller.tenant, kind, number)
+        work = work_of(row, now)
+        stalled = work.state == "running" and not _has_scheduler(connection)
+        return View({"now": now, "work": work, "row": row, "stalled": stalled})
+
+
+def read_work(connection: Connection, caller: Caller, request: Request) -> Work:
+    """Return the bulk work that an address names.
+
+    Raises:
+        UnknownBackfill: The tenant has none of this id; UnknownCancellation and UnknownRedrive likewise.
+    """
+    kind, number = read_place(request)
+    now = page_now(connection)
+    with connection.snapshot() as reading:
+        return work_of(_row(reading, caller.tenant, kind, number), now)
+
+
+def read_place(request: Request) -> tuple[Kind, UUID | int]:
+    """Return the kind and the id that an address names.
+
+    Raises:
+        HTTPException: It names none.
+    """
+    kind, text = str(request.path_params["kind"]), str(request.path_params["id"])
+    if kind in KINDS:
+        number = read_number(text) if kind == "cancellation" else _uuid(text)
+        if number is not None:
+            return kind, number
+    raise HTTPException(404, f"there is no bulk work {kind} {text}; copy its address from the list")
+
+
+def work_of(row: BackfillProgress | Cancellation | Redriving, now: datetime) -> Work:
+    """Return the progress of a row."""
+    if isinstance(row, BackfillProgress):
+        return of_backfill(row.summary, now)
+    return of_cancellation(row, now) if isinstance(row, Cancellation) else of_redrive(row, now)
+
+
+def _row(connection: Conn, tenant: str, kind: Kind, number: UUID | int) -> BackfillProgress | Cancellation | Redriving:
+    if isinstance(number, int):
+        return show_cancellation(connection, tenant, number)
+    return backfill(connection, tenant, number) if kind == "backfill" else redrive(connection, tenant, number)
+
+
+def _newest(connection: Connection, caller: Caller, kind: Kind, now: datetime) -> Sequence[Work]:
+    with connection.snapshot() as reading:
+        if kind == "backfill":
+            return [of_backfill(each, now) for each in backfills(reading, caller.tenant, limit=_OF_EACH)]
+        if kind == "cancellation":
+            return [of_cancellation(each, now) for each in cancellations(reading, caller.tenant, limit=_OF_EACH)]
+        return [of_redrive(each, now) for each in redrives(reading, caller.tenant, limit=_OF_EACH)]
+
+
+def _has_scheduler(connection: Connection) -> bool:
+    with connection.snapshot(all_tenants=True) as reading:
+        return is_scheduler_alive(reading)
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

@@ -1,0 +1,96 @@
+"""Actions on bulk work: pause, resume and cancel a backfill or a redrive."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import ClassVar, Literal
+from uuid import UUID
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.client.backfills import Backfills
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.redrives import Redrives
+from tidewheel.control.console.actions import Dialog, Done, Field, text_of
+from tidewheel.control.console.bulk import read_place, read_work
+from tidewheel.control.console.forms import Form
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.words import number
+
+Verb = Literal["pause", "resume", "cancel"]
+
+_WILL: Mapping[tuple[str, Verb], str] = {
+    ("backfill", "pause"): "It creates no further run until it is resumed.",
+    ("backfill", "resume"): "It goes on where it was paused.",
+    ("backfill", "cancel"): "It creates no further run, and its runs that have not started are cancelled.",
+    ("redrive", "pause"): "It redrives no further dead letter until it is resumed.",
+    ("redrive", "resume"): "It goes on where it was paused, at its rate.",
+    ("redrive", "cancel"): "It redrives no further dead letter.",
+}
+_STAYS: Mapping[tuple[str, Verb], str] = {
+    ("backfill", "pause"): "Runs that it has created go on.",
+    ("backfill", "cancel"): "Runs that have started go on.",
+    ("redrive", "pause"): "Runs that it has created go on.",
+    ("redrive", "cancel"): "Runs that it has created go on. The other dead letters stay as they are.",
+}
+_KEEP: Mapping[Verb, str] = {"pause": "Let it run", "resume": "Keep it paused", "cancel": "Let it run"}
+_DONE: Mapping[str, str] = {"pause": "is paused", "resume": "goes on", "cancel": "is cancelled"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBulk:
+    """Pause, resume or cancel bulk work.
+
+    Args:
+        verb: Which of these.
+    """
+
+    verb: Verb
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what the change stops, with the progress so far."""
+        work = read_work(connection, caller, request)
+        _require_change(work.kind)
+        total = "" if work.total is None else f" of {number(work.total, at_least=work.at_least)}"
+        so_far = f"{number(work.done)}{total} are done."
+        name = f"the {work.kind}"
+        return Dialog(
+            f"{self.verb.capitalize()} {name}?", f"{self.verb.capitalize()} {name}",
+            urls("bulk_work", kind=work.kind, id=work.id), place="bulk", danger=self.verb == "cancel",
+            will=(_WILL[work.kind, self.verb], so_far), sample=work.about, keep=_KEEP[self.verb],
+            stays=(_STAYS[work.kind, self.verb],) if (work.kind, self.verb) in _STAYS else (),
+            fields=() if self.verb == "resume" else (Field("reason", "Reason (optional)", help="Stored with it."),),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Change it."""
+        del caller
+        kind, found = read_place(request)
+        _require_change(kind)
+        assert isinstance(found, UUID)  # noqa: S101 - of these kinds
+        works = Backfills(connection) if kind == "backfill" else Redrives(connection)
+        reason = text_of(form, "reason")
+        if self.verb == "resume":
+            unchanged = works.resume(found).unchanged
+        else:
+            change = works.pause if self.verb == "pause" else works.cancel
+            unchanged = change(found, reason=reason).unchanged
+        words = (
+            f"The {kind} {_DONE[self.verb]}." if not unchanged else f"Nothing to {self.verb}: the {kind} has changed."
+        )
+        return Done(urls("bulk_work", kind=kind, id=found), words, self._undo(kind, found, urls, unchanged=unchanged))
+
+    def _undo(self, kind: str, found: UUID, urls: Urls, *, unchanged: bool) -> tuple[str, str] | None:
+        other = {"pause": "resume", "resume": "pause"}.get(self.verb)
+        if other is None or unchanged:
+            return None
+        return other.capitalize(), urls(f"bulk_{other}", kind=kind, id=found)
+
+
+def _require_change(kind: str) -> None:
+    if kind == "cancellation":
+        raise HTTPException(HTTPStatus.NOT_FOUND, "a cancellation cannot be stopped: no executor starts its runs")

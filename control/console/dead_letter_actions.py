@@ -1,0 +1,178 @@
+"""Actions on dead letters: redrive and purge one, a cause, or all that match a filter."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+from starlette.requests import Request
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.dead_letters import LettersQuery
+from tidewheel.control.api.queries import Whole, read_query
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.dead_letters import MAX_RATE, DeadLetters
+from tidewheel.control.console.actions import Dialog, Done, Field, text_of
+from tidewheel.control.console.confirming import confirmation, ensure_confirmed
+from tidewheel.control.console.dead_letters import REDRIVEN
+from tidewheel.control.console.forms import Form
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.words import counted, number
+from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary
+from tidewheel.errors import FieldError, refuse
+
+_RATE = "50"
+_SAMPLE = 5
+_FILTERS = ("kind", "status", "error_type", "queue", "lane", "since", "until")
+_NOTHING = FieldError("", "no dead letter matches", "go back: it may be redriven or purged already")
+
+
+class ChosenQuery(LettersQuery):
+    """The dead letters of an action.
+
+    Attributes:
+        id: Only these.
+        show: Those that are not redriven, those that are, or both.
+    """
+
+    id: tuple[Whole, ...] = ()
+    show: Literal["open", "redriven", "all"] = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveLetters:
+    """Start a redrive."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Count them by a dry run, and return what becomes of them."""
+        del caller
+        query = read_query(request, ChosenQuery)
+        found = DeadLetters(connection).redrive(dry_run=True, **_filter(query))
+        many = f"{number(found.matched, at_least=found.at_least)} dead letter{'' if found.matched == 1 else 's'}"
+        about = " of " + query.job if query.job else ""
+        if query.kind == "message" or (found.first and found.first[0].kind == "message"):
+            question, will = f"Send {many} again?", ["Each message goes to its topic once more, byte for byte."]
+        else:
+            question, will = f"Redrive {many}{about}?", [_new_runs(connection, query), _FAILS_AGAIN]
+        return Dialog(
+            question, question.removesuffix("?"), _back(query, urls), place="dead_letters", will=will,
+            fields=(
+                Field("rate", "How many a second at most", value=_RATE, help="Leave it empty for no bound."),
+                Field("reason", "Reason (optional)", help="Stored with the redrive."),
+            ),
+            sample=_sample(found.first, found.matched), warnings=() if found.matched else (_NOTHING,),
+            stays=("The dead letters stay listed, each with the run that it became.",), keep="Leave them",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Accept the redrive; schedulers work it off."""
+        del caller
+        query = read_query(request, ChosenQuery)
+        found = DeadLetters(connection).redrive(
+            rate=_rate(text_of(form, "rate")), reason=text_of(form, "reason"), **_filter(query)
+        )
+        if found.redrive_id is None:
+            refuse(_NOTHING.path, _NOTHING.problem, _NOTHING.remedy)
+        words = f"{number(found.matched, at_least=found.at_least)} to redrive. Schedulers work it off."
+        return Done(urls("bulk_work", kind="redrive", id=found.redrive_id), words)
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeLetters:
+    """Delete dead letters."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Count them by a dry run."""
+        del caller
+        query = read_query(request, ChosenQuery)
+        found = DeadLetters(connection).purge(dry_run=True, **_purged(query))
+        many = f"{number(found.matched, at_least=found.at_least)} dead letter{'' if found.matched == 1 else 's'}"
+        return Dialog(
+            f"Purge {many}?", f"Purge {many}", _back(query, urls), place="dead_letters", danger=True,
+            will=("They are deleted: none can be redriven any more.",),
+            stays=("Their runs stay until their retention ends.",), keep="Keep them",
+            fields=confirmation(found.matched), sample=_sample(found.first, found.matched),
+            warnings=_unpurgeable(found.matched, at_least=found.at_least),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Delete them."""
+        del caller
+        query = read_query(request, ChosenQuery)
+        letters = DeadLetters(connection)
+        found = letters.purge(dry_run=True, **_purged(query))
+        for error in _unpurgeable(found.matched, at_least=found.at_least):
+            refuse(error.path, error.problem, error.remedy)
+        ensure_confirmed(form, found.matched)
+        purged = letters.purge(**_purged(query)).purged
+        return Done(urls("dead_letters"), f"{counted(purged, 'dead letter')} purged.")
+
+
+_FAILS_AGAIN = "What fails again is a new dead letter."
+
+
+def _new_runs(connection: Connection, query: ChosenQuery) -> str:
+    """Return which version of the job the new runs have, and which one has failed."""
+    plain = "Each becomes a new run of its job's version in force, the oldest first."
+    if query.job is None:
+        return plain
+    found = DeadLetters(connection).groups(redriven=False).groups
+    groups = [group for group in found if group.key == query.job]
+    failed = sorted({version for group in groups for version in group.versions})
+    if not failed:
+        return plain
+    current = groups[0].current_version
+    if current is None:
+        return "Their job is deleted: none of them can become a run."
+    if failed == [current]:
+        return f"Each becomes a new run of version {current}, the oldest first. They failed in this version."
+    return (
+        f"Each becomes a new run of version {current}, the oldest first. They failed in {', '.join(map(str, failed))}."
+    )
+
+
+def _filter(query: ChosenQuery) -> DeadLetterFilter:
+    given: dict[str, Any] = {name: getattr(query, name) for name in _FILTERS}
+    return cast("DeadLetterFilter", given | {"key": query.job, "ids": list(query.id) or None})
+
+
+def _purged(query: ChosenQuery) -> DeadLetterFilter:
+    return cast("DeadLetterFilter", {**_filter(query), "redriven": REDRIVEN[query.show]})
+
+
+def _unpurgeable(matched: int, *, at_least: bool) -> Sequence[FieldError]:
+    if matched == 0:
+        return (_NOTHING,)
+    if at_least:
+        command = "name a job or a time, or use `tidewheel dlq purge`"
+        return (FieldError("", "more than 10,000 match, too many for one page", command),)
+    return ()
+
+
+def _rate(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate <= MAX_RATE:
+        refuse("rate", f"{text!r} is not a rate", f"write a number of dead letters a second, at most {MAX_RATE:,}")
+    return rate
+
+
+def _back(query: ChosenQuery, urls: Urls) -> str:
+    if len(query.id) == 1:
+        return urls("dead_letter", number=query.id[0])
+    filters = query.model_dump(mode="json", exclude={"tenant", "cursor", "limit", "id"}, exclude_defaults=True)
+    return urls("dead_letters", **filters)
+
+
+def _sample(first: Sequence[DeadLetterSummary], matched: int) -> Sequence[str]:
+    lines = [f"{each.id}  {each.key or each.topic}  {each.error_type or each.reason}" for each in first[:_SAMPLE]]
+    more = matched - len(lines)
+    return [*lines, f"and {number(more)} more"] if more > 0 else lines

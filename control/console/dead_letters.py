@@ -1,0 +1,119 @@
+"""Dead letters: what was given up, by cause and one by one, and one of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, ClassVar, Literal, cast
+
+from starlette.requests import Request
+
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.cancellations import read_number
+from tidewheel.control.api.dead_letters import LettersQuery
+from tidewheel.control.api.queries import Cursors, TenantQuery, Whole, read_query
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.dead_letters import DeadLetters
+from tidewheel.control.console.dump import dump
+from tidewheel.control.console.listing import filters_of, list_view
+from tidewheel.control.console.sentences import about_run
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import View, page_now, part, read_filters
+from tidewheel.control.reads.dead_letter_groups import DeadLetterGroup, DeadLetterGroups
+from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterPage
+from tidewheel.errors import UnknownDeadLetter
+from tidewheel.jobs.values import Instant
+
+SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
+REDRIVEN: Mapping[str, bool | None] = {"open": False, "redriven": True, "all": None}
+"""The filter of each tab."""
+_FILTERS = ("kind", "status", "error_type", "queue", "lane", "since", "until")
+_GROUPS = 8
+
+
+class PageOfLettersQuery(LettersQuery):
+    """Filter of the page of dead letters.
+
+    Attributes:
+        last: Only dead letters of this time before now.
+        show: Those that are not redriven, those that are, or both.
+    """
+
+    last: Literal["1h", "24h", "7d", "30d"] | None = None
+    show: Literal["open", "redriven", "all"] = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettersPage:
+    """The list of dead letters."""
+
+    template: ClassVar[str] = "dead-letters.html"
+    place: ClassVar[str] = "dead_letters"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read the causes, and a page of dead letters by the filters of the address."""
+        query, errors = read_filters(request, PageOfLettersQuery)
+        now = page_now(connection)
+        since = query.since if query.last is None else now - SPANS[query.last]
+        redriven = (
+            {"open": False, "redriven": True, "all": None}[query.show] if query.redriven is None else query.redriven
+        )
+        narrowed: dict[str, Any] = {name: getattr(query, name) for name in _FILTERS}
+        narrowed |= {"key": query.job, "since": since, "redriven": redriven}
+
+        def listed() -> tuple[DeadLetterPage, str | None]:
+            cursors = Cursors.of_list("dead-letters", query, caller.tenant)
+            place = cursors.read(Instant, Whole)
+            after = None if place is None else (place[0], place[1])
+            found = DeadLetters(connection).list(after=after, limit=query.limit, **cast("DeadLetterFilter", narrowed))
+            return found, cursors.write(*found.next_cursor or [None])
+
+        def grouped() -> DeadLetterGroups:
+            return DeadLetters(connection).groups(since=since, redriven=False)
+
+        filters = filters_of(query)
+        by_cause = query.show == "open" and query.cursor is None and not set(filters) - {"last"}
+        view = list_view("dead_letters", query, listed, errors=errors, now=now, urls=urls)
+        more = {
+            "groups": part(grouped) if by_cause else None, "shown_groups": _GROUPS, "group_filters": group_filters,
+            "selected": _selected(query, filters, since),
+        }  # fmt: skip
+        return replace(view, values={**view.values, **more})
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterOnePage:
+    """The page of a dead letter."""
+
+    template: ClassVar[str] = "dead-letter.html"
+    place: ClassVar[str] = "dead_letters"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read it, with its run or its message."""
+        del caller, urls
+        read_query(request, TenantQuery)
+        number = read_number(str(request.path_params["number"]))
+        if number is None:
+            raise UnknownDeadLetter(0)
+        now, found = page_now(connection), DeadLetters(connection).get(number)
+        messages = {"key": found.message_key, "value": found.message_value}
+        return View(
+            {
+                "now": now, "letter": found.summary, "run": found.run,
+                "sentence": None if found.run is None else about_run(found.run, now),
+                "bytes": [(name, content, dump(content)) for name, content in messages.items() if content is not None],
+            }
+        )  # fmt: skip
+
+
+def group_filters(group: DeadLetterGroup) -> Mapping[str, str] | None:
+    """Return the filters that name the dead letters of a group; None if its job is no longer stored."""
+    if group.kind == "run" and group.key is None:
+        return None
+    given = {"kind": group.kind, "job": group.key, "error_type": group.error_type, "status": group.status}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _selected(query: PageOfLettersQuery, filters: Mapping[str, Any], since: object) -> Mapping[str, Any]:
+    """Return the filters of an action on all that the list shows, with instants in place of spans."""
+    given = {name: value for name, value in filters.items() if name not in {"last", "show", "redriven"}}
+    return given | ({"since": f"{since:%Y-%m-%dT%H:%M:%SZ}"} if query.last is not None else {})

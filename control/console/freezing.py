@@ -1,0 +1,177 @@
+"""Freeze and thaw: choose a scope, see what it stops, and end it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+from pydantic import Field as PydanticField
+from starlette.requests import Request
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.callers import Caller, ensure_all_tenants
+from tidewheel.control.api.queries import LabelFilter, TenantQuery, Text, read_query
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.forms import Form
+from tidewheel.control.console.frozen import scope_address, thaw_filters
+from tidewheel.control.console.listing import pairs
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import View
+from tidewheel.control.console.words import counted, number
+from tidewheel.control.reads.freezes import FreezeSummary, count_freezable, list_freezes
+from tidewheel.errors import UnknownFreeze, refuse
+from tidewheel.jobs.values import Queue
+from tidewheel.postgres.database_clock import read_now
+
+_NARROW = ("queue", "labels", "key_prefix")
+
+
+class ScopeQuery(TenantQuery):
+    """The scope of a freeze.
+
+    Attributes:
+        scope: `fleet`, the runs of all tenants, or `tenant`.
+        queue: Of this queue.
+        label: Of jobs that have this label; repeatable.
+        key_prefix: Of jobs whose keys begin so.
+    """
+
+    scope: Literal["fleet", "tenant"] | None = None
+    queue: Queue | None = None
+    label: LabelFilter = PydanticField(default_factory=dict[str, str])
+    key_prefix: Text | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseFreezePage:
+    """The page on which an operator chooses what to freeze."""
+
+    template: ClassVar[str] = "freeze.html"
+    place: ClassVar[str] = ""
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read the standing freezes, with what waits under each."""
+        del urls
+        read_query(request, TenantQuery)
+        with connection.snapshot() as reading:
+            now = read_now(reading)
+            freezes = list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)
+        rows = [(each, thaw_filters(each.freeze)) for each in freezes]
+        return View({"now": now, "rows": rows, "may_freeze_fleet": _may_fleet(caller)})
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeScope:
+    """Freeze a scope."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Count what the freeze stops."""
+        query = read_query(request, ScopeQuery)
+        document = _document(query)
+        fleet = document.get("scope") == "fleet"
+        if fleet:
+            ensure_all_tenants(caller)
+        narrowed: dict[str, Any] = {name: document.get(name) for name in _NARROW}
+        with connection.snapshot(all_tenants=fleet) as reading:
+            found = count_freezable(reading, None if fleet else caller.tenant, **narrowed)
+        words = _scope_words(document, caller.tenant)
+        waiting = number(found.waiting, at_least=found.at_least)
+        return Dialog(
+            f"Freeze {words}?", f"Freeze {words}", urls("freeze"),
+            will=(
+                f"{waiting} open run{'' if found.waiting == 1 else 's'} will not start until the thaw.",
+                "Occurrences that are due meanwhile are recorded, and handled by on_resume of each job.",
+            ),
+            stays=(f"{number(found.under_way, at_least=found.at_least)} under way go on.",),
+            fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),
+            keep="Let it run",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Freeze it."""
+        document = _document(read_query(request, ScopeQuery))
+        if document.get("scope") == "fleet":
+            ensure_all_tenants(caller)
+        sent = {
+            "type": "freeze",
+            "reason": text_of(form, "reason"),
+            "by": connection.actor.named or connection.actor.name,
+            **document,
+        }
+        unchanged = connection.request(sent, request_id_of(form)).unchanged
+        words = _scope_words(document, caller.tenant)
+        thaw = urls("thaw", **scope_address(document))
+        if unchanged:
+            return Done(urls("overview"), f"{_first_upper(words)} was frozen already.")
+        return Done(urls("overview"), f"{_first_upper(words)} is frozen.", ("Thaw", thaw))
+
+
+@dataclass(frozen=True, slots=True)
+class ThawScope:
+    """End a freeze."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what starts again."""
+        document = _document(read_query(request, ScopeQuery))
+        found = _standing(connection, caller, document)
+        words = _scope_words(document, caller.tenant)
+        return Dialog(
+            f"Thaw {words}?", f"Thaw {words}", urls("overview"),
+            will=(
+                f"{counted(found.waiting, 'run')} may start at once.",
+                f"{counted(found.held, 'job')} held by it: on_resume decides what came due meanwhile.",
+            ),
+            stays=(f"It is {found.freeze.words}.", "Jobs that are paused stay paused."), keep="Keep it frozen",
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Thaw it."""
+        document = _document(read_query(request, ScopeQuery))
+        if document.get("scope") == "fleet":
+            ensure_all_tenants(caller)
+        connection.request({"type": "thaw", **document}, request_id_of(form))
+        words = _scope_words(document, caller.tenant)
+        freeze = urls("freeze_scope", **scope_address(document))
+        return Done(urls("overview"), f"{_first_upper(words)} is thawed.", ("Freeze", freeze))
+
+
+def _standing(connection: Connection, caller: Caller, document: Mapping[str, object]) -> FreezeSummary:
+    with connection.snapshot() as reading:
+        found = list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)
+    for each in found:
+        if thaw_filters(each.freeze) == scope_address(document):
+            return each
+    raise UnknownFreeze(path="scope")
+
+
+def _document(query: ScopeQuery) -> dict[str, object]:
+    """Return the scope as a request has it: a narrower one than the tenant names no tenant."""
+    given: dict[str, object] = {
+        "queue": query.queue, "labels": dict(query.label) or None, "key_prefix": query.key_prefix,
+    }  # fmt: skip
+    named = {name: value for name, value in given.items() if value is not None}
+    if query.scope == "fleet" or (query.scope == "tenant" and not named):
+        named = {"scope": query.scope, **named}
+    if not named:
+        refuse("scope", "no scope is named", "choose the tenant, a queue, a label or the beginning of keys")
+    return named
+
+
+def _scope_words(document: Mapping[str, object], tenant: str) -> str:
+    parts = ["the fleet"] if document.get("scope") == "fleet" else []
+    parts += [f"queue {document['queue']}"] if "queue" in document else []
+    parts += [f"label {each}" for each in pairs(cast("Mapping[str, str]", document.get("labels") or {}))]
+    parts += [f"keys that begin with {document['key_prefix']}"] if "key_prefix" in document else []
+    return ", ".join(parts) or f"tenant {tenant}"
+
+
+def _first_upper(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _may_fleet(caller: Caller) -> bool:
+    return caller.all_tenants and Scope.ADMIN in caller.scopes

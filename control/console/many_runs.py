@@ -1,0 +1,252 @@
+"""Actions on many runs: cancel or retry those that are selected, cancel all that match a filter."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+from uuid import UUID
+
+from pydantic import BeforeValidator
+from pydantic import Field as PydanticField
+from starlette.requests import Request
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.queries import LabelFilter, TenantQuery, read_query
+from tidewheel.control.api.runs import RunsQuery
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.runs import Runs
+from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.confirming import confirmation, ensure_confirmed
+from tidewheel.control.console.forms import Form
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.words import counted, number
+from tidewheel.control.reads.runs import RunSummary, read_runs
+from tidewheel.errors import FieldError, Refused, refuse
+from tidewheel.jobs.values import Key, Queue
+from tidewheel.runs import FINAL, RunState
+
+_SAMPLE = 5
+_MOST = 200
+_REASON = Field("reason", "Reason (optional)", help="Stored and published with each run.")
+
+
+def _run_id(value: object) -> object:
+    try:
+        return UUID(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+RunIdOfQuery = Annotated[UUID, BeforeValidator(_run_id)]
+
+
+class SelectedQuery(TenantQuery):
+    """The runs that are selected.
+
+    Attributes:
+        run: Their ids.
+    """
+
+    run: Annotated[tuple[RunIdOfQuery, ...], PydanticField(max_length=_MOST)] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRuns:
+    """Cancel the runs that are selected in a list."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return which of them have started."""
+        del caller
+        found = _selected(connection, request)
+        still_open = [run for run in found if run.status not in FINAL]
+        started = sum(run.status in {RunState.RUNNING, RunState.WAITING, RunState.RETRYING} for run in still_open)
+        will = [f"{counted(started, 'run')} under way: requested to stop."] if started else []
+        ended = len(found) - len(still_open)
+        return Dialog(
+            f"Cancel {counted(len(still_open), 'run')}?", f"Cancel {counted(len(still_open), 'run')}", urls("runs"),
+            place="runs", will=("Runs that have not started end at once.", *will), fields=(_REASON,), danger=True,
+            stays=(f"{counted(ended, 'run')} of these ended already.",) if ended else (), keep="Keep them",
+            sample=_sample(still_open), warnings=() if still_open else (_NONE_OPEN,),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Cancel each of them that is open."""
+        del caller
+        runs, reason = Runs(connection), text_of(form, "reason")
+
+        def cancel(run_id: UUID) -> bool:
+            return runs.cancel(run_id, reason=reason) not in FINAL
+
+        chosen = read_query(request, SelectedQuery).run
+        changed, refused = _each(chosen, cancel)
+        if not changed and refused is not None:
+            raise refused
+        if not changed:
+            refuse(_NONE_OPEN.path, _NONE_OPEN.problem, _NONE_OPEN.remedy)
+        rest = len(chosen) - changed
+        words = f"{counted(changed, 'run')} cancelled." + (f" {number(rest)} had ended already." if rest else "")
+        return Done(urls("runs"), words)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRuns:
+    """Retry the runs that are selected in a list."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return which of them have ended."""
+        del caller
+        found = _selected(connection, request)
+        ended = [run for run in found if run.status in FINAL]
+        left = len(found) - len(ended)
+        return Dialog(
+            f"Retry {counted(len(ended), 'run')}?", f"Retry {counted(len(ended), 'run')}", urls("runs"), place="runs",
+            will=("Each becomes a new run: its payload, its job's version in force.",), keep="Leave them",
+            stays=(f"{counted(left, 'run')} of these not ended: only an ended run can be retried.",) if left else (),
+            sample=_sample(ended), warnings=() if ended else (_NONE_ENDED,),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Create a new run of each of them that has ended."""
+        del caller
+        runs, request_id = Runs(connection), request_id_of(form)
+
+        def retry(run_id: UUID) -> bool:
+            runs.retry(run_id, request_id=f"{request_id}/{run_id}" if request_id else None)
+            return True
+
+        chosen = read_query(request, SelectedQuery).run
+        changed, refused = _each(chosen, retry)
+        if not changed and refused is not None:
+            raise refused
+        if not changed:
+            refuse(_NONE_ENDED.path, _NONE_ENDED.problem, _NONE_ENDED.remedy)
+        rest = len(chosen) - changed
+        words = f"{counted(changed, 'run')} queued." + (f" {number(rest)} could not be retried." if rest else "")
+        return Done(urls("runs", cause="retry", last="1h"), words)
+
+
+class MatchingQuery(TenantQuery):
+    """The filter of a cancellation, in the words of the list of runs.
+
+    Attributes:
+        job: Of the job with this key.
+        label: Of jobs that have this label now; repeatable.
+        queue: Of this queue.
+        lane: Of this lane.
+        cause: Of this cause.
+    """
+
+    job: Key | None = None
+    label: LabelFilter = PydanticField(default_factory=dict[str, str])
+    queue: Queue | None = None
+    lane: Literal["critical", "standard", "batch"] | None = None
+    cause: Literal["timer", "trigger", "backfill", "workflow", "retry"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelMatching:
+    """Cancel all open runs that match a filter."""
+
+    scope: ClassVar[Scope] = Scope.OPERATE
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Count them by a dry run."""
+        del caller
+        query = read_query(request, MatchingQuery)
+        runs, document = Runs(connection), _document(query)
+        found = runs.cancel_matching(document, None, dry_run=True)
+        waiting = runs.cancel_matching({**document, "include_started": False}, None, dry_run=True)
+        started = max(found.matched - waiting.matched, 0)
+        many = number(found.matched, at_least=found.at_least)
+        plural = "" if found.matched == 1 else "s"
+        question = f"Cancel {many} run{plural} of {query.job}?" if query.job else f"Cancel {many} run{plural}?"
+        return Dialog(
+            question, f"Cancel {many} run{plural}", urls("runs", **_shown(query)), place="runs", danger=True,
+            will=(
+                "No executor starts one of them any more, and schedulers end them.",
+                f"{counted(started, 'run')} under way: requested to stop.",
+            ),
+            stays=("Runs that are created from now on are not cancelled.",), keep="Keep them",
+            fields=(
+                Field("include_started", "Cancel runs that have started too", kind="check", value="yes"),
+                _REASON, *confirmation(found.matched),
+            ),
+            sample=[f"{name} {value}" for name, value in document.items()],
+            warnings=() if found.matched else (_NONE_MATCHES,),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Accept the cancellation; schedulers work it off."""
+        del caller
+        runs = Runs(connection)
+        document: dict[str, object] = {
+            **_document(read_query(request, MatchingQuery)), "include_started": "include_started" in form,
+            "reason": text_of(form, "reason"),
+        }  # fmt: skip
+        found = runs.cancel_matching(document, None, dry_run=True)
+        if not found.matched:
+            refuse(_NONE_MATCHES.path, _NONE_MATCHES.problem, _NONE_MATCHES.remedy)
+        ensure_confirmed(form, found.matched)
+        done = runs.cancel_matching(document, request_id_of(form))
+        many = number(done.matched, at_least=done.at_least)
+        to = urls("bulk_work", kind="cancellation", id=done.cancellation_id)
+        return Done(to, f"{many} run{'' if done.matched == 1 else 's'} to cancel. No executor starts one any more.")
+
+
+_NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")
+_NONE_ENDED = FieldError("run", "none of the selected runs has ended", "go back and select others")
+_NONE_MATCHES = FieldError("", "no open run matches", "go back and choose other filters")
+
+
+def matching_filters(query: RunsQuery, *, is_narrowed: bool) -> Mapping[str, object] | None:
+    """Return the filters of a cancellation of all that a list shows; None if it has others or none.
+
+    Args:
+        query: The filters of the list.
+        is_narrowed: True if the list has a filter by state or by time.
+    """
+    others = (query.status, query.run_label, query.concurrency_key, query.ordering_key, query.since, query.until)
+    found = _shown(query)
+    return None if is_narrowed or any(others) or not found else found
+
+
+def _shown(query: RunsQuery | MatchingQuery) -> Mapping[str, object]:
+    given: dict[str, object] = {
+        "job": query.job, "queue": query.queue, "lane": query.lane, "cause": query.cause,
+        "label": [f"{name}={value}" for name, value in query.label.items()] or None,
+    }  # fmt: skip
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _document(query: MatchingQuery) -> dict[str, object]:
+    given: dict[str, object] = {
+        "key": query.job, "labels": dict(query.label) or None, "queue": query.queue, "lane": query.lane,
+        "cause": query.cause,
+    }  # fmt: skip
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _selected(connection: Connection, request: Request) -> Sequence[RunSummary]:
+    chosen = read_query(request, SelectedQuery).run
+    with connection.snapshot() as reading:
+        return read_runs(reading, list(chosen))
+
+
+def _each(chosen: Sequence[UUID], change: Callable[[UUID], bool]) -> tuple[int, Refused | None]:
+    """Change each run by itself; return how many have changed, and the first refusal."""
+    changed, first = 0, None
+    for run_id in chosen:
+        try:
+            changed += change(run_id)
+        except Refused as refused:
+            first = first or refused
+    return changed, first
+
+
+def _sample(found: Sequence[RunSummary]) -> Sequence[str]:
+    lines = [f"{run.run_id}  {run.key}  {run.status}" for run in found[:_SAMPLE]]
+    return [*lines, f"and {number(len(found) - _SAMPLE)} more"] if len(found) > _SAMPLE else lines

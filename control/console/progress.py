@@ -1,0 +1,125 @@
+"""Progress of backfills, cancellations and redrives in one form, as pure functions of their rows.
+
+The rate is that since the acceptance, by the stored counts. Work that was paused meanwhile has the same rate: so the
+time left is shown only while it runs, and says about.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Literal
+
+from tidewheel.control.console.words import counted
+from tidewheel.control.reads.backfills import BackfillSummary
+from tidewheel.control.reads.cancellations import Cancellation
+from tidewheel.control.reads.dead_letters import COUNTED
+from tidewheel.control.reads.redrives import Redriving
+from tidewheel.transitions.cancel_matches import LOOKED_AT
+
+Kind = Literal["backfill", "cancellation", "redrive"]
+KINDS: tuple[Kind, ...] = ("backfill", "cancellation", "redrive")
+
+_TOO_EARLY = timedelta(seconds=5)  # a rate of the first batches says little
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bulk work with its progress.
+
+    Args:
+        kind: Its kind.
+        id: Its id in addresses.
+        state: `running`, `paused`, `finished` or `cancelled`.
+        about: What it concerns, one phrase each.
+        done: How many are done.
+        total: Of how many; None if that is not known.
+        created_at: When it was accepted.
+        finished_at: When it ended.
+        reason: Its reason.
+        failed: How many could not be done.
+        at_least: True if there may be more than `total`.
+        rate: How many a second, since it began; None while it is too early.
+        left: The time left at that rate; None if it is not known.
+    """
+
+    kind: Kind
+    id: str
+    state: str
+    about: Sequence[str]
+    done: int
+    total: int | None
+    created_at: datetime
+    finished_at: datetime | None = None
+    reason: str | None = None
+    failed: int = 0
+    at_least: bool = False
+    rate: float | None = None
+    left: timedelta | None = None
+
+
+def of_backfill(row: BackfillSummary, now: datetime) -> Work:
+    """Return the progress of a backfill: occurrences that are processed."""
+    about = [row.key, f"{row.first_at:%-d %b %Y} to {row.last_at:%-d %b %Y}"]
+    about += ["missing ones only"] if row.what == "missing_only" else []
+    about += [f"{row.max_concurrent} at once"]
+    done = row.created_count + row.existing_count
+    work = Work("backfill", str(row.backfill_id), row.state, about, done, row.occurrences, row.created_at,
+                finished_at=row.finished_at, reason=row.reason)  # fmt: skip
+    return _paced(work, now)
+
+
+def of_cancellation(row: Cancellation, now: datetime) -> Work:
+    """Return the progress of a cancellation by filter: runs that ended or were requested to stop."""
+    about = list(_filter(row))
+    about += [] if row.include_started else ["not started ones only"]
+    state = "running" if row.finished_at is None else "finished"
+    total = None if row.named_count is None else max(row.named_count, row.cancelled_count)
+    work = Work("cancellation", str(row.cancellation_id), state, about, row.cancelled_count, total, row.created_at,
+                finished_at=row.finished_at, reason=row.reason)  # fmt: skip
+    return _paced(_bounded(work, LOOKED_AT), now)
+
+
+def of_redrive(row: Redriving, now: datetime) -> Work:
+    """Return the progress of a redrive: dead letters that are redriven or rejected."""
+    about = list(_filter(row)) or ["all"]
+    about += [f"{row.rate:g} a second at most"] if row.rate else []
+    work = Work("redrive", str(row.redrive_id), row.state, about, row.processed, row.matched_count, row.created_at,
+                finished_at=row.finished_at, reason=row.reason, failed=row.rejected_count)  # fmt: skip
+    return _paced(_bounded(work, COUNTED), now)
+
+
+def ordered(found: Sequence[Work]) -> list[Work]:
+    """Return bulk work in the order of the page: what has not ended first, then the newest."""
+    newest = sorted(found, key=lambda each: each.created_at, reverse=True)
+    return sorted(newest, key=lambda each: each.finished_at is not None)
+
+
+def _bounded(work: Work, most: int) -> Work:
+    """Return the work with a lower bound as its total, if that was counted to a bound."""
+    if work.total is None or work.total <= most:
+        return work
+    return replace(work, total=max(most, work.done), at_least=True)
+
+
+def _paced(work: Work, now: datetime) -> Work:
+    """Return the work with its rate and the time left."""
+    took = (work.finished_at or now) - work.created_at
+    if not work.done or took < _TOO_EARLY:
+        return work
+    rate, left = work.done / took.total_seconds(), None
+    if work.total is not None and not work.at_least and work.state == "running" and work.done < work.total:
+        left = timedelta(seconds=round((work.total - work.done) / rate))
+    return replace(work, rate=rate, left=left)
+
+
+def _filter(row: Cancellation | Redriving) -> Iterator[str]:
+    if row.key is not None:
+        yield f"job {row.key}"
+    if isinstance(row, Cancellation):
+        yield from (f"label {name}={value}" for name, value in row.labels.items())
+        yield from (f"{name} {value}" for name, value in (("handler", row.handler), ("cause", row.cause)) if value)
+    else:
+        yield from (each for each in (row.error_type, row.status and row.status.replace("_", " ")) if each)
+        yield from ["messages"] if row.kind == "message" else []
+        yield from [counted(len(row.ids), "dead letter")] if row.ids else []
+    yield from (f"{name} {value}" for name, value in (("queue", row.queue), ("lane", row.lane)) if value)

@@ -1,0 +1,310 @@
+"""Dead letters, bulk work, selections of runs and freezes, by forms on a real API."""
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from html import unescape
+from http import HTTPStatus
+
+import httpx
+import pytest
+
+from tests.control.api.answering import ApiClient, answering
+from tests.control.client.test_dead_letters import fail, garble, work_off
+from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.control.console.test_actions import posted
+from tests.fixtures.database import Database
+from tests.transitions.acts import apply_batch, submit, trigger
+from tidewheel.control.client.client import Client
+from tidewheel.scheduler.bulk_cancel import BulkCancel
+
+REASON = "<script>alert(1)</script>\u202e"
+MANY = 300
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    """A console that needs no key, on a database with two jobs."""
+    submit(database)
+    submit(database, "other", queue="reports", labels={"team": "billing"})
+    with answering(database) as client:
+        client.headers.update(HTML)
+        yield client
+
+
+def shown(client: httpx.Client, path: str) -> str:
+    answer = client.get(path, follow_redirects=True)
+    assert answer.status_code == HTTPStatus.OK, (path, answer.text)
+    assert "<script>alert" not in answer.text
+    assert "\u202e" not in answer.text
+    return answer.text
+
+
+def done(answer: httpx.Response) -> str:
+    """The address that an action has led on to."""
+    assert answer.status_code == HTTPStatus.SEE_OTHER, answer.text
+    return answer.headers["location"]
+
+
+def link(text: str, label: str) -> str:
+    """The address of the link with this label."""
+    found = re.search(rf'<a class="button" href="([^"]+)">{re.escape(label)}</a>', text)
+    assert found, (label, text)
+    return unescape(found[1])
+
+
+def triggered(database: Database, key: str, count: int) -> None:
+    apply_batch(database, *({"type": "job.trigger", "key": key} for _ in range(count)))
+
+
+def work_off_cancellations(database: Database) -> None:
+    cancelling = BulkCancel(database.session(), database.installation)
+    while database.value("SELECT count(*) FROM cancellations WHERE finished_at IS NULL"):
+        cancelling.step()
+
+
+def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient) -> None:
+    database = pages.database
+    for _ in range(3):
+        fail(database)
+    fail(database, "other", error=REASON)
+    submit(database, labels={"a": "b"})
+    text = shown(pages, "/dead-letters")
+    assert "4 dead letters not redriven." in text
+    assert "version 1; now 2" in text
+    path = link(text, "Redrive 3…")
+    dialog = shown(pages, path)
+    assert "Redrive 3 dead letters of job?" in re.sub(r"</?bdi>", "", dialog)
+    assert "of version 2, the oldest first. They failed in 1." in dialog
+    place = done(posted(pages, path, rate="0.5", reason=REASON))
+    progress = shown(pages, place)
+    assert "0 of 3 dead letters" in progress
+    assert "No scheduler is alive" in progress
+    assert "0.5 a second at most" in progress
+    assert "&lt;script&gt;" in progress
+    paused = posted(pages, f"{place}/pause", reason="stop")
+    assert "Resume…" in shown(pages, done(paused))
+    assert "No scheduler" not in shown(pages, place)
+    done(posted(pages, f"{place}/resume"))
+    database.execute("UPDATE redrives SET rate = NULL")
+    work_off(database)
+    assert "3 redriven" in shown(pages, place)
+    assert "redrive" in shown(pages, "/bulk")
+    assert "1 dead letter not redriven." in shown(pages, "/dead-letters")
+    [run] = re.findall(r'href="/runs/([0-9a-f-]{36})"', shown(pages, "/dead-letters?show=redriven&limit=1"))
+    assert "queued" in shown(pages, f"/runs/{run}")
+
+
+def test_dead_letter_shows_its_run_its_attempts_and_what_it_became(pages: ApiClient) -> None:
+    run = fail(pages.database)
+    number = pages.database.value("SELECT id FROM dead_letters")
+    path = f"/dead-letters/{number}"
+    text = shown(pages, path)
+    assert "Failed after 1 attempt: ValueError: no." in text
+    assert "Not redriven." in text
+    assert f'href="/runs/{run}"' in text
+    done(posted(pages, link(text, "Redrive…")))
+    work_off(pages.database)
+    again = pages.database.value("SELECT redriven_run_id FROM dead_letters")
+    text = shown(pages, path)
+    assert f'as <a class="mono" href="/runs/{again}">' in text
+    assert "Redrive…" not in text
+    repeated = posted(pages, f"/dead-letters/redrive?id={number}")
+    assert repeated.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "no dead letter matches" in repeated.text
+
+
+def test_dead_message_is_shown_in_hexadecimal_and_as_text_and_sent_again(pages: ApiClient) -> None:
+    garble(pages.database, value=b"\xff{\x00<script>alert(1)</script>" + "\u202e".encode())
+    number = pages.database.value("SELECT id FROM dead_letters")
+    text = shown(pages, f"/dead-letters/{number}")
+    assert "0000  ff 7b 00 3c 73 63 72 69" in text
+    assert ".{.&lt;script&gt;" in text
+    assert "3 @ 0" in text
+    assert "it is neither JSON nor Avro" in text
+    done(posted(pages, link(text, "Send again…")))
+    work_off(pages.database)
+    assert "as it was." in shown(pages, f"/dead-letters/{number}")
+
+
+def test_purge_of_many_needs_their_number(pages: ApiClient) -> None:
+    for offset in range(101):
+        garble(pages.database, offset)
+    fail(pages.database)
+    path = link(shown(pages, "/dead-letters?kind=message"), "Purge…")
+    assert "Type 101 to confirm" in shown(pages, path)
+    refused = posted(pages, path, typed="100", counted="101")
+    assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "it is not the number" in refused.text
+    assert pages.database.value("SELECT count(*) FROM dead_letters") == 102
+    assert done(posted(pages, path, typed="101", counted="101")) == "/dead-letters"
+    assert "101 dead letters purged." in shown(pages, "/dead-letters")
+    assert pages.database.value("SELECT count(*) FROM dead_letters") == 1
+
+
+def test_pages_of_dead_letters_hold_each_once(pages: ApiClient) -> None:
+    for offset in range(5):
+        garble(pages.database, offset)
+    seen: list[str] = []
+    path: str | None = "/dead-letters?limit=2&kind=message"
+    while path is not None:
+        text = shown(pages, path)
+        seen += re.findall(r'<td class="mono"><a href="/dead-letters/(\d+)"', text)
+        following = re.search(r'rel="next" href="([^"]+)"', text)
+        path = unescape(following[1]) if following else None
+    assert len(seen) == len(set(seen)) == 5
+
+
+def test_all_runs_that_match_are_cancelled_by_their_number(pages: ApiClient) -> None:
+    database = pages.database
+    triggered(database, "job", MANY)
+    trigger(database, "other")
+    assert "Cancel all that match…" not in shown(pages, "/runs")
+    path = link(shown(pages, "/runs?job=job"), "Cancel all that match…")
+    dialog = shown(pages, path)
+    assert "Cancel 300 runs of job?" in re.sub(r"</?bdi>", "", dialog)
+    assert "Type 300 to confirm" in dialog
+    assert posted(pages, path, include_started="yes").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    place = done(posted(pages, path, include_started="yes", typed="300", counted="300", reason=REASON))
+    assert "0 of 300 runs" in shown(pages, place)
+    work_off_cancellations(database)
+    text = shown(pages, place)
+    assert "300 runs" in text
+    assert "No run that it names is left." in text
+    assert "&lt;script&gt;" in text
+    assert pages.get(f"{place}/cancel").status_code == HTTPStatus.NOT_FOUND
+    assert database.value("SELECT count(*) FROM job_runs") == 1
+
+
+def test_selected_runs_are_cancelled_and_retried(pages: ApiClient) -> None:
+    database = pages.database
+    chosen, left = [trigger(database, "other") for _ in range(2)], trigger(database, "other")
+    text = shown(pages, "/runs?job=other")
+    assert text.count('type="checkbox" name="run"') == 3
+    path = "/runs/cancel?" + "&".join(f"run={run}" for run in chosen)
+    assert "Cancel 2 runs?" in re.sub(r"</?bdi>", "", shown(pages, path))
+    assert done(posted(pages, path, reason="wrong")) == "/runs"
+    assert "2 runs cancelled." in shown(pages, "/runs")
+    assert posted(pages, path).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    path = f"/runs/retry?run={chosen[0]}&run={left}"
+    assert "1 run of these not ended" in shown(pages, path)
+    assert done(posted(pages, path)).startswith("/runs?cause=retry")
+    assert "1 run queued. 1 could not be retried." in shown(pages, "/runs")
+    assert "1 run matches." in shown(pages, "/runs?cause=retry&last=1h")
+    for wrong in ("/runs/cancel", "/runs/retry"):
+        assert "none of the selected runs" in shown(pages, wrong)
+    assert pages.get("/runs/cancel?run=x").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+@pytest.mark.parametrize(
+    ("scope", "words"),
+    [
+        ("scope=tenant", "tenant default"),
+        ("scope=fleet", "the fleet"),
+        ("queue=reports", "queue reports"),
+        ("label=team%3Dbilling", "label team=billing"),
+        ("key_prefix=oth", "keys that begin with oth"),
+    ],
+)
+def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
+    pages: ApiClient, scope: str, words: str
+) -> None:
+    trigger(pages.database, "other")
+    assert scope.partition("=")[0] in shown(pages, "/freeze")
+    path = f"/freeze/scope?{scope}"
+    dialog = re.sub(r"</?bdi>", "", shown(pages, path))
+    assert f"Freeze {words}?" in dialog
+    assert "1 open run will not start until the thaw." in dialog
+    assert done(posted(pages, path, reason=REASON)) == "/"
+    for place in ("/", "/runs", "/jobs/job", "/bulk", "/dead-letters", "/freeze", path):
+        text = shown(pages, place)
+        assert "Frozen: " in text
+        assert "&lt;script&gt;" in text
+    thaw = link(shown(pages, "/runs"), "Thaw…")
+    assert "1 run may start at once." in shown(pages, thaw)
+    done(posted(pages, thaw))
+    text = shown(pages, "/")
+    assert "is thawed." in text
+    assert "Frozen: " not in text
+    assert posted_refused(pages, thaw)
+
+
+def posted_refused(client: httpx.Client, path: str) -> bool:
+    """Return True if the dialog of an action that is over is refused."""
+    return client.get(path).status_code == HTTPStatus.NOT_FOUND
+
+
+def test_scope_that_names_nothing_is_refused(pages: ApiClient) -> None:
+    assert pages.get("/freeze/scope").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert pages.get("/freeze/scope?queue=").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+def test_key_of_a_tenant_freezes_no_fleet(database: Database) -> None:
+    with console(database) as client:
+        signed_in(client, key_of(database, "read", "operate"))
+        assert "All tenants" not in client.get("/freeze").text
+        assert client.get("/freeze/scope?scope=fleet").status_code == HTTPStatus.FORBIDDEN
+        fields = fields_of(client.get("/freeze/scope?scope=tenant"))
+        assert client.post("/freeze/scope?scope=fleet", data=fields).status_code == HTTPStatus.FORBIDDEN
+    assert database.value("SELECT count(*) FROM freezes") == 0
+
+
+def test_key_that_may_only_read_sees_pages_without_actions(database: Database) -> None:
+    submit(database)
+    fail(database)
+    trigger(database)
+    with Client(database.url) as client:
+        client.freezes.freeze(queue="default", reason="inventory", by="anna")
+        cancelled = client.runs.cancel_all(key="job")
+    with console(database) as client:
+        signed_in(client, key_of(database, "read"))
+        letter = database.value("SELECT id FROM dead_letters")
+        places = (
+            "/dead-letters",
+            f"/dead-letters/{letter}",
+            "/bulk",
+            f"/bulk/cancellation/{cancelled}",
+            "/runs",
+            "/freeze",
+        )
+        for path in places:
+            text = client.get(path).text
+            assert "by <bdi>anna</bdi>: <bdi>inventory</bdi>" in text, path
+            assert "…</a>" not in re.sub(r'class="mono[^>]*>[^<]*</a>', "", text), path
+            assert 'type="checkbox"' not in text
+        fields = fields_of(client.get("/runs"))
+        for path in (
+            "/dead-letters/redrive?id=1",
+            "/dead-letters/purge",
+            "/runs/cancel-all?job=job",
+            "/thaw?queue=default",
+        ):
+            assert client.get(path).status_code == HTTPStatus.FORBIDDEN
+            assert client.post(path, data=fields).status_code == HTTPStatus.FORBIDDEN
+
+
+def test_backfill_shows_its_progress_and_is_paused_and_cancelled(pages: ApiClient) -> None:
+    submit(pages.database, "daily", schedule={"cron": "0 2 * * *", "timezone": "UTC"})
+    now = pages.database.now()
+    with Client(pages.database.url) as client:
+        made = client.backfill("daily", now - timedelta(days=9), now, versions="current").backfill_id
+    assert "1 of 1 goes on." in shown(pages, "/bulk")
+    place = f"/bulk/backfill/{made}"
+    text = shown(pages, place)
+    assert "It has made none yet." in text
+    assert 'href="/jobs/daily"' in text
+    done(posted(pages, link(text, "Pause…"), reason="quiet hours"))
+    assert "quiet hours" in shown(pages, place)
+    done(posted(pages, link(shown(pages, place), "Cancel…")))
+    text = shown(pages, place)
+    assert "cancelled" in text
+    assert "Pause…" not in text
+
+
+def test_unknown_bulk_work_and_empty_lists_say_so(pages: ApiClient) -> None:
+    assert "Nothing in bulk." in shown(pages, "/bulk")
+    assert "No dead letter waits for you." in shown(pages, "/dead-letters")
+    unknown = ("bulk/backfill/x", "bulk/cancellation/7", "bulk/redrive/7", "bulk/nothing/7", "dead-letters/x")
+    for path in (*unknown, "dead-letters/7", "dead-letters/99999999999999999999"):
+        assert pages.get(f"/{path}").status_code == HTTPStatus.NOT_FOUND, path
+    assert pages.get("/dead-letters?status=none").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
