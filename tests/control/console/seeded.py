@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import LiteralString
 from uuid import UUID
 
+from tests.control.client.test_dead_letters import garble
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, begun, end, ending, requeue, submission, submit, trigger
@@ -67,6 +68,22 @@ PAGES: Mapping[str, str] = {
     "run-succeeded": "/runs/{succeeded}",
     "run-failed": "/runs/{failed}",
     "run-hostile": "/runs/{hostile}",
+    "runs-cancel": "/runs/cancel?run={queued}&run={running}",
+    "runs-cancel-all": "/runs/cancel-all?job=slow",
+    "dead-letters": "/dead-letters",
+    "dead-letters-failing": "/dead-letters?job=charge",
+    "dead-letters-none": "/dead-letters?kind=message&queue=none",
+    "dead-letter-run": "/dead-letters/{run_letter}",
+    "dead-letter-message": "/dead-letters/{message_letter}",
+    "redrive": "/dead-letters/redrive?kind=run&job=charge",
+    "purge": "/dead-letters/purge?kind=run",
+    "bulk": "/bulk",
+    "bulk-backfill": "/bulk/backfill/{backfill}",
+    "bulk-cancellation": "/bulk/cancellation/{cancellation}",
+    "bulk-redrive": "/bulk/redrive/{redrive}",
+    "bulk-pause": "/bulk/redrive/{redrive}/pause",
+    "freeze": "/freeze",
+    "freeze-queue": "/freeze/scope?queue=reports",
     "run-unknown": "/runs/unknown",
     "ask": "/ask?q=hourly+at+21+Nov+10:00",
     "ask-nothing": "/ask?q=hourli",
@@ -92,7 +109,9 @@ def paths(ids: Mapping[str, object]) -> Mapping[str, str]:
     return {name: path.format_map(ids) for name, path in PAGES.items()}
 
 
-EMPTY: Mapping[str, str] = {name: PAGES[name] for name in ("overview", "jobs", "runs", "runs-failed")}
+EMPTY: Mapping[str, str] = {
+    name: PAGES[name] for name in ("overview", "jobs", "runs", "runs-failed", "dead-letters", "bulk", "freeze")
+}
 """The pages that an installation without a job has."""
 
 
@@ -106,6 +125,7 @@ def seed(database: ClockedDatabase) -> Ids:
     _waiting(database, ids)
     _on_the_axis(database)
     _administered(database, ids)
+    _bulk(database, ids)
     database.stop_clock(NOW)
     return ids
 
@@ -185,6 +205,19 @@ def _waiting(database: ClockedDatabase, ids: Ids) -> None:
     retried = begun(database, "slow")
     requeue(database, retried, AttemptOutcome.FAILED, timedelta(minutes=90))
     ids["retrying"], ids["queued"] = retried.run_id, trigger(database, "slow")
+
+
+def _bulk(database: ClockedDatabase, ids: Ids) -> None:
+    """Dead letters of each kind, and one of each kind of bulk work."""
+    garble(database, value=b'\xff{"key": "<script>", \x00\x01}' * 12)
+    ids["message_letter"] = database.value("SELECT max(id) FROM dead_letters")
+    ids["run_letter"] = database.value("SELECT id FROM dead_letters WHERE run_id = %s", [ids["failed"]])
+    now = database.now()
+    with Client(database.url) as client:
+        ids["redrive"] = client.dead_letters.redrive(key="charge", rate=0.5, reason=HOSTILE[:60]).redrive_id
+        made = client.backfill("hourly", now - timedelta(days=3), now, versions="current", max_concurrent=4)
+        ids["backfill"] = made.backfill_id
+        ids["cancellation"] = client.runs.cancel_all(queue="none", labels=None, reason="wrong data")
 
 
 def _administered(database: ClockedDatabase, ids: Ids) -> None:
