@@ -494,7 +494,6 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "last_dead_letter_looked_at": _LETTERS | {"job_id": None},
     "count_dead_letters": _LETTERS | {"job_id": None},
     "group_dead_letters": _LETTERS | {"redriven": False, "look": 10_000},
-    "list_cancellations": {"before": 2**63 - 1},
     "find_open_states": {"job_id": None, "limit": 500},
     "purge_dead_letters": {"redriven": None},
     "count_repeats": {
@@ -691,7 +690,7 @@ _HOT = {
         find_jobs_named find_keys_from
         list_key_limits list_keys_in_use list_batches read_batch_runs read_run_edges
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
-        group_dead_letters list_cancellations
+        group_dead_letters
     """,
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
