@@ -99,5 +99,5 @@ def _link(caller: Caller, urls: Urls, kind: Kind, target: str, meaning: Meaning 
     if kind is Kind.QUEUE:
         return urls("jobs", queue=target)
     if kind is Kind.DEAD_LETTER:
-        return urls("api", path=f"dead-letters/{target}")
+        return urls("dead_letter", number=target)
     return urls("fleet", find=target)

@@ -103,7 +103,7 @@ def both(at: datetime, zone: tzinfo = UTC) -> str:
     """Return an instant in a zone and in UTC, for a title.
 
     >>> both(datetime(2026, 11, 21, 23, 13, 4, 118000, tzinfo=UTC), ZoneInfo("Europe/Berlin"))
-    'Sun 22 Nov 2026 00:13:04.118 CET, UTC+01:00, 2026-11-21T23:13:04.118Z'
+    'Sun 22 Nov 2026 00:13:04.118 CET, UTC+01:00, 2026-11-21T23:13:04.118000Z'
     """
     if zone is UTC:
         return absolute(at)
