@@ -35,7 +35,7 @@ _REMOVE_INDEXED: LiteralString = """
 WITH found AS MATERIALIZED (
     SELECT {columns} FROM {table} AS r WHERE r.tenant = %(tenant)s {beyond} ORDER BY {order} LIMIT %(limit)s
 ), removed AS (
-    DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT f.at FROM found AS f))
+    DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT f.place FROM found AS f))
 )
 SELECT count(*) OVER (), {key} FROM found AS f ORDER BY {backwards} LIMIT 1
 """
@@ -174,12 +174,12 @@ def removal_from(table: TenantTable, after: list[str] | None) -> sql.Composed:
         beyond = sql.SQL("AND ({}) >= ({})").format(comma.join(keys), values)
     return sql.SQL(_REMOVE_INDEXED).format(
         table=name,
-        columns=comma.join([sql.SQL("r.ctid AS at"), *(sql.Identifier("r", column) for column in table.columns)]),
+        columns=comma.join([sql.SQL("r.ctid AS place"), *(sql.Identifier("r", column) for column in table.columns)]),
         beyond=beyond,
         order=comma.join([sql.SQL("r.tenant"), *keys]),
         key=sql.SQL("ARRAY[{}]::text[]").format(comma.join(each + sql.SQL("::text") for each in found)),
         backwards=comma.join(
-            [*(each + of + sql.SQL(" DESC") for each, of in zip(found, collations, strict=True)), sql.SQL("f.at DESC")]
+            [*(each + of + sql.SQL(" DESC") for each, of in zip(found, collations, strict=True)), sql.SQL("f.place DESC")]
         ),
     )
 

@@ -136,7 +136,7 @@ def test_where_shows_the_places_of_a_run_and_the_message_of_each_claim(job: Data
         (1, "test", 0, 0),
         (2, "test", 0, 0),
     ]
-    assert found["messages"][0]["timestamp"] == "1970-01-01T00:00:00Z"
+    assert found["messages"][0]["timestamp"] is None
     day = date.fromisoformat(found["day"])
     assert found["table_name"] == f"finished_runs_{day:%Y%m%d}"
     assert date.fromisoformat(found["kept_until"]) == day + timedelta(days=91)
