@@ -179,7 +179,10 @@ def removal_from(table: TenantTable, after: list[str] | None) -> sql.Composed:
         order=comma.join([sql.SQL("r.tenant"), *keys]),
         key=sql.SQL("ARRAY[{}]::text[]").format(comma.join(each + sql.SQL("::text") for each in found)),
         backwards=comma.join(
-            [*(each + of + sql.SQL(" DESC") for each, of in zip(found, collations, strict=True)), sql.SQL("f.place DESC")]
+            [
+                *(each + of + sql.SQL(" DESC") for each, of in zip(found, collations, strict=True)),
+                sql.SQL("f.place DESC"),
+            ]
         ),
     )
 
