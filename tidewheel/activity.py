@@ -26,6 +26,9 @@ GRAINS: Final = (timedelta(seconds=5), timedelta(minutes=1), timedelta(hours=1))
 SLOWEST: Final = 3
 """The runs whose ids a row keeps."""
 
+MOST: Final = 10_000
+"""The classes that are counted before they are written: about 10 MB. A process without `Presence` writes none."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STAGE_BITS, _COUNT_BITS = 16, 32
 _BY_RATIO = 1 / math.log(1.1)  # of the buckets of tidewheel/buckets.py
@@ -83,9 +86,11 @@ class Activity:
         self._figures: dict[Class, Figures] = {}
 
     def of(self, counted: Class) -> Figures:
-        """Return the figures of a class, to be changed under the lock."""
+        """Return the figures of a class, to be changed under the lock; one class too many forgets all others."""
         found = self._figures.get(counted)
         if found is None:
+            if len(self._figures) >= MOST:
+                self._figures.clear()
             found = self._figures[counted] = Figures()
         return found
 

@@ -10,6 +10,7 @@ import pytest
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import begun, ending, submit
+from tidewheel import activity as counting
 from tidewheel.activity import Activity, Class, Stage, activity, begin_of, unpack_stages
 from tidewheel.buckets import quantile
 from tidewheel.postgres.session import Session
@@ -114,6 +115,16 @@ def test_three_slowest_runs_of_a_class_are_kept(database: Database) -> None:
     for seconds in (3, 9, 1, 7, 5):
         figures.ran(seconds, UUID(int=seconds))
     assert figures.slowest == [(9, UUID(int=9)), (7, UUID(int=7)), (5, UUID(int=5))]
+
+
+def test_counts_that_nobody_writes_are_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "MOST", 3)
+    made = Activity()
+    for tenant in "abcd":
+        made.of(_class(database.now())._replace(tenant=tenant)).runs += 1
+    with database.transaction() as connection:
+        made.write(connection)
+    assert database.rows("SELECT tenant, runs FROM activity") == [("d", 1)]
 
 
 def test_old_figures_are_merged_and_stay_the_same_in_sum(database: Database) -> None:
