@@ -1,6 +1,9 @@
 """`/api/v1/runs/{run_id}/where`: the table that holds a run, and its messages on Kafka."""
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from uuid import UUID
 
@@ -24,6 +27,8 @@ from tidewheel.errors import UnknownRun
 from tidewheel.settings.api import ApiSettings
 
 _LOOK_SECONDS = 3.0  # for each message: a thread for reads is held meanwhile
+_LOOKING = threading.Lock()  # one look at a time: the other threads for reads stay free
+_BUSY = "another look on Kafka is in progress; repeat it in some seconds"
 
 
 class WhereQuery(TenantQuery):
@@ -86,16 +91,28 @@ def run_where(connection: Connection, settings: ApiSettings, tenant: str, run_id
 def stored_places(
     connection: Connection, settings: ApiSettings, tenant: str, run_id: UUID, *, kafka: bool
 ) -> RunPlaces:
-    """Return the places of a run that the database has.
+    """Return the places of a run that the database has; one call at a time looks on Kafka.
 
     Raises:
         UnknownRun: It has no run of this id of the tenant.
     """
     # The role of a tenant may not read the outbox. The statements name the tenant.
-    with connection.snapshot(all_tenants=True) as reading:
-        return find_places(
-            reading, settings, tenant, run_id, retention=timedelta(0), kafka=kafka, look_seconds=_LOOK_SECONDS
+    with looking(wanted=kafka) as looks, connection.snapshot(all_tenants=True) as reading:
+        found = find_places(
+            reading, settings, tenant, run_id, retention=timedelta(0), kafka=looks, look_seconds=_LOOK_SECONDS
         )
+    return replace(found, kafka=_BUSY) if kafka and not looks else found
+
+
+@contextmanager
+def looking(*, wanted: bool = True) -> Generator[bool]:
+    """Yield True for the only look on Kafka, False while there is another."""
+    is_first = wanted and _LOOKING.acquire(blocking=False)
+    try:
+        yield is_first
+    finally:
+        if is_first:
+            _LOOKING.release()
 
 
 def claims_of(run: RunDetail) -> tuple[ClaimMessage, ...]:

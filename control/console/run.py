@@ -82,7 +82,7 @@ class RunPage:
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": part(read_payload) if is_stored else None,
                 "places": places, "claims": claims_of(run), "looked": query.kafka,
-                "brokers": part(self.settings.bootstrap) if query.kafka else "",
+                "brokers": part(self.settings.bootstrap) if query.kafka and caller.all_tenants else "BROKERS",
                 "picked": picked, "with_logs": with_logs, "log": log,
                 "more": more_of(urls, run_id, log) if follows and isinstance(log, Log) else None,
             }

@@ -14,6 +14,7 @@ from tests.control.client.test_logs import flush
 from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, begun, end, ending, final_state, open_run, requeue, submit, trigger
+from tidewheel.control.api import run_places
 from tidewheel.control.console.json_view import json_view
 from tidewheel.runs import AttemptOutcome, RunState
 
@@ -190,6 +191,17 @@ def test_kafka_fold_has_the_coordinates_that_are_stored(pages: ApiClient) -> Non
     page = shown(pages, f"/runs/{started.run_id}")
     assert "test, partition 0, offset 0" in re.sub(r"</?bdi>", "", page)
     assert f'href="/runs/{started.run_id}?kafka=true#kafka"' in page
+    assert f'data-live="run:{started.run_id}"' in page
+
+
+def test_one_page_at_a_time_looks_on_kafka_and_does_not_read_itself_again(pages: ApiClient) -> None:
+    submit(pages.database)
+    started = begun(pages.database)
+    with run_places.looking() as is_first:
+        assert is_first
+        page = shown(pages, f"/runs/{started.run_id}?kafka=true")
+    assert "another look on Kafka is in progress" in page
+    assert 'data-live=""' in page
 
 
 def test_json_keeps_numbers_order_and_repeated_names_and_folds_what_is_deep() -> None:
