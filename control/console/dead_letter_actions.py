@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.dead_letters import LettersQuery
 from tidewheel.control.api.queries import Whole, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import MAX_RATE, DeadLetters
 from tidewheel.control.console.actions import Dialog, Done, Field, text_of
 from tidewheel.control.console.confirming import confirmation, ensure_confirmed
-from tidewheel.control.console.dead_letters import REDRIVEN
+from tidewheel.control.console.dead_letters import REDRIVEN, TabQuery, by_tab
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, number
@@ -27,16 +26,14 @@ _FILTERS = ("kind", "status", "error_type", "queue", "lane", "since", "until")
 _NOTHING = FieldError("", "no dead letter matches", "go back: it may be redriven or purged already")
 
 
-class ChosenQuery(LettersQuery):
+class ChosenQuery(TabQuery):
     """The dead letters of an action.
 
     Attributes:
         id: Only these.
-        show: Those that are not redriven, those that are, or both.
     """
 
     id: tuple[Whole, ...] = ()
-    show: Literal["open", "redriven", "all"] = "open"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +138,7 @@ def _filter(query: ChosenQuery) -> DeadLetterFilter:
 
 
 def _purged(query: ChosenQuery) -> DeadLetterFilter:
-    return cast("DeadLetterFilter", {**_filter(query), "redriven": REDRIVEN[query.show]})
+    return cast("DeadLetterFilter", {**_filter(query), "redriven": REDRIVEN[by_tab(query).show]})
 
 
 def _unpurgeable(matched: int, *, at_least: bool) -> Sequence[FieldError]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from starlette.requests import Request
 
@@ -30,16 +30,27 @@ _FILTERS = ("kind", "status", "error_type", "queue", "lane", "since", "until")
 _GROUPS = 8
 
 
-class PageOfLettersQuery(LettersQuery):
+class TabQuery(LettersQuery):
+    """Filter of dead letters with the tab of the page.
+
+    Attributes:
+        show: Those that are not redriven, those that are, or both.
+    """
+
+    show: Literal["open", "redriven", "all"] = "open"
+
+
+T = TypeVar("T", bound=TabQuery)
+
+
+class PageOfLettersQuery(TabQuery):
     """Filter of the page of dead letters.
 
     Attributes:
         last: Only dead letters of this time before now.
-        show: Those that are not redriven, those that are, or both.
     """
 
     last: Literal["1h", "24h", "7d", "30d"] | None = None
-    show: Literal["open", "redriven", "all"] = "open"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +63,11 @@ class DeadLettersPage:
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the causes, and a page of dead letters by the filters of the address."""
         query, errors = read_filters(request, PageOfLettersQuery)
+        query = by_tab(query)
         now = page_now(connection)
         since = query.since if query.last is None else now - SPANS[query.last]
-        redriven = (
-            {"open": False, "redriven": True, "all": None}[query.show] if query.redriven is None else query.redriven
-        )
         narrowed: dict[str, Any] = {name: getattr(query, name) for name in _FILTERS}
-        narrowed |= {"key": query.job, "since": since, "redriven": redriven}
+        narrowed |= {"key": query.job, "since": since, "redriven": REDRIVEN[query.show]}
 
         def listed() -> tuple[DeadLetterPage, str | None]:
             cursors = Cursors.of_list("dead-letters", query, caller.tenant)
@@ -105,6 +114,13 @@ class DeadLetterOnePage:
         )  # fmt: skip
 
 
+def by_tab(query: T) -> T:
+    """Return a filter whose `redriven`, as REST names it, is the tab: a list and its actions concern the same ones."""
+    if query.redriven is None:
+        return query
+    return query.model_copy(update={"show": "redriven" if query.redriven else "open", "redriven": None})
+
+
 def group_filters(group: DeadLetterGroup) -> Mapping[str, str] | None:
     """Return the filters that name the dead letters of a group; None if its job is no longer stored."""
     if group.kind == "run" and group.key is None:
@@ -115,5 +131,5 @@ def group_filters(group: DeadLetterGroup) -> Mapping[str, str] | None:
 
 def _selected(query: PageOfLettersQuery, filters: Mapping[str, Any], since: object) -> Mapping[str, Any]:
     """Return the filters of an action on all that the list shows, with instants in place of spans."""
-    given = {name: value for name, value in filters.items() if name not in {"last", "show", "redriven"}}
+    given = {name: value for name, value in filters.items() if name not in {"last", "show"}}
     return given | ({"since": f"{since:%Y-%m-%dT%H:%M:%SZ}"} if query.last is not None else {})

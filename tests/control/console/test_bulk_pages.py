@@ -142,6 +142,14 @@ def test_purge_of_many_needs_their_number(pages: ApiClient) -> None:
     assert pages.database.value("SELECT count(*) FROM dead_letters") == 1
 
 
+def test_purge_concerns_what_the_list_shows(pages: ApiClient) -> None:
+    fail(pages.database)
+    text = shown(pages, "/dead-letters?redriven=true")
+    assert "Redrive…" not in text
+    assert posted(pages, "/dead-letters/purge?redriven=true").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert pages.database.value("SELECT count(*) FROM dead_letters") == 1
+
+
 def test_pages_of_dead_letters_hold_each_once(pages: ApiClient) -> None:
     for offset in range(5):
         garble(pages.database, offset)
