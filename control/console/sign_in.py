@@ -88,7 +88,7 @@ class Signer:
 
     def seal(self, use: str, value: object) -> str:
         """Return a value as text of a cookie, signed for one use."""
-        body = urlsafe_b64encode(json.dumps(value).encode()).decode()
+        body = urlsafe_b64encode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")).decode()
         return f"{body}.{self._mark(use, body)}"
 
     def unseal(self, use: str, text: str) -> object | None:

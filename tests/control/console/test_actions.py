@@ -51,6 +51,16 @@ def test_pause_shows_its_message_once_and_offers_to_undo_it(pages: ApiClient) ->
     assert "Resume…" not in pages.get("/jobs/nightly").text
 
 
+def test_message_and_undo_of_a_long_key_fit_a_cookie(pages: ApiClient) -> None:
+    key = "\N{SNOWMAN WITHOUT SNOW}" * 255
+    submit(pages.database, key)
+    place = f"/jobs/id:{job_id('default', key)}"
+    assert posted(pages, f"{place}/pause").status_code == HTTPStatus.SEE_OTHER
+    page = pages.get(place).text
+    assert "is paused." in page
+    assert f'action="{place}/resume"' in page
+
+
 def test_refused_field_keeps_all_that_was_typed(pages: ApiClient) -> None:
     submit(pages.database, "nightly")
     answer = posted(pages, "/jobs/nightly/pause", until="tomorrow", reason="<b>stock")
