@@ -1554,19 +1554,6 @@ SELECT w.job_id, r.run_id, r.scheduled_at, r.state, r.started_at, r.finished_at
          LIMIT 20) AS r
  ORDER BY w.job_id, r.scheduled_at DESC
 
--- name: find_keys_near
--- Returns the first key of a tenant from a text on, and the last one before it.
--- Index: jobs_by_key. No lock.
-(SELECT j.key FROM jobs AS j
-  WHERE j.tenant = %(tenant)s AND j.version > 0 AND j.deleted_at IS NULL AND j.key COLLATE "C" >= %(near)s
-  ORDER BY j.key COLLATE "C"
-  LIMIT 1)
- UNION ALL
-(SELECT j.key FROM jobs AS j
-  WHERE j.tenant = %(tenant)s AND j.version > 0 AND j.deleted_at IS NULL AND j.key COLLATE "C" < %(near)s
-  ORDER BY j.key COLLATE "C" DESC
-  LIMIT 1)
-
 -- name: read_activity
 -- Returns the ended runs of a tenant by bin and state, and the number of rows; of the newest `look` rows.
 -- Index: activity_pkey, a range of it backwards. No lock.
@@ -1706,15 +1693,15 @@ SELECT md5(coalesce(string_agg(pulse, ' '), '')) AS pulse
   ) AS pulses
 
 -- name: read_run_pulses
--- Returns a fingerprint of each given run: of its state, its attempt and its progress.
+-- Returns a fingerprint of each given run of a tenant: of its state, its attempt and its progress.
 -- Index: job_runs_pkey, the partitions' indexes by run, run_inputs_pkey. No lock.
 SELECT r.run_id, concat_ws(' ', r.state, r.attempt, r.publish_at, r.started_at, i.progress_at) AS pulse
   FROM runs AS r
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
- WHERE r.run_id = ANY (%(ids)s)
+ WHERE r.run_id = ANY (%(ids)s) AND r.tenant = %(tenant)s
 
 -- name: read_job_pulses
--- Returns a fingerprint of each given job: of its version, its pause, its next instant and its latest runs.
+-- Returns a fingerprint of each given job of a tenant: of its version, its pause, its next instant and its latest runs.
 -- Index: jobs_pkey, timers_pkey, job_runs_by_job and by job in every partition, walked backwards. No lock.
 SELECT j.job_id, concat_ws(' ', j.version, j.paused, j.updated_at, j.deleted_at, t.due_at, t.hold_reason, latest.pulse) AS pulse
   FROM jobs AS j
@@ -1725,4 +1712,4 @@ SELECT j.job_id, concat_ws(' ', j.version, j.paused, j.updated_at, j.deleted_at,
              WHERE r.job_id = j.job_id
              ORDER BY r.scheduled_at DESC, r.run_id DESC
              LIMIT 50) AS seen) AS latest
- WHERE j.job_id = ANY (%(ids)s)
+ WHERE j.job_id = ANY (%(ids)s) AND j.tenant = %(tenant)s

@@ -115,7 +115,7 @@ class DeadLetterOnePage:
 
 
 def by_tab(query: T) -> T:
-    """Return a filter whose `redriven`, as REST names it, is the tab: a list and its actions concern the same ones."""
+    """Return a filter with the tab in place of `redriven`: list and actions concern the same letters."""
     if query.redriven is None:
         return query
     return query.model_copy(update={"show": "redriven" if query.redriven else "open", "redriven": None})

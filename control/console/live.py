@@ -58,6 +58,11 @@ class _Tenant:
     looking: "asyncio.Task[None] | None" = None
     answered: bool = True
 
+    @property
+    def is_over(self) -> bool:
+        """True once an error has ended the looks: a browser that opens its stream again begins them anew."""
+        return self.looking is not None and self.looking.done()
+
 
 class Live:
     """The streams of the console.
@@ -107,7 +112,6 @@ class Live:
                     _compare(tenant, found, watchers)
                 await asyncio.sleep(_LOOK_SECONDS)
         finally:
-            tenant.answered = False  # an error: browsers show that nothing was heard
             del self._tenants[name]
 
     async def _events(
@@ -116,7 +120,7 @@ class Live:
         now = asyncio.get_running_loop().time
         sent_at = now()
         yield b"retry: 2000\nevent: beat\ndata: -\n\n"
-        while not self._stop.requested():
+        while not self._stop.requested() and not tenant.is_over:
             if not await is_open():
                 yield b"event: gone\ndata: -\n\n"
                 return

@@ -35,11 +35,13 @@ def read_pulses(connection: Conn, tenant: str, watched: Watched) -> Mapping[str,
     if watched.now:
         [(pulse,)] = connection.execute(_OF_TENANT, {"tenant": tenant}).fetchall()
         found["now"] = str(pulse)
-    return found | _of(connection, "run", _OF_RUNS, watched.runs) | _of(connection, "job", _OF_JOBS, watched.jobs)
+    runs = _of(connection, tenant, "run", _OF_RUNS, watched.runs)
+    return found | runs | _of(connection, tenant, "job", _OF_JOBS, watched.jobs)
 
 
-def _of(connection: Conn, kind: str, statement: LiteralString, ids: Sequence[UUID]) -> dict[str, str]:
+def _of(connection: Conn, tenant: str, kind: str, statement: LiteralString, ids: Sequence[UUID]) -> dict[str, str]:
     if not ids:
         return {}
-    rows = cast("list[tuple[UUID, str]]", connection.execute(statement, {"ids": list(ids)}).fetchall())
+    columns = {"tenant": tenant, "ids": list(ids)}
+    rows = cast("list[tuple[UUID, str]]", connection.execute(statement, columns).fetchall())
     return {f"{kind}:{row_id}": pulse for row_id, pulse in rows}

@@ -12,7 +12,7 @@ from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
 _READ_RECENT_RUNS = _SQL["read_recent_runs"]
-_FIND_KEYS_NEAR = _SQL["find_keys_near"]
+_FIND_KEYS_FROM = _SQL["find_keys_from"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def read_recent_runs(connection: Conn, job_ids: Sequence[UUID]) -> Mapping[UUID,
 
 def nearest_key(connection: Conn, tenant: str, text: str) -> str | None:
     """Return the key that has the longest common beginning with a text; None if none begins like it."""
-    rows = connection.execute(_FIND_KEYS_NEAR, {"tenant": tenant, "near": text}, binary=True).fetchall()
+    rows = connection.execute(_FIND_KEYS_FROM, {"tenant": tenant, "text": text, "limit": 1}, binary=True).fetchall()
     keys = [str(row[0]) for row in rows]
     best = max(keys, key=lambda key: _common(key, text), default=None)
     return best if best is not None and _common(best, text) else None

@@ -153,6 +153,35 @@ def test_key_of_a_tenant_hears_nothing_of_another(database: Database, looks: lis
             assert [next(events), next(events)] == ["beat", "beat"]
 
 
+def test_error_of_a_look_ends_the_stream_and_the_next_one_looks_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(connection: Conn, tenant: str, watched: pulses.Watched) -> object:
+        raise LookupError(tenant)
+
+    with answering(database) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(live, "read_pulses", fail)
+            with client.stream("GET", "/live?topics=now") as answer:
+                assert "event: changed" not in list(answer.iter_lines())
+        with watching(client, "now") as events:
+            trigger_new(database)
+            assert news(events) == "changed"
+
+
+def trigger_new(database: Database) -> None:
+    submit(database)
+    trigger(database)
+
+
+def test_looks_name_the_tenant(database: Database) -> None:
+    run = begun_one(database)
+    watched = pulses.Watched(now=False, runs=[run], jobs=[job_id("default", "job")])  # type: ignore[list-item]
+    with database.transaction() as connection:  # of the owner, whom row-level security does not bind
+        assert len(pulses.read_pulses(connection, "default", watched)) == 2
+        assert pulses.read_pulses(connection, "acme", watched) == {}
+
+
 def test_stop_ends_every_stream(database: Database) -> None:
     with answering(database) as client:
         ended = threading.Event()

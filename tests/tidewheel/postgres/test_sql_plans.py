@@ -540,7 +540,6 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_timeline_runs": _TIME | {"limit": 401},
     "count_timeline_runs": _TIME | {"look": 20_000, "edges": [_NOON, _NOON]},
     "read_versions_since": _TIME,
-    "find_keys_near": {"near": "job-2"},
     "read_pauses": {"object": "job/5"},
     "find_runs_ahead": {"states": [RunState.QUEUED], "limit": 10},
     "read_versions": {"before": 9, "limit": 21},
@@ -680,7 +679,7 @@ _HOT = {
         read_logs read_run find_jobs_of_page list_jobs show_job count_backfilled read_job_position
         read_versions_near read_runs_at
         read_attempts_of read_skips_at read_overrides_around find_active_run
-        read_recent_runs find_keys_near find_timeline_runs count_timeline_runs
+        read_recent_runs find_timeline_runs count_timeline_runs
         read_took_p95 read_versions_since read_pauses
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
