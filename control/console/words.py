@@ -24,6 +24,7 @@ _LONGEST_KEY = 44  # characters in a table
 _TEN = 10
 _KEPT = 65_536  # characters of one text in a page
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", re.ASCII)
+_CODE = re.compile(r"`([^`<>&]+)`")
 _NUMBER = re.compile(r'"\\u0000(-?[0-9][0-9.eE+-]*)"')
 
 _FAMILIES: Mapping[str, str] = {
@@ -213,6 +214,16 @@ def people(text: str | None) -> Markup:
     return Markup("<bdi>{}</bdi>").format(boxed(text or "", kept=""))
 
 
+def prose(text: str | None) -> Markup:
+    """Return a sentence with a capital, and words between backticks as code.
+
+    >>> prose("`tidewheel status` shows slots; start <more>")
+    Markup('<bdi><code>tidewheel status</code> shows slots; start &lt;more&gt;</bdi>')
+    """
+    given = text or ""
+    return Markup(_CODE.sub(r"<code>\1</code>", people(given[:1].upper() + given[1:])))  # noqa: S704 - escaped before
+
+
 def lines(text: str | None) -> Markup:
     """Return text of several lines, such as a trace, with control characters as visible boxes."""
     given = (text or "").replace("\r\n", "\n")
@@ -307,7 +318,8 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration, "relative": _in_zone(relative), "absolute": _in_zone(absolute),
     "both": _in_zone(both),
     "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
-    "state": state, "short_id": short_id, "people": people, "lines": lines, "key": key, "visible": visible,
+    "state": state, "short_id": short_id, "people": people, "lines": lines, "key": key,
+    "visible": visible, "prose": prose,
     "pretty": pretty, "bytes": size, "ordinal": ordinal,
     "text_of": text_of, "counted": counted, "pace": pace, "symbol_of": symbol_of, "family_of": family_of,
 }  # fmt: skip

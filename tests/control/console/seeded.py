@@ -14,6 +14,7 @@ from tests.control.client.test_dead_letters import garble
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, begun, end, ending, requeue, submission, submit, trigger
+from tests.transitions.graphs import after, play, put
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, RunState
@@ -84,7 +85,14 @@ PAGES: Mapping[str, str] = {
     "bulk-pause": "/bulk/redrive/{redrive}/pause",
     "freeze": "/freeze",
     "freeze-queue": "/freeze/scope?queue=reports",
+    "runs-cancel-matching": "/runs/cancel-all?queue=reports",
     "run-unknown": "/runs/unknown",
+    "run-cancel": "/runs/{running}/cancel",
+    "run-retry": "/runs/{failed}/retry",
+    "runs-slow": "/runs/slow",
+    "workflow": "/workflows/{workflow}",
+    "workflow-resume": "/workflows/{workflow}/resume",
+    "workflow-cancel": "/workflows/{workflow}/cancel",
     "ask": "/ask?q=hourly+at+21+Nov+10:00",
     "ask-nothing": "/ask?q=hourli",
     "fleet": "/fleet?executor={executor}",
@@ -94,10 +102,13 @@ PAGES: Mapping[str, str] = {
     "tenant-delete": "/admin/tenants/acme/delete",
     "keys": "/admin/keys",
     "key-new": "/admin/new-key",
+    "key-revoke": "/admin/keys/bbbbbbbbbb/revoke",
     "audit": "/admin/audit",
     "calendars": "/calendars",
     "calendar": "/calendars/holidays?year=2026",
     "calendar-edit": "/calendars/holidays/edit",
+    "calendar-new": "/new-calendar",
+    "calendar-delete": "/calendars/holidays/delete",
 }
 """Each page by a name: its path, with the ids of the seeds in braces."""
 
@@ -120,6 +131,7 @@ def seed(database: ClockedDatabase) -> Ids:
     database.stop_clock(NOW - timedelta(hours=6))
     ids: Ids = {}
     _ended(database, ids)
+    _workflow(database, ids)
     _failing(database, ids)
     _hard_text(database, ids)
     _waiting(database, ids)
@@ -127,6 +139,8 @@ def seed(database: ClockedDatabase) -> Ids:
     _administered(database, ids)
     _bulk(database, ids)
     database.stop_clock(NOW)
+    database.execute(_LIVES)
+    database.execute(_LAST_HOUR)
     return ids
 
 
@@ -167,6 +181,14 @@ def _failing(database: ClockedDatabase, ids: Ids) -> None:
     for _ in range(4):
         ids["failed"] = fail(database, "charge", "connection to db-2.internal:5432 refused: too many clients already")
         later(database, 60)
+
+
+def _workflow(database: ClockedDatabase, ids: Ids) -> None:
+    """A graph of four jobs, of which one failed."""
+    graph = {"load": [], "check": after("load"), "enrich": after("load"), "publish": after("check", "enrich")}
+    put(database, graph, retry={"max_attempts": 1})
+    ids["workflow"] = trigger(database, "load")
+    play(database, lambda key: RunState.FAILED if key == "check" else RunState.SUCCEEDED)
 
 
 def _hard_text(database: ClockedDatabase, ids: Ids) -> None:
@@ -252,4 +274,22 @@ SELECT key_id, tenant, name, sha256('secret'), scopes::text[], rate, tidewheel_n
                ('bbbbbbbbbb', 'acme', 'ci-deploy', '{read,write}', 5, '9 d', interval '80 d', NULL, NULL),
                ('cccccccccc', 'default', repeat('long-', 40), '{read}', NULL, '4 d', NULL, NULL, interval '2 h'))
     AS k (key_id, tenant, name, scopes, rate, age, rest, used, gone)
+"""
+_LIVES: LiteralString = """
+INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)
+SELECT gen_random_uuid(), role, 'host-1', 7, '0.1.0', '{}', at, at, at - interval '5 h'
+  FROM unnest('{intake,scheduler,relay}'::text[]) AS r (role), tidewheel_now() AS at
+"""
+_LAST_HOUR: LiteralString = """
+INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)
+SELECT 'default', tidewheel_now() - nth * interval '30 s', 0, 'default', 'standard', state, runs,
+       CASE WHEN state <> 'skipped' THEN ARRAY[
+           (0::bigint << 48) + (10::bigint << 32) + runs, (1::bigint << 48) + (24::bigint << 32) + runs,
+           (1::bigint << 48) + ((44 + nth % 7)::bigint << 32) + 1,
+           (2::bigint << 48) + (60::bigint << 32) + runs] ELSE '{}' END, '{}', '{}'
+  FROM generate_series(1, 120) AS n (nth),
+       LATERAL (VALUES ('succeeded', 24 + nth * 7 % 11 + CASE WHEN nth % 10 = 1 THEN 30 ELSE 0 END),
+                       ('failed', CASE WHEN nth < 24 AND nth % 3 > 0 THEN 1 + nth % 4 ELSE 0 END),
+                       ('skipped', CASE WHEN nth IN (70, 71, 90) THEN 1 ELSE 0 END)) AS c (state, runs)
+ WHERE runs > 0
 """
