@@ -187,7 +187,9 @@ def _workflow(database: ClockedDatabase, ids: Ids) -> None:
     """A graph of four jobs, of which one failed."""
     graph = {"load": [], "check": after("load"), "enrich": after("load"), "publish": after("check", "enrich")}
     put(database, graph, retry={"max_attempts": 1})
+    later(database, 1)
     ids["workflow"] = trigger(database, "load")
+    later(database, 1)
     play(database, lambda key: RunState.FAILED if key == "check" else RunState.SUCCEEDED)
 
 

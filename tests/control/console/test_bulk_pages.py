@@ -296,7 +296,7 @@ def test_backfill_shows_its_progress_and_is_paused_and_cancelled(pages: ApiClien
     now = pages.database.now()
     with Client(pages.database.url) as client:
         made = client.backfill("daily", now - timedelta(days=9), now, versions="current").backfill_id
-    assert "1 of 1 goes on." in shown(pages, "/bulk")
+    assert "1 of 1 is under way." in shown(pages, "/bulk")
     place = f"/bulk/backfill/{made}"
     text = shown(pages, place)
     assert "It has made none yet." in text

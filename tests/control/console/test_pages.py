@@ -211,7 +211,7 @@ def test_unknown_ids_are_pages_of_404(pages: ApiClient) -> None:
     ):
         answer = pages.get(path)
         assert answer.status_code == HTTPStatus.NOT_FOUND, path
-        assert "<h1>Not Found</h1>" in answer.text, path
+        assert "<h1>Not found</h1>" in answer.text, path
         assert 'aria-label="Places"' in answer.text
 
 
