@@ -221,7 +221,7 @@ def prose(text: str | None) -> Markup:
     Markup('<bdi><code>tidewheel status</code> shows slots; start &lt;more&gt;</bdi>')
     """
     given = text or ""
-    return Markup(_CODE.sub(r"<code>\1</code>", people(given[:1].upper() + given[1:])))  # noqa: S704 - escaped before
+    return Markup(_CODE.sub(r"<code>\1</code>", str(people(given[:1].upper() + given[1:]))))  # noqa: S704 - escaped before
 
 
 def lines(text: str | None) -> Markup:
