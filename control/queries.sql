@@ -1674,8 +1674,10 @@ SELECT coalesce(sum(e.slots), 0)::bigint
  WHERE NOT e.stopping AND e.last_heartbeat_at > tidewheel_now() - coalesce(e.lease, %(lease)s::interval)
 
 -- name: read_tenant_pulse
--- Returns a fingerprint that changes with each run of a tenant: of its newest open runs, and of its newest runs.
--- Index: job_runs_by_tenant and by tenant in every partition, walked backwards. No lock.
+-- Returns a fingerprint that changes with each run of a tenant and with its bulk work: of its newest open runs, of its newest
+-- runs, of its newest backfills, cancellations and redrives.
+-- Index: job_runs_by_tenant and by tenant in every partition, backfills_by_tenant, cancellations_by_tenant,
+-- redrives_by_tenant, all walked backwards. No lock.
 -- Why both: a run may begin and end between two looks, and an old one may end while newer ones are open.
 SELECT md5(coalesce(string_agg(pulse, ' '), '')) AS pulse
   FROM (
@@ -1690,6 +1692,15 @@ SELECT md5(coalesce(string_agg(pulse, ' '), '')) AS pulse
        AND (r.tenant, r.run_id) >= (%(tenant)s, '00000000-0000-0000-0000-000000000000') AND r.shard >= 0
      ORDER BY r.tenant DESC, r.run_id DESC
      LIMIT 20)
+    UNION ALL
+   (SELECT concat(b.backfill_id, b.state, b.created_count) FROM backfills AS b
+     WHERE b.tenant = %(tenant)s ORDER BY b.created_at DESC LIMIT 10)
+    UNION ALL
+   (SELECT concat(c.id, c.cancelled_count, c.finished_at) FROM cancellations AS c
+     WHERE c.tenant = %(tenant)s ORDER BY c.id DESC LIMIT 10)
+    UNION ALL
+   (SELECT concat(r.redrive_id, r.state, r.redriven_count, r.rejected_count) FROM redrives AS r
+     WHERE r.tenant = %(tenant)s ORDER BY r.created_at DESC LIMIT 10)
   ) AS pulses
 
 -- name: read_run_pulses

@@ -127,9 +127,8 @@ def _new_runs(connection: Connection, query: ChosenQuery) -> str:
         return "Their job is deleted: none of them can become a run."
     if failed == [current]:
         return f"Each becomes a new run of version {current}, the oldest first. They failed in this version."
-    return (
-        f"Each becomes a new run of version {current}, the oldest first. They failed in {', '.join(map(str, failed))}."
-    )
+    versions = f"version{'s' if len(failed) > 1 else ''} {', '.join(map(str, failed))}"
+    return f"Each becomes a new run of version {current}, the oldest first. They failed in {versions}."
 
 
 def _filter(query: ChosenQuery) -> DeadLetterFilter:

@@ -30,6 +30,7 @@ def free_port(taken: Collection[int] = ()) -> int:
 def is_free(port: int) -> bool:
     """Return True if a server could listen on this port of 127.0.0.1 now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: ended connections hold no port
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:

@@ -480,7 +480,7 @@ function onClick(event) {
   else if (isDialogLink(link)) { event.preventDefault(); openLinked(link); }
   else if (link.matches("#live")) toggleLive();
   else if (link.matches("#show-keys")) KEYS["?"]();
-  else if (link.matches("dialog .buttons a, dialog button.close")) { event.preventDefault(); link.closest("dialog").close(); }
+  else if (link.matches("dialog .buttons a:not(.primary), dialog button.close")) { event.preventDefault(); link.closest("dialog").close(); }
 }
 
 function onSubmit(event) {

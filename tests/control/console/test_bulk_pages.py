@@ -75,7 +75,7 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     path = link(text, "Redrive 3…")
     dialog = shown(pages, path)
     assert "Redrive 3 dead letters of job?" in re.sub(r"</?bdi>", "", dialog)
-    assert "of version 2, the oldest first. They failed in 1." in dialog
+    assert "of version 2, the oldest first. They failed in version 1." in dialog
     place = done(posted(pages, path, rate="0.5", reason=REASON))
     progress = shown(pages, place)
     assert "0 of 3 dead letters" in progress

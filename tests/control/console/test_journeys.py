@@ -1,0 +1,196 @@
+"""Journeys of a person through the console, by links, buttons and fields alone; the test plays the other services."""
+
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.control.api.answering import answering
+from tests.control.client.test_dead_letters import work_off
+from tests.control.console.browser import Tab, needs_chromium, tab
+from tests.control.console.test_bulk_pages import triggered, work_off_cancellations
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import begin, end, ending, job_runs, submit, succeed, trigger
+from tests.transitions.graphs import DIAMOND, play, put
+from tidewheel.runs import RunState
+
+pytestmark = [pytest.mark.slow, needs_chromium]
+
+REASON = "<script>document.title='run'</script>\u202e"
+MANY = 300
+HEARD = 30_000
+
+
+@pytest.fixture
+def here(database: Database, browser: Browser) -> Iterator[Page]:
+    """The overview of a console that needs no key; nothing may have gone wrong in it."""
+    with answering(database) as client, tab(browser, str(client.base_url)) as opened:
+        opened.open("/")
+        yield opened.page
+        assert_unharmed(opened)
+
+
+def assert_unharmed(opened: Tab) -> None:
+    assert opened.page.title() != "run"
+    assert not opened.faults
+
+
+def place(at: Page, name: str) -> None:
+    """Go to a place of the rail."""
+    at.locator("nav.rail").get_by_role("link", name=name, exact=True).click()
+    expect(at.locator("nav.rail [aria-current=page]")).to_have_text(name)
+
+
+def follow(at: Page, name: str) -> None:
+    at.locator("main").get_by_role("link", name=name, exact=True).first.click()
+
+
+def asked(at: Page, name: str) -> Locator:
+    """Click the link of an action; return its dialog."""
+    at.locator("body").get_by_role("link", name=name, exact=True).first.click()
+    dialog = at.locator("dialog[open]")
+    expect(dialog).to_be_visible()
+    return dialog
+
+
+def do(dialog: Locator) -> None:
+    dialog.locator("button.primary, button.danger").last.click()
+    expect(dialog).to_have_count(0)
+
+
+def trigger_here(at: Page) -> UUID:
+    """Trigger the job that the page shows; return the run, whose page follows."""
+    do(asked(at, "Trigger…"))
+    at.wait_for_url("**/runs/*")
+    return UUID(at.url.rpartition("/")[2])
+
+
+def test_webhook_is_submitted_fails_is_mended_and_redriven(here: Page, database: Database) -> None:
+    place(here, "Jobs")
+    follow(here, "New job")
+    here.fill("#f-key", "bill")
+    here.get_by_label("http", exact=True).check()
+    here.fill("[name='target.url']", "https://example.org/bill")
+    here.get_by_label("manual", exact=True).check()
+    here.get_by_role("button", name="Create job").first.click()
+    here.wait_for_url("**/jobs/bill")
+    started = begin(database, trigger_here(here))
+    succeed(database, started)
+    expect(here.locator("h1")).to_contain_text("succeeded", timeout=HEARD)
+
+    follow(here, "bill")
+    failing = begin(database, trigger_here(here))
+    end(database, ending(failing, RunState.FAILED, error_type="http_500", error_message=REASON, output=b"the ledger is locked"))
+    expect(here.locator("h1")).to_contain_text("failed", timeout=HEARD)
+
+    place(here, "Dead letters")
+    follow(here, "bill")
+    expect(here.locator("main")).to_contain_text("The last run failed: http_500")
+    here.locator(f"main a[href$='{failing.run_id}']").last.click()
+    expect(here.locator("main")).to_contain_text("the ledger is locked")
+    expect(here.locator("main")).to_contain_text("Attempts")
+
+    follow(here, "bill")
+    follow(here, "Edit")
+    here.fill("[name='target.url']", "https://example.org/bill-again")
+    here.get_by_role("button", name="Save").first.click()
+    expect(here.locator("main")).to_contain_text("version 2")
+
+    place(here, "Dead letters")
+    dialog = asked(here, "Redrive 1…")
+    expect(dialog).to_contain_text("new run of version 2, the oldest first. They failed in version 1.")
+    do(dialog)
+    expect(here.locator("main")).to_contain_text("0 of 1 dead letter")
+    work_off(database)
+    expect(here.locator("main")).to_contain_text("1 redriven", timeout=HEARD)
+    expect(here.locator(".title")).to_contain_text("finished")
+
+
+def test_tenant_is_frozen_and_thawed(here: Page, database: Database) -> None:
+    submit(database, "nightly")
+    here.get_by_role("link", name="Freeze…").click()
+    here.get_by_role("button", name="Freeze tenant default…").click()
+    here.fill("main [name=reason]", REASON)
+    here.locator("main .dialog button.primary, main .dialog button.danger").last.click()
+    place(here, "Jobs")
+    expect(here.locator("main")).to_contain_text("Frozen: tenant default")
+    follow(here, "nightly")
+    trigger_here(here)
+    expect(here.locator(".sentence").first).to_contain_text("Frozen since")
+    do(asked(here, "Thaw…"))
+    expect(here.locator("main")).not_to_contain_text("Frozen")
+
+
+def test_skip_names_its_reason_and_slow_run_its_stage(here: Page, database: Database) -> None:
+    submit(database, "nightly", overlap="skip", schedule={"interval": "1s"})
+    until(lambda: fire_due(database), "the first occurrence is due")
+    [run] = job_runs(database)
+    started = begin(database, run.run_id)
+    until(lambda: fire_due(database), "the second occurrence is due")
+    succeed(database, started)
+    place(here, "Jobs")
+    follow(here, "nightly")
+    here.get_by_role("link", name="skipped").last.click()
+    expect(here.locator("main table").last).to_contain_text("The job's overlap is skip.")
+    place(here, "Runs")
+    here.fill("main [name=job]", "nightly")
+    here.locator("main").get_by_role("button", name="Filter").click()
+    here.locator(f"main a[href$='{started.run_id}']").click()
+    expect(here.locator("main")).to_contain_text("slowest:")
+
+
+def test_many_runs_are_cancelled_and_their_progress_is_seen(here: Page, database: Database) -> None:
+    submit(database, "many", overlap="allow_all")
+    triggered(database, "many", MANY)
+    place(here, "Runs")
+    here.fill("main [name=job]", "many")
+    here.locator("main").get_by_role("button", name="Filter").click()
+    dialog = asked(here, "Cancel all that match…")
+    dialog.locator("[name=typed]").fill(str(MANY - 1))
+    dialog.get_by_role("button", name=f"Cancel {MANY} runs").click()
+    expect(dialog).to_contain_text(f"it is not the number of things that change, {MANY}")
+    dialog.locator("[name=typed]").fill(str(MANY))
+    do(dialog)
+    expect(here.locator("main")).to_contain_text(f"0 of {MANY} runs")
+    work_off_cancellations(database)
+    expect(here.locator(".title")).to_contain_text("finished", timeout=HEARD)
+    expect(here.locator("main")).to_contain_text(f"{MANY} runs")
+
+
+def test_failed_part_of_a_workflow_is_resumed(here: Page, database: Database) -> None:
+    put(database, DIAMOND)
+    root = trigger(database, "a")
+    play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
+    place(here, "Jobs")
+    follow(here, "a")
+    here.locator(f"main a[href$='{root}']:visible").last.click()
+    follow(here, "part of a workflow")
+    do(asked(here, "Resume failed part…"))
+    expect(here.locator("main")).to_contain_text("generation 1")
+    play(database)
+    expect(here.locator(".sentence")).to_contain_text("4 succeeded", timeout=HEARD)
+
+
+def test_tenant_gets_a_limit_and_a_key_is_revoked(here: Page) -> None:
+    place(here, "Admin")
+    dialog = asked(here, "Limits…")
+    dialog.locator("[name=in_flight]").fill("-3")
+    dialog.locator("button.primary").click()
+    expect(dialog.locator("[aria-invalid]")).to_have_value("-3")
+    dialog.locator("[name=in_flight]").fill("50")
+    do(dialog)
+    expect(here.locator("main")).to_contain_text("0 of 50")
+    place(here, "Admin")
+    follow(here, "Keys")
+    dialog = asked(here, "New key…")
+    dialog.locator("[name=name]").fill("<script>document.title='run'</script>")
+    dialog.locator("[name=read]").check()
+    dialog.locator("button.primary").click()
+    expect(dialog).to_contain_text("The key, shown this once")
+    dialog.get_by_role("link", name="Done").click()
+    expect(here.locator("main")).to_contain_text("1 key")
+    do(asked(here, "Revoke…"))
+    expect(here.locator("main")).to_contain_text("revoked")
