@@ -1,6 +1,7 @@
 """Journeys of a person through the console, by links, buttons and fields alone; the test plays the other services."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from uuid import UUID
 
 import pytest
@@ -13,7 +14,7 @@ from tests.control.console.test_bulk_pages import triggered, work_off_cancellati
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import begin, end, ending, job_runs, submit, succeed, trigger
+from tests.transitions.acts import about, apply_batch, begin, begun, end, ending, submit, succeed, trigger
 from tests.transitions.graphs import DIAMOND, play, put
 from tidewheel.runs import RunState
 
@@ -83,7 +84,9 @@ def test_webhook_is_submitted_fails_is_mended_and_redriven(here: Page, database:
 
     follow(here, "bill")
     failing = begin(database, trigger_here(here))
-    end(database, ending(failing, RunState.FAILED, error_type="http_500", error_message=REASON, output=b"the ledger is locked"))
+    failed = RunState.FAILED
+    output = b"the ledger is locked"
+    end(database, ending(failing, failed, error_type="http_500", error_message=REASON, output=output))
     expect(here.locator("h1")).to_contain_text("failed", timeout=HEARD)
 
     place(here, "Dead letters")
@@ -125,16 +128,18 @@ def test_tenant_is_frozen_and_thawed(here: Page, database: Database) -> None:
 
 
 def test_skip_names_its_reason_and_slow_run_its_stage(here: Page, database: Database) -> None:
-    submit(database, "nightly", overlap="skip", schedule={"interval": "1s"})
-    until(lambda: fire_due(database), "the first occurrence is due")
-    [run] = job_runs(database)
-    started = begin(database, run.run_id)
-    until(lambda: fire_due(database), "the second occurrence is due")
+    submit(database, "nightly", schedule={"interval": "1s"})
+    apply_batch(database, about("job.pause", "nightly", reason=REASON))
+    late = database.now() + timedelta(seconds=2)
+    until(lambda: database.now() > late, "an occurrence has passed")
+    apply_batch(database, about("job.resume", "nightly"))
+    until(lambda: fire_due(database), "an occurrence is due")
+    started = begun(database, "nightly", overlap="allow_all")
     succeed(database, started)
     place(here, "Jobs")
     follow(here, "nightly")
     here.get_by_role("link", name="skipped").last.click()
-    expect(here.locator("main table").last).to_contain_text("The job's overlap is skip.")
+    expect(here.locator("main table").last).to_contain_text("It was in a pause")
     place(here, "Runs")
     here.fill("main [name=job]", "nightly")
     here.locator("main").get_by_role("button", name="Filter").click()
