@@ -143,7 +143,7 @@ def test_skip_names_its_reason_and_slow_run_its_stage(here: Page, database: Data
     place(here, "Runs")
     here.fill("main [name=job]", "nightly")
     here.locator("main").get_by_role("button", name="Filter").click()
-    here.locator(f"main a[href$='{started.run_id}']").click()
+    here.locator(f"main a[href$='{started.run_id}']").first.click()
     expect(here.locator("main")).to_contain_text("slowest:")
 
 
