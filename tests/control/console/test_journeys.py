@@ -1,4 +1,4 @@
-"""Journeys of a person through the console, by links, buttons and fields alone; the test plays the other services."""
+"""Journeys of a person through the console, by links, buttons and fields alone."""
 
 from collections.abc import Iterator
 from datetime import timedelta
