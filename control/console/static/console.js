@@ -44,7 +44,7 @@ function takeAttributes(old, fresh) {
 function morph(old, fresh) {
   if (old.isEqualNode(fresh)) return;
   if (old.nodeType === Node.TEXT_NODE) { if (!inUse(old.parentElement)) old.data = fresh.data; return; }
-  if (old.nodeType !== Node.ELEMENT_NODE || old.matches("form, dialog, [data-keep], [data-more]")) return;
+  if (old.nodeType !== Node.ELEMENT_NODE || old.matches("form:not([data-selection]), dialog, [data-keep], [data-more]")) return;
   if (old.matches("tbody[data-rows]")) { morphRows(old, fresh); return; }
   if (old.childNodes.length && sameShape(old, fresh)) {
     takeAttributes(old, fresh);

@@ -56,11 +56,13 @@ def test_new_rows_of_runs_wait_behind_their_number_and_nothing_else_moves(here: 
     here.open("/runs")
     row = here.page.locator(f"tr[data-key='{first}']")
     before = row.bounding_box()
+    row.get_by_role("checkbox").check()
     expect(here.page.locator(ON)).to_be_visible()
     trigger(database, "nightly")
     expect(here.page.locator(".waiting")).to_have_text("1 new", timeout=30_000)
     trigger(database, "nightly")
     expect(here.page.locator(".waiting")).to_have_text("2 new", timeout=30_000)
+    expect(row.get_by_role("checkbox")).to_be_checked()
     assert here.page.locator("tbody tr").count() == 1
     here.page.click(".waiting")
     assert here.page.locator("tbody tr").count() == 3
