@@ -50,6 +50,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "run retry": ("tidewheel run retry 01a1f866-8561-8c4e-a263-6b34d2c2d0e3 --wait",),
     "dlq list": ("tidewheel dlq list --since yesterday --error TimeoutError",),
+    "dlq groups": ("tidewheel dlq groups --since yesterday",),
     "dlq redrive": (
         "tidewheel dlq redrive --since yesterday --until today --dry-run",
         "tidewheel dlq redrive --job send-email --error TimeoutError --rate 10/s --wait",

@@ -65,7 +65,9 @@ class AsyncRuns(_Part[Runs]):
     cancel = _call(Runs.cancel)
     retry = _call(Runs.retry)
     cancel_all = _call(Runs.cancel_all)
+    cancel_matching = _call(Runs.cancel_matching)
     count = _call(Runs.count)
+    cancellations = _call(Runs.cancellations)
     cancellation = _call(Runs.cancellation)
     logs = _call(Runs.logs)
 
