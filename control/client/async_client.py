@@ -98,6 +98,7 @@ class AsyncDeadLetters(_Part[DeadLetters]):
 
     list = _call(DeadLetters.list)
     get = _call(DeadLetters.get)
+    groups = _call(DeadLetters.groups)
     redrive = _call(DeadLetters.redrive)
     purge = _call(DeadLetters.purge)
 
