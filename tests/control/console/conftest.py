@@ -7,9 +7,18 @@ from playwright.sync_api import Browser
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.browser import chromium
+from tests.control.console.pages import HTML
 from tests.control.console.seeded import Ids, seed
-from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.database import ClockedDatabase, Database
 from tidewheel.testing.databases import Template
+
+
+@pytest.fixture
+def pages(database: Database) -> Iterator[ApiClient]:
+    """A console that needs no key."""
+    with answering(database) as client:
+        client.headers.update(HTML)
+        yield client
 
 
 @pytest.fixture(scope="module")

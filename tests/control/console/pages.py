@@ -46,6 +46,20 @@ def sign_in(client: httpx.Client, key: str, path: str = "/sign-in", **fields: st
     return client.post(path.partition("?")[0], data=dict(sent))
 
 
+def shown(client: httpx.Client, path: str) -> str:
+    """Return the text of a page."""
+    answer = client.get(path)
+    assert answer.status_code == HTTPStatus.OK, (path, answer.text)
+    return answer.text
+
+
+def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
+    """Open a dialog, fill it, and press its button."""
+    page = client.get(path)
+    assert page.status_code == HTTPStatus.OK, page.text
+    return client.post(path, data=fields_of(page) | fields)
+
+
 def fields_of(page: httpx.Response) -> dict[str, str]:
     """Return the token of a page's forms, and the request_id that its dialog was made with."""
     token = re.search(r'name="token" value="([0-9a-f]+)"', page.text)

@@ -1,33 +1,14 @@
 """Actions by forms on a real API: dialog, change, refusal, message, rights."""
 
 import re
-from collections.abc import Iterator
 from http import HTTPStatus
 
-import httpx
-import pytest
-
-from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.control.api.answering import ApiClient
+from tests.control.console.pages import console, fields_of, key_of, posted, signed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
-
-
-@pytest.fixture
-def pages(database: Database) -> Iterator[ApiClient]:
-    """A console that needs no key."""
-    with answering(database) as client:
-        client.headers.update(HTML)
-        yield client
-
-
-def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
-    """Open a dialog, fill it, and press its button."""
-    page = client.get(path)
-    assert page.status_code == HTTPStatus.OK, page.text
-    return client.post(path, data=fields_of(page) | fields)
 
 
 def actions(database: Database) -> list[str]:

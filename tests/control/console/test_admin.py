@@ -1,14 +1,12 @@
 """Tenants, keys and the audit log by pages and forms: changes, refusals, scopes, a secret once."""
 
 import re
-from collections.abc import Iterator
 from http import HTTPStatus
 
 import httpx
-import pytest
 
-from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.control.api.answering import ApiClient
+from tests.control.console.pages import console, fields_of, key_of, posted, signed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, submission, submit
 from tidewheel.control.client.client import Client
@@ -16,21 +14,6 @@ from tidewheel.control.client.client import Client
 RIGHT_TO_LEFT = "\u05e9\u05dc\u05d5\u05dd"
 SECRET = re.compile(r'<input class="secret mono" readonly autofocus value="(tw_[^"]+)"')
 ADMIN_PAGES = ("/admin/tenants", "/admin/tenants/acme", "/admin/keys", "/admin/audit")
-
-
-@pytest.fixture
-def pages(database: Database) -> Iterator[ApiClient]:
-    """A console that needs no key."""
-    with answering(database) as client:
-        client.headers.update(HTML)
-        yield client
-
-
-def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
-    """Open a dialog, fill it, and press its button."""
-    page = client.get(path)
-    assert page.status_code == HTTPStatus.OK, page.text
-    return client.post(path, data=fields_of(page) | fields)
 
 
 def changed(client: httpx.Client, path: str, **fields: str) -> str:

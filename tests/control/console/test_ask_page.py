@@ -1,24 +1,11 @@
 """The page of an answer, and the suggestions of the field."""
 
-from collections.abc import Iterator
 from http import HTTPStatus
 
-import pytest
-
-from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML
-from tests.fixtures.database import Database
+from tests.control.api.answering import ApiClient
 from tests.transitions.acts import submit, trigger
 
 DAILY = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
-
-
-@pytest.fixture
-def pages(database: Database) -> Iterator[ApiClient]:
-    """A console that needs no key."""
-    with answering(database) as client:
-        client.headers.update(HTML)
-        yield client
 
 
 def test_ids_and_keys_lead_to_their_pages(pages: ApiClient) -> None:

@@ -1,15 +1,14 @@
 """Calendars by pages and forms: a year of days, an iCalendar text, errors at their fields, deletion."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from http import HTTPStatus
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, console, key_of, signed_in
+from tests.control.api.answering import ApiClient
+from tests.control.console.pages import console, key_of, signed_in
 from tests.control.console.test_admin import changed, refused
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
@@ -19,14 +18,6 @@ from tidewheel.control.reads.calendars import CalendarDetail
 ICS = "BEGIN:VCALENDAR\nBEGIN:VEVENT\nDTSTART;VALUE=DATE:20261225\nDTEND;VALUE=DATE:20261227\nEND:VEVENT\nEND:VCALENDAR"
 _AT = datetime(2026, 11, 20, tzinfo=UTC)
 _WEEKDAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
-
-
-@pytest.fixture
-def pages(database: Database) -> Iterator[ApiClient]:
-    """A console that needs no key."""
-    with answering(database) as client:
-        client.headers.update(HTML)
-        yield client
 
 
 @given(

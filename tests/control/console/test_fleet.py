@@ -1,24 +1,13 @@
 """The fleet page: executors with their runs, groups, the checks of doctor."""
 
-from collections.abc import Iterator
 from http import HTTPStatus
 
-import pytest
-
-from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.control.api.answering import ApiClient
+from tests.control.console.pages import console, fields_of, key_of, signed_in
 from tests.control.reads.test_waits import executor
 from tests.fixtures.database import Database
 from tests.transitions.acts import HANDLER, begun, submit
 from tidewheel.jobs.strict_json import as_object
-
-
-@pytest.fixture
-def pages(database: Database) -> Iterator[ApiClient]:
-    """A console that needs no key."""
-    with answering(database) as client:
-        client.headers.update(HTML)
-        yield client
 
 
 def test_fleet_without_executors_names_the_first_step(pages: ApiClient) -> None:

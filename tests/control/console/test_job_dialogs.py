@@ -1,7 +1,6 @@
 """Dialogs of a job: trigger, delete, restore, roll back, release, backfill. Its versions. All links."""
 
 import re
-from collections.abc import Iterator
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
@@ -9,8 +8,8 @@ import httpx
 import pytest
 from psycopg import sql
 
-from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.control.api.answering import ApiClient
+from tests.control.console.pages import console, fields_of, key_of, signed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import begun, submit, trigger
 from tidewheel.control.client.client import Client
@@ -18,14 +17,6 @@ from tidewheel.control.client.client import Client
 SCRIPT = "<script>alert(1)</script>"
 DAILY = {"cron": "30 2 * * *"}
 ACTIONS = ("trigger", "delete", "restore", "rollback?version=1", "release", "backfill")
-
-
-@pytest.fixture
-def pages(database: Database) -> Iterator[ApiClient]:
-    """A console that needs no key."""
-    with answering(database) as client:
-        client.headers.update(HTML)
-        yield client
 
 
 def posted(client: httpx.Client, path: str, page: httpx.Response | None = None, **fields: str) -> httpx.Response:

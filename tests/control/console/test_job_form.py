@@ -2,15 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from uuid import UUID
 
 import httpx
 import pytest
 
-from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in, typed_in
+from tests.control.api.answering import ApiClient
+from tests.control.console.pages import console, fields_of, key_of, signed_in, typed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
 from tidewheel.control.client.client import Client
@@ -27,14 +27,6 @@ FULL: Mapping[str, object] = {
     "target": {"type": "http", "url": "https://example.org/a", "headers": {"X-Team": "billing"}, "async": True},
     "concurrency_key": {"key": "k"}, "description": "a\u00e9\n\u05d0", "priority": 7,
 }  # fmt: skip
-
-
-@pytest.fixture
-def pages(database: Database) -> Iterator[ApiClient]:
-    """A console that needs no key."""
-    with answering(database) as client:
-        client.headers.update(HTML)
-        yield client
 
 
 def pressed(

@@ -5,11 +5,10 @@ from datetime import timedelta
 from http import HTTPStatus
 from urllib.parse import quote
 
-import httpx
 import pytest
 
 from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, fields_of
+from tests.control.console.pages import HTML, posted, shown
 from tests.control.explain.explaining import calendar, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
@@ -25,17 +24,6 @@ def pages(clocked: ClockedDatabase) -> Iterator[ApiClient]:
     with answering(clocked) as client:
         client.headers.update(HTML)
         yield client
-
-
-def shown(client: httpx.Client, path: str) -> str:
-    answer = client.get(path)
-    assert answer.status_code == HTTPStatus.OK, (path, answer.text)
-    return answer.text
-
-
-def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
-    """Open a dialog, fill it, and press its button."""
-    return client.post(path, data=fields_of(client.get(path)) | fields)
 
 
 def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_table(

@@ -1,7 +1,6 @@
 """Pages on a real database: empty, one, many, hostile text, unknown ids, headers, base path, tenants."""
 
 import re
-from collections.abc import Iterator
 from http import HTTPStatus
 from urllib.parse import quote
 from uuid import UUID, uuid4
@@ -22,14 +21,6 @@ from tidewheel.runs import RunState
 
 SCRIPT = "<script>alert"
 PAGES = ("/", "/jobs", "/jobs/job", "/runs", "/jobs/unknown", "/runs/unknown", "/nowhere", "/runs?status=none")
-
-
-@pytest.fixture
-def pages(database: Database) -> Iterator[ApiClient]:
-    """A console that needs no key."""
-    with answering(database) as client:
-        client.headers.update(HTML)
-        yield client
 
 
 def shown(client: httpx.Client, path: str) -> str:

@@ -2,16 +2,12 @@
 
 import html
 import re
-from collections.abc import Iterator
 from http import HTTPStatus
 from uuid import UUID
 
-import httpx
-import pytest
-
-from tests.control.api.answering import ApiClient, answering
+from tests.control.api.answering import ApiClient
 from tests.control.client.test_logs import flush
-from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.control.console.pages import console, key_of, posted, shown, signed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, begun, end, ending, final_state, open_run, requeue, submit, trigger
 from tidewheel.control.api import run_places
@@ -19,26 +15,6 @@ from tidewheel.control.console.json_view import json_view
 from tidewheel.runs import AttemptOutcome, RunState
 
 _PAGE_BYTES = 300_000
-
-
-@pytest.fixture
-def pages(database: Database) -> Iterator[ApiClient]:
-    """A console that needs no key."""
-    with answering(database) as client:
-        client.headers.update(HTML)
-        yield client
-
-
-def shown(client: httpx.Client, path: str) -> str:
-    answer = client.get(path)
-    assert answer.status_code == HTTPStatus.OK, (path, answer.text)
-    return answer.text
-
-
-def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
-    page = client.get(path)
-    assert page.status_code == HTTPStatus.OK, page.text
-    return client.post(path, data=fields_of(page) | fields)
 
 
 def more_of(page: str) -> str:

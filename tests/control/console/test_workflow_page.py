@@ -1,15 +1,11 @@
 """The page of a workflow's occurrence: its graph, its list, many parts, and what one may do about it."""
 
 import re
-from collections.abc import Iterator
 from http import HTTPStatus
 from uuid import UUID, uuid4
 
-import httpx
-import pytest
-
-from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
+from tests.control.api.answering import ApiClient
+from tests.control.console.pages import console, key_of, posted, shown, signed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import trigger
 from tests.transitions.graphs import DIAMOND, after, drain_some, end_some, never, play, put, workflow
@@ -19,26 +15,6 @@ from tidewheel.control.reads.workflows import Parent, WorkflowNode
 from tidewheel.runs import RunState
 
 _SCRIPT = "<script>alert(1)</script>\u05d0"
-
-
-@pytest.fixture
-def pages(database: Database) -> Iterator[ApiClient]:
-    """A console that needs no key."""
-    with answering(database) as client:
-        client.headers.update(HTML)
-        yield client
-
-
-def shown(client: httpx.Client, path: str) -> str:
-    answer = client.get(path)
-    assert answer.status_code == HTTPStatus.OK, (path, answer.text)
-    return answer.text
-
-
-def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
-    page = client.get(path)
-    assert page.status_code == HTTPStatus.OK, page.text
-    return client.post(path, data=fields_of(page) | fields)
 
 
 def failing(key: str) -> RunState:
