@@ -21,7 +21,7 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.runs import RunSummary, read_runs
-from tidewheel.errors import FieldError, Refused, refuse
+from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
 from tidewheel.jobs.values import Key, Queue
 from tidewheel.runs import FINAL, RunState
 
@@ -79,13 +79,7 @@ class CancelRuns:
         def cancel(run_id: UUID) -> bool:
             return runs.cancel(run_id, reason=reason) not in FINAL
 
-        chosen = read_query(request, SelectedQuery).run
-        changed, refused = _each(chosen, cancel)
-        if not changed and refused is not None:
-            raise refused
-        if not changed:
-            refuse(_NONE_OPEN.path, _NONE_OPEN.problem, _NONE_OPEN.remedy)
-        rest = len(chosen) - changed
+        changed, rest = _each(request, cancel, _NONE_OPEN)
         words = f"{counted(changed, 'run')} cancelled." + (f" {number(rest)} had ended already." if rest else "")
         return Done(urls("runs"), words)
 
@@ -118,13 +112,7 @@ class RetryRuns:
             runs.retry(run_id, request_id=f"{request_id}/{run_id}" if request_id else None)
             return True
 
-        chosen = read_query(request, SelectedQuery).run
-        changed, refused = _each(chosen, retry)
-        if not changed and refused is not None:
-            raise refused
-        if not changed:
-            refuse(_NONE_ENDED.path, _NONE_ENDED.problem, _NONE_ENDED.remedy)
-        rest = len(chosen) - changed
+        changed, rest = _each(request, retry, _NONE_ENDED)
         words = f"{counted(changed, 'run')} queued." + (f" {number(rest)} could not be retried." if rest else "")
         return Done(urls("runs", cause="retry", last="1h"), words)
 
@@ -236,15 +224,21 @@ def _selected(connection: Connection, request: Request) -> Sequence[RunSummary]:
         return read_runs(reading, list(chosen))
 
 
-def _each(chosen: Sequence[UUID], change: Callable[[UUID], bool]) -> tuple[int, Refused | None]:
-    """Change each run by itself; return how many have changed, and the first refusal."""
-    changed, first = 0, None
+def _each(request: Request, change: Callable[[UUID], bool], none: FieldError) -> tuple[int, int]:
+    """Change each selected run by itself; return how many have changed, and how many have not.
+
+    Raises:
+        Refused: None has changed: the first refusal, or `none` if there was no refusal.
+    """
+    chosen, changed, first = read_query(request, SelectedQuery).run, 0, None
     for run_id in chosen:
         try:
             changed += change(run_id)
         except Refused as refused:
             first = first or refused
-    return changed, first
+    if not changed:
+        raise first or InvalidInput([none])
+    return changed, len(chosen) - changed
 
 
 def _sample(found: Sequence[RunSummary]) -> Sequence[str]:
