@@ -11,37 +11,18 @@ import pytest
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import key_of
 from tests.fixtures.database import Database
-from tests.transitions.acts import about, apply_batch, begin, begun, ending, submit, trigger
-from tidewheel.activity import activity
-from tidewheel.postgres.session import Session
+from tests.transitions.acts import about, apply_batch, begin, submit, trigger
+from tests.transitions.figures import finish, forget_figures
 from tidewheel.runs import RunState
-from tidewheel.transitions.finish import finish_runs
 
 HOSTILE = "<script>\u05d0\u05d1" + "k" * 200
 
 
 @pytest.fixture
 def client(database: Database) -> Iterator[ApiClient]:
-    with database.transaction() as connection:
-        activity.write(connection)
-    database.execute("DELETE FROM activity")
+    forget_figures(database)
     with answering(database) as made:
         yield made
-
-
-def finish(database: Database, key: str = "job", *states: RunState) -> list[str]:
-    """End runs of a job, as services do; write their figures."""
-    session = Session(database.url, "test")
-    ended: list[str] = []
-    for state in states:
-        started = begun(database, key)
-        with session.transaction() as connection:
-            finish_runs(connection, database.installation, [ending(started, state, error_type="ConnectionError")])
-        ended.append(str(started.run_id))
-    with session.transaction() as connection:
-        activity.write(connection)
-    session.close()
-    return ended
 
 
 def read(client: ApiClient, path: str, **query: object) -> Any:  # noqa: ANN401 - as of JSON

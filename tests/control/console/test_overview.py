@@ -9,38 +9,19 @@ import pytest
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML
 from tests.fixtures.database import Database
-from tests.transitions.acts import begun, ending, submit
-from tidewheel.activity import activity
-from tidewheel.postgres.session import Session
+from tests.transitions.acts import begun, submit
+from tests.transitions.figures import finish, forget_figures
 from tidewheel.runs import RunState
-from tidewheel.transitions.finish import finish_runs
 
 HOSTILE = "<script>alert\u05d0\u05d1" + "k" * 200
 
 
 @pytest.fixture
 def pages(database: Database) -> Iterator[ApiClient]:
-    with database.transaction() as connection:
-        activity.write(connection)
-    database.execute("DELETE FROM activity")
+    forget_figures(database)
     with answering(database) as client:
         client.headers.update(HTML)
         yield client
-
-
-def finish(database: Database, key: str, *states: RunState) -> list[str]:
-    """End runs as services do; write their figures."""
-    session = Session(database.url, "test")
-    ended: list[str] = []
-    for state in states:
-        started = begun(database, key)
-        with session.transaction() as connection:
-            finish_runs(connection, database.installation, [ending(started, state, error_type="E")])
-        ended.append(str(started.run_id))
-    with session.transaction() as connection:
-        activity.write(connection)
-    session.close()
-    return ended
 
 
 def shown(client: ApiClient, path: str) -> str:

@@ -1,0 +1,30 @@
+"""Figures of ended runs, written as services write them."""
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import begun, ending
+from tidewheel.activity import activity
+from tidewheel.postgres.session import Session
+from tidewheel.runs import RunState
+from tidewheel.transitions.finish import finish_runs
+
+
+def forget_figures(database: Database) -> None:
+    """Delete all figures, those that this process has not written among them."""
+    with database.transaction() as connection:
+        activity.write(connection)
+    database.execute("DELETE FROM activity")
+
+
+def finish(database: Database, key: str = "job", *states: RunState) -> list[str]:
+    """End runs of a job, and write their figures."""
+    session = Session(database.url, "test")
+    ended: list[str] = []
+    for state in states:
+        started = begun(database, key)
+        with session.transaction() as connection:
+            finish_runs(connection, database.installation, [ending(started, state, error_type="ConnectionError")])
+        ended.append(str(started.run_id))
+    with session.transaction() as connection:
+        activity.write(connection)
+    session.close()
+    return ended
