@@ -73,6 +73,12 @@ def ensure_days(connection: "Conn", days: Iterable[date]) -> None:
     _known.update((database, day) for day in requested)
 
 
+def forget_days(connection: "Conn") -> None:
+    """Empty the cache of this database: another process may have dropped days."""
+    database = _database(connection)
+    _known.difference_update({known for known in _known if known[0] == database})
+
+
 def ensure_coming_days(connection: "Conn") -> None:
     """Create the partitions of `coming_days`.
 

@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tidewheel.errors import Unusable
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.partitions import day_of, ensure_days
+from tidewheel.postgres.partitions import day_of, ensure_days, forget_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation
@@ -101,6 +101,7 @@ class Template:
             left: A connection of the test in autocommit, which is cheaper than a new one; it is closed.
         """
         with left or connect(url, "empty") as connection:
+            forget_days(connection)  # the test, or a process that it started, may have dropped some
             if left is not None:
                 left.execute("DISCARD ALL")
                 left.autocommit = False

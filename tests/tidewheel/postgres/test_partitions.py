@@ -268,3 +268,16 @@ def test_known_days_are_kept_per_database(cut: Database, fresh_database: Databas
     ensure_days(cut.connection(), [day])
     ensure_days(fresh_database.connection(), [day])
     assert partitions(fresh_database, day) == all_of(day)
+
+
+def test_copy_that_is_used_again_has_the_day_that_a_process_has_dropped(template: Template) -> None:
+    url = template.take()
+    with psycopg.connect(url) as connection:
+        ensure_days(connection, [date(2021, 1, 1)])
+        connection.execute("DROP TABLE finished_runs_20210101")
+    template.give_back(url)
+    assert template.take() == url
+    with psycopg.connect(url) as connection:
+        ensure_days(connection, [date(2021, 1, 1)])
+        assert connection.execute(PARTITIONS, ["finished_runs_20210101"]).fetchall() == [("finished_runs_20210101",)]
+    template.give_back(url)
