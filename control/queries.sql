@@ -789,8 +789,8 @@ SELECT r.redrive_id, r.state, r.kind, r.ids, j.key, r.status, r.error_type, r.qu
 -- name: list_freezes
 -- Returns the standing freezes of a tenant and of the fleet, each with its jobs and what waits under it: of one tenant only if
 -- `only` names it.
--- Index: freezes_pkey, frozen_jobs_pkey. Of the open runs at most `look` are read, by job_runs_by_job, job_runs_by_tenant
--- or job_runs_due; timers_frozen, job_versions_pkey. No lock.
+-- Index: freezes_pkey, frozen_jobs_pkey. Of the open runs at most `look` are read, by job_runs_by_job, job_runs_by_tenant,
+-- job_runs_due or job_runs_pkey; timers_frozen, job_versions_pkey. No lock.
 SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, f.created_at AS since,
        CASE WHEN f.by_job THEN (SELECT count(*) FROM frozen_jobs AS k WHERE k.freeze_id = f.id) END AS jobs,
        (SELECT count(*) FROM (
@@ -811,7 +811,7 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
                 UNION ALL
                 (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
                   WHERE NOT f.by_job AND s.tenant IS NULL AND f.queue IS NULL
-                  LIMIT %(look)s)) AS o
+                  ORDER BY o.run_id LIMIT %(look)s)) AS o
              WHERE (s.tenant IS NULL OR o.tenant = s.tenant) AND (f.queue IS NULL OR o.queue = f.queue)
                AND o.state = ANY (%(states)s) AND o.publish_at <= (SELECT tidewheel_now())
              LIMIT %(limit)s) AS counted) AS waiting,

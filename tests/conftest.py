@@ -5,6 +5,7 @@ pytest_plugins = [
     "tests.fixtures.layers",
     "tests.fixtures.stack",
     "tests.fixtures.database",
+    "tests.fixtures.history",
     "tests.fixtures.services",
     "tests.fixtures.oracle",
     "tests.fixtures.prometheus",

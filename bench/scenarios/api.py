@@ -1,4 +1,4 @@
-"""`api`: the lists and reads of the REST API, and commands, with 10 million finished runs.
+"""`api`: lists and reads of the REST API, pages of the console, and commands, with 10 million finished runs.
 
 Each read is a request to `tidewheel api` with a key, one after the other on one connection. Beside its time are the
 pages that PostgreSQL reads for it, which hardly differ between machines.
@@ -82,12 +82,18 @@ def _measure_reads(connection: Conn, api: "_Api", history: History, options: Opt
         options.report(name)
         api.get(address)  # plans and caches of the session
         before = _pages(connection)
-        took = [api.get(address) for _ in range(_TIMES)]
-        pages = (_pages(connection) - before) / _TIMES
-        figures[f"{name}_p50"] = least(percentile(took, 50) * 1000, "ms")
-        figures[f"{name}_p99"] = least(percentile(took, 99) * 1000, "ms")
-        figures[f"{name}_pages"] = least(pages, "pages")
+        figures |= _times(name, [api.get(address) for _ in range(_TIMES)])
+        figures[f"{name}_pages"] = least((_pages(connection) - before) / _TIMES, "pages")
+    for name, address in _console(api).items():
+        options.report(name)
+        api.get_page(address)
+        figures |= _times(name, [api.get_page(address) for _ in range(_TIMES)])
+        figures[f"{name}_bytes"] = least(len(api.body), "bytes")
     return figures
+
+
+def _times(name: str, took: list[float]) -> dict[str, Figure]:
+    return {f"{name}_p{part}": least(percentile(took, part) * 1000, "ms") for part in (50, 99)}
 
 
 def _reads(api: "_Api", history: History) -> Mapping[str, str]:
@@ -130,6 +136,31 @@ def _reads(api: "_Api", history: History) -> Mapping[str, str]:
     }
 
 
+def _console(api: "_Api") -> Mapping[str, str]:
+    """The address of each page, by its name."""
+    runs: dict[str, str] = {}
+    for status in ("running", "failed", "succeeded"):
+        api.get(f"/runs?status={status}&limit=1")
+        runs[status] = str(json.loads(api.body)["runs"][0]["run_id"])
+    return {
+        "page_overview": "/",
+        "page_jobs": "/jobs",
+        "page_jobs_unwell": "/jobs?status=unwell",
+        "page_job": f"/jobs/{RARE_JOB}?window=7d",
+        "page_job_busy": f"/jobs/{BUSY_JOB}?window=7d",
+        "page_job_next": f"/jobs/{RARE_JOB}/next",
+        "page_runs": "/runs",
+        "page_runs_failed": "/runs?status=failed",
+        "page_runs_of_a_job": f"/runs?job={BUSY_JOB}",
+        **{f"page_run_{status}": f"/runs/{run_id}" for status, run_id in runs.items()},
+        "page_dead_letters": "/dead-letters",
+        "page_bulk": "/bulk",
+        "page_fleet": "/fleet",
+        "page_tenants": "/admin/tenants",
+        "page_ask": "/ask?q=job-0000",
+    }
+
+
 class _Api:
     """A client of the API; a stream is read up to its first event or comment."""
 
@@ -139,13 +170,24 @@ class _Api:
         self.body = b""
 
     def get(self, address: str) -> float:
-        """Send a request; return its seconds.
+        """Send a request to a route of REST; return its seconds.
 
         Raises:
             Incomplete: The answer is an error.
         """
+        return self._send(f"/api/v1{address}", self.headers)
+
+    def get_page(self, address: str) -> float:
+        """Send a request for a page, as a browser sends it; return its seconds.
+
+        Raises:
+            Incomplete: The answer is an error.
+        """
+        return self._send(address, {**self.headers, "Accept": "text/html", "Accept-Encoding": "gzip"})
+
+    def _send(self, address: str, headers: Mapping[str, str]) -> float:
         begun = monotonic_seconds()
-        self.connection.request("GET", f"/api/v1{address}", headers=self.headers)
+        self.connection.request("GET", address, headers=headers)
         with self.connection.getresponse() as response:
             is_stream = response.headers.get_content_type() == "text/event-stream"
             self.body = response.readline() if is_stream else response.read()

@@ -9,8 +9,11 @@ from typing import Any, cast
 from fastapi import APIRouter
 from fastapi.security import SecurityScopes
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import call, encoded
@@ -64,6 +67,8 @@ from tidewheel.control.doctor.kept import Doctor
 from tidewheel.settings.api import ApiSettings
 
 _YEAR_SECONDS = 365 * 86_400
+# Another site's request to a page has no cookie (SameSite=strict), so it learns nothing from the size of an answer.
+_PACKED = Middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,7 @@ class Console:
 
     @staticmethod
     def _route(router: APIRouter, method: str, path: str, handler: Callable[[Request], Any]) -> None:
-        router.add_route(path, handler, methods=[method], include_in_schema=False)
+        router.routes.append(Route(path, handler, methods=[method], include_in_schema=False, middleware=[_PACKED]))
 
     async def _show(self, page: Page, request: Request) -> Response:
         """Return a page, read and rendered on a thread."""

@@ -107,7 +107,7 @@ class OverviewPage:
         read = part(lambda: _figures(connection, caller, along, stage))
         figures, whole = read if isinstance(read, tuple) else (read, None)
         upcoming = part(lambda: self._upcoming(connection, caller, along))
-        steps = part(lambda: _steps(connection, caller))
+        steps = part(lambda: _steps(connection, caller, figures))
         here, open_runs = present if isinstance(present, tuple) else (present, present)
         found = here.findings if isinstance(here, Now) else ()
         failed = [each for each in (present, read, upcoming, steps) if isinstance(each, Failed)]
@@ -145,7 +145,9 @@ def _figures(
         return figures, read_lateness(reading, caller.tenant, along.begin, along.until, stage)
 
 
-def _steps(connection: Connection, caller: Caller) -> Steps:
+def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Failed) -> Steps:
+    if isinstance(figures, ActivityFigures) and any(each.succeeded or each.failed for each in figures.bins):
+        return Steps(job=True, run=True, ended=True)
     with connection.snapshot() as reading:
         jobs = list_jobs(reading, caller.tenant, limit=1).jobs
         runs = list_runs(reading, caller.tenant, RunFilter(), limit=_LATEST).runs if jobs else ()

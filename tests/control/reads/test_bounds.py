@@ -1,16 +1,15 @@
 """The rows and pages that each list reads, beside 200,000 finished and 60,000 open runs of others."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, LiteralString
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from tests.control.api.answering import answering
-from tests.fixtures.database import Database, Template
-from tidewheel.bench.history import BUSY_JOB, RARE, RARE_JOB, History, load_history
+from tests.fixtures.history import OPEN, RUNS, Large
+from tidewheel.bench.history import BUSY_JOB, RARE, RARE_JOB
 from tidewheel.control.reads.api_keys import list_api_keys
 from tidewheel.control.reads.audit_log import list_audit_log
 from tidewheel.control.reads.batches import batches
@@ -28,70 +27,13 @@ from tidewheel.control.reads.run_detail import show_run
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.control.reads.tenants import list_tenants, tenant_usage
 from tidewheel.control.reads.versions import versions
-from tidewheel.postgres.session import FOR_LISTS, Conn, connect
+from tidewheel.postgres.session import Conn
 
 pytestmark = pytest.mark.slow
 
-RUNS, JOBS, OPEN = 200_000, 30_000, 60_000
 LOOKED_AT = 20_000
 OF_A_PAGE = 2_000  # rows beside those that are looked at: of 51 runs or jobs, in each partition
 PAGES_OF_FEW = 1_500  # of ten runs: each partition of six days is searched by every index that serves the list
-
-# Rows of sequential and bitmap scans, entries of other indexes; pages. BRIN counts whole ranges of pages as entries.
-_READ: LiteralString = """
-SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)) FILTER (WHERE m.amname IS DISTINCT FROM 'brin'), 0)::bigint
-       + coalesce(sum(pg_stat_get_xact_tuples_fetched(c.oid)) FILTER (WHERE c.relkind = 'r'), 0)::bigint,
-       coalesce(sum(pg_stat_get_xact_blocks_fetched(c.oid)), 0)::bigint
-  FROM pg_class AS c LEFT JOIN pg_am AS m ON m.oid = c.relam
- WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'i')
-"""
-
-
-@dataclass
-class Large:
-    """A database with a long history."""
-
-    database: Database
-    history: History
-    connection: Conn
-
-    def cost(self, read: Callable[[Conn], object]) -> tuple[int, int]:
-        """The rows that a read looks at, in tables and their indexes, and the pages."""
-        self.connection.rollback()
-        before = self._counters()
-        read(self.connection)
-        rows, pages = (now - then for now, then in zip(self._counters(), before, strict=True))
-        return rows, pages
-
-    def _counters(self) -> tuple[int, ...]:
-        row = self.connection.execute(_READ).fetchone()
-        assert row is not None
-        return tuple(int(str(each)) for each in row)
-
-
-@pytest.fixture(scope="module")
-def large(template: Template) -> Iterator[Large]:
-    database = Database(template.copy(), template.installation)
-    with connect(database.url, "test", options="-c statement_timeout=0") as loading:
-        history = load_history(
-            loading, database.url, database.installation,
-            runs=RUNS, jobs=JOBS, open_runs=OPEN, report=lambda _: None,
-        )  # fmt: skip
-    with database.transaction() as connection:
-        connection.execute("INSERT INTO tenants (tenant) SELECT 'tenant-' || n FROM generate_series(1, 30000) AS n")
-        connection.execute(
-            "INSERT INTO executors (executor_id, name, queues, handlers, slots, started_at, last_heartbeat_at) SELECT"
-            " gen_random_uuid(), 'executor', '{default}', '{noop}', 1, now(), now() FROM generate_series(1, 1000)"
-        )
-        connection.execute("INSERT INTO freezes (tenant) VALUES ('tiny')")
-        connection.execute("INSERT INTO freezes (queue) VALUES ('reports')")
-    database.execute("VACUUM ANALYZE tenants, executors, freezes")
-    # A parallel worker would count for itself.
-    reading = connect(database.url, "test", options=f"{FOR_LISTS} -c max_parallel_workers_per_gather=0")
-    yield Large(database, history, reading)
-    reading.close()
-    database.close()
-
 
 RARE_LABEL = {"rare": "yes"}
 NARROW: dict[str, dict[str, Any]] = {
