@@ -100,7 +100,7 @@ def _reads(api: "_Api", history: History) -> Mapping[str, str]:
     """The address of each read, by its name."""
     middle = history.first + (history.last - history.first) / 2
     deep, rare_deep = (
-        Cursors.of_list("/api/v1/runs", query, "default").write(history.last, first_run_id(middle))
+        Cursors.of_list("/api/v1/runs", query, "default").write(history.last, middle, first_run_id(middle))
         for query in (RunsQuery(), RunsQuery(queue="reports"))
     )
     since, until = format_timestamp(middle), format_timestamp(history.first + (history.last - history.first) / 1.9)

@@ -318,7 +318,7 @@ NOW: Json = {
 ACTIVITY: Json = {"at_least": False, "bins": [{
     "at": _AT, "succeeded": 60, "failed": 1, "timed_out": 0, "cancelled": 0, "skipped": 2,
     "stages": {"claimed": {"runs": 61, "p50": 0.0113, "p99": 0.0241}},
-}]}  # fmt: skip
+}], "stages": {"claimed": {"runs": 61, "p50": 0.0113, "p99": 0.0241}}}  # fmt: skip
 UPCOMING_JOBS: Json = {"bins": [{"at": _AT, "jobs": 312}], "jobs": 312, "at_least": False}
 BACKLOG: Json = {"backlog": [{
     "queue": "reports", "lane": "standard", "count": 312, "at_least": False, "oldest_at": _AT, "oldest_run_id": RUN_ID,

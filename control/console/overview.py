@@ -18,7 +18,7 @@ from tidewheel.control.console.tide import NARROW, WIDE, Counts, Tide, sentence,
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.console.words import counted
-from tidewheel.control.reads.activity import ActivityFigures, StageLateness, read_activity, read_lateness
+from tidewheel.control.reads.activity import ActivityFigures, read_activity
 from tidewheel.control.reads.backlog import OpenRuns, read_open_runs
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.control.reads.now import Now, read_now_of
@@ -104,13 +104,12 @@ class OverviewPage:
         along = axis(Window(query.window), now)
         stage = Stage[query.stage.upper()]
         present = part(lambda: self._present(connection, caller))
-        read = part(lambda: _figures(connection, caller, along, stage))
-        figures, whole = read if isinstance(read, tuple) else (read, None)
+        figures = part(lambda: _figures(connection, caller, along, stage))
         upcoming = part(lambda: self._upcoming(connection, caller, along))
         steps = part(lambda: _steps(connection, caller, figures))
         here, open_runs = present if isinstance(present, tuple) else (present, present)
         found = here.findings if isinstance(here, Now) else ()
-        failed = [each for each in (present, read, upcoming, steps) if isinstance(each, Failed)]
+        failed = [each for each in (present, figures, upcoming, steps) if isinstance(each, Failed)]
         running = here.running if isinstance(here, Now) else 0
         return View(
             {
@@ -119,7 +118,7 @@ class OverviewPage:
                 "sentence": _sentence(here, steps, failed, sees_all=sees_fleet(caller)),
                 "query": query, "windows": _WINDOWS, "stages": STAGES,
                 "plot": _plot(along, figures, upcoming, urls, running),
-                "late": _late(along, figures, whole, query.stage),
+                "late": _late(along, figures, query.stage),
                 "backlogs": open_runs.backlogs[:_BACKLOGS] if isinstance(open_runs, OpenRuns) else (),
                 "left_out": len(open_runs.backlogs) - _BACKLOGS if isinstance(open_runs, OpenRuns) else 0,
                 "since": format_timestamp(along.begin), "upcoming": upcoming,
@@ -137,12 +136,9 @@ class OverviewPage:
             return read_upcoming(reading, caller.tenant, self.shards, [along.now, *along.edges[along.behind + 1 :]])
 
 
-def _figures(
-    connection: Connection, caller: Caller, along: Axis, stage: Stage
-) -> tuple[ActivityFigures, StageLateness | None]:
+def _figures(connection: Connection, caller: Caller, along: Axis, stage: Stage) -> ActivityFigures:
     with connection.snapshot() as reading:
-        figures = read_activity(reading, caller.tenant, along.edges[: along.behind + 1], (stage,))
-        return figures, read_lateness(reading, caller.tenant, along.begin, along.until, stage)
+        return read_activity(reading, caller.tenant, along.edges[: along.behind + 1], (stage,))
 
 
 def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Failed) -> Steps:
@@ -177,11 +173,12 @@ def _plot(
     return Plot(wide, narrow, words, sum(bins, Counts()), cut)
 
 
-def _late(along: Axis, figures: ActivityFigures | Failed, whole: StageLateness | None, stage: str) -> object:
+def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> object:
     if isinstance(figures, Failed):
         return figures
     found = [(each.stages or {}).get(stage) for each in figures.bins]
     p50, p99 = ([None if each is None else getattr(each, name) for each in found] for name in ("p50", "p99"))
+    whole = (figures.stages or {}).get(stage)
     half, most = (None, None) if whole is None else (whole.p50, whole.p99)
     return {"lines": lateness.lines(along, p50, p99), "words": lateness.sentence(STAGES[stage], half, most)}
 

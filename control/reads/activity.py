@@ -73,10 +73,12 @@ class ActivityFigures:
     Args:
         bins: One for each span, also without a run.
         at_least: True if there are more figures than one answer reads: the earliest are left out.
+        stages: The lateness of all bins together, as theirs; None if it was not read.
     """
 
     bins: tuple[ActivityBin, ...]
     at_least: bool
+    stages: Mapping[str, StageLateness] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +113,12 @@ def read_activity(
         counts[place][state] = runs
         looked_at += of_rows
     bins = [_bin(begin, by_state) for begin, by_state in zip(edges[:-1], counts, strict=True)]
-    if stages:
-        found = _lateness(connection, {**columns, "stages": sorted(stages)})
-        bins = [replace(each, stages=found.get(place, {})) for place, each in enumerate(bins)]
-    return ActivityFigures(tuple(bins), looked_at >= LOOKED_AT)
-
-
-def read_lateness(
-    connection: Conn, tenant: str, since: datetime, until: datetime, stage: Stage
-) -> StageLateness | None:
-    """Return the lateness of all runs of a span of time at a stage; None without one."""
-    columns: dict[str, object] = {"tenant": tenant, "edges": [since, until], "look": LOOKED_AT}
-    return _lateness(connection, {**columns, "stages": [stage]}).get(0, {}).get(stage.name.lower())
+    if not stages:
+        return ActivityFigures(tuple(bins), looked_at >= LOOKED_AT)
+    found = _buckets(connection, {**columns, "stages": sorted(stages)})
+    bins = [replace(each, stages=_lateness(found.get(place, {}))) for place, each in enumerate(bins)]
+    whole = {stage: sum((each.get(stage, Counter()) for each in found.values()), Counter[int]()) for stage in stages}
+    return ActivityFigures(tuple(bins), looked_at >= LOOKED_AT, _lateness(whole))
 
 
 def on_time_rate(connection: Conn, tenant: str, since: datetime, until: datetime) -> float | None:
@@ -157,14 +153,11 @@ def _bin(at: datetime, runs: Mapping[str, int]) -> ActivityBin:
     return ActivityBin(at, succeeded, failed, timed_out, cancelled, skipped)
 
 
-def _lateness(connection: Conn, columns: Mapping[str, object]) -> dict[int, dict[str, StageLateness]]:
+def _lateness(by_stage: Mapping[Stage, Counter[int]]) -> dict[str, StageLateness]:
     return {
-        place: {
-            stage.name.lower(): StageLateness(counts.total(), quantile(counts, 0.5), quantile(counts, 0.99))
-            for stage, counts in by_stage.items()
-            if counts
-        }
-        for place, by_stage in _buckets(connection, columns).items()
+        stage.name.lower(): StageLateness(counts.total(), quantile(counts, 0.5), quantile(counts, 0.99))
+        for stage, counts in by_stage.items()
+        if counts
     }
 
 
