@@ -95,7 +95,7 @@ def scans(large: Large, text: str, parameters: Any) -> list[str]:  # noqa: ANN40
     if "SELECT" not in text or "set_config" in text:
         return []
     with connect(large.database.url, "test", options=FOR_LISTS) as connection, ClientCursor(connection) as cursor:
-        [(plan,)] = cursor.execute("EXPLAIN (FORMAT JSON) " + text, parameters).fetchall()
+        [(plan,)] = cursor.execute(f"EXPLAIN (FORMAT JSON) {text}".encode(), parameters).fetchall()
     return [f"{node['Relation Name']}: {text.partition(chr(10))[0]}" for node in nodes(cast("Any", plan)[0]["Plan"])]
 
 
