@@ -178,7 +178,7 @@ _WORKFLOW: dict[str, Json] = {
     "root_run_id": RUN_ID, "key": "nightly", "state": "failed", "scheduled_at": _AT, "generation": 0, "pending": 0,
     "failed": 1, "reason": None, "created_at": "2026-11-20T01:00:04.3Z", "finished_at": "2026-11-20T01:02:11Z",
 }  # fmt: skip
-WORKFLOWS: Json = {"workflows": [_WORKFLOW]}
+WORKFLOWS: Json = {"workflows": [_WORKFLOW], "next_cursor": None}
 WORKFLOW: Json = {"summary": _WORKFLOW, "nodes": [
     {"key": "nightly", "state": "succeeded", "parents": [], "run_id": RUN_ID, "reason": None, "attempt": 1,
      "started_at": "2026-11-20T01:00:00.021Z", "finished_at": "2026-11-20T01:00:04.221Z"},

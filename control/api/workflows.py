@@ -6,7 +6,7 @@ Reads are those of control/reads, and changes the requests of intake.
 import json
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 from uuid import UUID
 
 from fastapi import APIRouter
@@ -20,14 +20,14 @@ from tidewheel.control.api.bodies import read_verb
 from tidewheel.control.api.callers import Caller, Operator, Reader
 from tidewheel.control.api.json_schemas import IN_ADDRESS, body_of
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.queries import LimitQuery, TenantQuery, read_query
+from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, Whole, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.workflows import Workflows
-from tidewheel.control.reads.workflows import Workflow, WorkflowSummary
+from tidewheel.control.reads.workflows import Workflow, WorkflowSummary, list_workflows
 from tidewheel.jobs.requests import WorkflowCancel, WorkflowPause, WorkflowResume
 from tidewheel.jobs.strict_json import Json
-from tidewheel.jobs.values import Key
+from tidewheel.jobs.values import Instant, Key
 from tidewheel.transitions.parents import ParentRun, read_parents
 
 _WORKFLOWS = "/api/v1/workflows"
@@ -35,21 +35,36 @@ _ONE = f"{_WORKFLOWS}/{{run_id:uuid}}"
 _PARENTS = "/api/v1/runs/{run_id:uuid}/parents"
 
 
-class WorkflowsQuery(LimitQuery):
+class WorkflowsQuery(PageQuery):
     """Filter of a list of occurrences.
 
     Attributes:
         job: Only those of the root with this key.
+        state: Only those in this state.
     """
 
     job: Key | None = None
+    state: (
+        Literal["open", "paused", "cancelling", "timing_out", "succeeded", "failed", "cancelled", "timed_out"] | None
+    ) = None
+
+
+class WorkflowQuery(TenantQuery):
+    """Query of one occurrence.
+
+    Attributes:
+        generation: As this generation has left it; by default as it is.
+    """
+
+    generation: Whole | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowList:
-    """Occurrences of workflows, the newest first."""
+    """Occurrences of workflows, the newest first; those of one root by instant."""
 
     workflows: tuple[WorkflowSummary, ...]
+    next_cursor: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +133,7 @@ class WorkflowsApi:
         """Add the routes."""
         read = partial(add_route, router, "GET", scope=Scope.READ)
         read(_WORKFLOWS, self.list_workflows, query=WorkflowsQuery, answer=WorkflowList, example=examples.WORKFLOWS)
-        read(_ONE, self.get_workflow, query=TenantQuery, answer=Workflow, example=examples.WORKFLOW)
+        read(_ONE, self.get_workflow, query=WorkflowQuery, answer=Workflow, example=examples.WORKFLOW)
         read(_PARENTS, self.list_parents, query=ParentsQuery, answer=Parents, example=examples.PARENTS)
         change = partial(
             add_route, router, "POST", scope=Scope.OPERATE, query=TenantQuery, headers=IDEMPOTENCY_KEY,
@@ -143,16 +158,13 @@ class WorkflowsApi:
     async def list_workflows(self, request: Request, caller: Reader) -> Response:
         """List occurrences of workflows, the newest first."""
         query = read_query(request, WorkflowsQuery)
-
-        def read(connection: Connection) -> WorkflowList:
-            return WorkflowList(tuple(Workflows(connection).list(query.job, limit=query.limit)))
-
-        return await answer(self.reads, caller, read)
+        cursors = Cursors.of(request, query, caller.tenant)
+        return await answer(self.reads, caller, lambda each: page_of_workflows(each, caller.tenant, query, cursors))
 
     async def get_workflow(self, request: Request, caller: Reader) -> Response:
         """Return one occurrence with its graph: the root first, each job with the state of its latest run."""
-        read_query(request, TenantQuery)
-        return await answer(self.reads, caller, lambda each: Workflows(each).get(_run_id(request)))
+        query, root = read_query(request, WorkflowQuery), _run_id(request)
+        return await answer(self.reads, caller, lambda each: Workflows(each).get(root, generation=query.generation))
 
     async def pause_workflow(self, request: Request, caller: Operator) -> Response:
         """Release no further run of an occurrence until it is resumed."""
@@ -174,6 +186,15 @@ class WorkflowsApi:
             return ChangedWorkflow(root, connection.request(sent, request_id).unchanged)
 
         return await answer(self.writes, caller, change)
+
+
+def page_of_workflows(connection: Connection, tenant: str, query: WorkflowsQuery, cursors: Cursors) -> WorkflowList:
+    """Return a page of occurrences with the cursor of the next one."""
+    place = cursors.read(Instant, UUID)
+    after = None if place is None else (place[0], place[1])
+    with connection.snapshot() as reading:
+        page = list_workflows(reading, tenant, query.job, query.state, after=after, limit=query.limit)
+    return WorkflowList(tuple(page.workflows), cursors.write(*(page.next_place or [None])))
 
 
 def _parent(found: ParentRun) -> ParentOfRun:

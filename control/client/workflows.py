@@ -17,14 +17,15 @@ class Workflows:
         with self._connection.snapshot() as connection:
             return workflows(connection, self._connection.tenant, key, limit=limit)
 
-    def get(self, root_run_id: UUID) -> Workflow:
-        """Return an occurrence with the latest run of each of its jobs.
+    def get(self, root_run_id: UUID, *, generation: int | None = None) -> Workflow:
+        """Return an occurrence with the latest run of each of its jobs, of all generations or up to one.
 
         Raises:
+            InvalidInput: It has no such generation.
             UnknownWorkflow: The tenant has no occurrence with this root's run.
         """
         with self._connection.snapshot() as connection:
-            return workflow(connection, self._connection.tenant, root_run_id)
+            return workflow(connection, self._connection.tenant, root_run_id, generation=generation)
 
     def pause(self, root_run_id: UUID, *, reason: str | None = None) -> bool:
         """Release no further run until `resume`; return False if it is paused already."""

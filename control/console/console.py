@@ -63,6 +63,7 @@ from tidewheel.control.console.view import Page, View, without_zone
 from tidewheel.control.console.words import zone_of
 from tidewheel.control.console.workflow import WorkflowPage
 from tidewheel.control.console.workflow_actions import CancelWorkflow, PauseWorkflow, ResumeWorkflow
+from tidewheel.control.console.workflows import WorkflowsPage
 from tidewheel.control.doctor.kept import Doctor
 from tidewheel.settings.api import ApiSettings
 
@@ -108,6 +109,7 @@ class Console:
             "/runs/slow": SlowPage(),
             "/runs/{run_id}": RunPage(self.settings),
             "/runs/{run_id}/lines": RunLines(),
+            "/workflows": WorkflowsPage(),
             "/workflows/{root_run_id}": WorkflowPage(),
             **places.pages(self.shards, self.doctor),
             "/dead-letters": DeadLettersPage(),

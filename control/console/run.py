@@ -22,7 +22,9 @@ from tidewheel.control.run_places import RunPlaces
 from tidewheel.errors import UnknownRun
 from tidewheel.runs import FINAL
 from tidewheel.settings.api import ApiSettings
+from tidewheel.transitions.parents import Neighbours, read_neighbours
 
+_NEIGHBOURS = 12  # parents or children that are shown
 _OPEN_ROWS = 5  # attempts that are not folded
 
 
@@ -72,6 +74,10 @@ class RunPage:
             except UnknownRun:  # dropped meanwhile
                 return None
 
+        def read_neighbours_of() -> Neighbours | None:
+            with connection.snapshot() as reading:
+                return read_neighbours(reading, run_id, tenant=caller.tenant)
+
         places = part(read_places) if is_stored else None
         log = part(read_output) if is_stored else None
         follows = picked is not None and is_stored and not is_over(run, picked)
@@ -81,7 +87,8 @@ class RunPage:
                 "timing": timing(run, now), "is_final": run.summary.status in FINAL,
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": part(read_payload) if is_stored else None,
-                "places": places, "claims": claims_of(run), "looked": query.kafka,
+                "neighbours": part(read_neighbours_of) if is_stored and run.workflow_run_id else None,
+                "most": _NEIGHBOURS, "places": places, "claims": claims_of(run), "looked": query.kafka,
                 "brokers": part(self.settings.bootstrap) if query.kafka and caller.all_tenants else "BROKERS",
                 "picked": picked, "with_logs": with_logs, "log": log,
                 "more": more_of(urls, run_id, log) if follows and isinstance(log, Log) else None,

@@ -40,6 +40,7 @@ PATHS: Mapping[str, str] = {
     "run_lines": "/runs/{run_id}/lines",
     "run_cancel": "/runs/{run_id}/cancel",
     "run_retry": "/runs/{run_id}/retry",
+    "workflows": "/workflows",
     "workflow": "/workflows/{root_run_id}",
     "workflow_pause": "/workflows/{root_run_id}/pause",
     "workflow_resume": "/workflows/{root_run_id}/resume",

@@ -24,6 +24,7 @@ ROWS = 200
 """Jobs in one page of the list."""
 
 _FITS = 980  # pixels of a graph that are seen at once
+_GENERATIONS = 20  # that the page links to
 _DEEPEST = 5  # layers that the list shows by an indent
 
 
@@ -32,10 +33,12 @@ class WorkflowQuery(TenantQuery):
 
     Attributes:
         after: The number of jobs before the page of the list.
+        generation: As this generation has left it; by default as it is.
         zoom: The size of the graph in percent; by default it fits, down to half.
     """
 
     after: Whole = 0
+    generation: Whole | None = None
     zoom: Whole | None = None
 
 
@@ -71,18 +74,25 @@ class WorkflowPage:
         del caller
         query = read_query(request, WorkflowQuery)
         now, root = page_now(connection), root_of(request)
-        found = Workflows(connection).get(root)
+        found = Workflows(connection).get(root, generation=query.generation)
+        shown = found.summary.generation if query.generation is None else query.generation
         rows = sorted(
             zip(found.nodes, depths(found.nodes), strict=True), key=lambda row: row[0].state not in DEAD_LETTERED
         )
         page = [(node, min(depth, _DEEPEST)) for node, depth in rows[query.after : query.after + ROWS]]
+        older = None if shown == found.summary.generation else shown
         following, picture = query.after + ROWS, picture_of(found.nodes)
         return View(
             {
                 "now": now, "summary": found.summary, "again": found.again, "sentence": about_workflow(found),
                 "picture": picture, "rows": page, "total": len(found.nodes),
                 "zoom": _zoom(query.zoom, picture), "first": query.after + 1,
-                "more": urls("workflow", root_run_id=root, after=following) if following < len(found.nodes) else None,
+                "more": (
+                    urls("workflow", root_run_id=root, after=following, generation=older)
+                    if following < len(found.nodes)
+                    else None
+                ),
+                "shown": shown, "older": older, "generations": range(found.summary.generation, -1, -1)[:_GENERATIONS],
             }
         )  # fmt: skip
 

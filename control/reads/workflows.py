@@ -1,8 +1,11 @@
-"""Read occurrences of workflows: a page of them, or one with the latest run of each job of its graph."""
+"""Read occurrences of workflows: a page of them, or one with the latest run of each job of its graph.
+
+An older generation has the latest run of each job up to it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import cast
 from uuid import UUID
 
@@ -10,7 +13,7 @@ from psycopg.rows import class_row
 
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.tenants import require_tenant
-from tidewheel.errors import UnknownWorkflow
+from tidewheel.errors import UnknownWorkflow, refuse
 from tidewheel.ids import job_id
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
@@ -18,9 +21,14 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.occurrences import NodeRun, read_occurrence, to_run_again
 
 _SQL = Statements("tidewheel.control")
-_LIST_WORKFLOWS = _SQL["list_workflows"]
-_SHOW_WORKFLOW = _SQL["show_workflow"]
+_FIND_WORKFLOWS = _SQL["find_workflows"]
+_FIND_WORKFLOWS_OF_ROOT = _SQL["find_workflows_of_root"]
+_READ_WORKFLOWS = _SQL["read_workflows"]
 _READ_KEYS = _SQL["read_node_keys"]
+
+LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
+
+_START = (datetime(9999, 12, 31, tzinfo=UTC), UUID(int=(1 << 128) - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,19 @@ class Workflow:
     again: Sequence[str]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkflowPage:
+    """Occurrences of workflows, the newest first.
+
+    Args:
+        workflows: The page.
+        next_place: The instant and the root's run to continue after; None on the last page.
+    """
+
+    workflows: Sequence[WorkflowSummary]
+    next_place: tuple[datetime, UUID] | None
+
+
 def workflows(connection: Conn, tenant: str, key: str | None = None, *, limit: int = 100) -> list[WorkflowSummary]:
     """Return a tenant's occurrences of workflows, or those of one root, the newest first.
 
@@ -113,36 +134,80 @@ def workflows(connection: Conn, tenant: str, key: str | None = None, *, limit: i
         InvalidInput: There is no such tenant.
         UnknownJob: There is no such job and never was one.
     """
-    require_tenant(connection, tenant)
-    if key is not None:
-        read_job_position(connection, tenant, key)
-    columns = {"tenant": tenant, "job_id": None if key is None else job_id(tenant, key), "limit": limit}
-    with connection.cursor(row_factory=class_row(WorkflowSummary), binary=True) as cursor:
-        return cursor.execute(_LIST_WORKFLOWS, columns).fetchall()
+    return list(list_workflows(connection, tenant, key, limit=limit).workflows)
 
 
-def workflow(connection: Conn, tenant: str, root_run_id: UUID) -> Workflow:
-    """Return one occurrence with its graph.
+def list_workflows(
+    connection: Conn,
+    tenant: str,
+    key: str | None = None,
+    state: str | None = None,
+    *,
+    after: tuple[datetime, UUID] | None = None,
+    limit: int = 50,
+) -> WorkflowPage:
+    """Return a page of a tenant's occurrences, the newest first; those of one root by instant.
+
+    A page looks at a limited number of rows. With a state that few have, it may be short, or empty, and have a place.
+
+    Args:
+        connection: Reads the rows.
+        tenant: The tenant.
+        key: Only those of this root.
+        state: Only those in this state.
+        after: The `next_place` of the page before.
+        limit: How many at most.
 
     Raises:
+        InvalidInput: There is no such tenant.
+        UnknownJob: There is no such job and never was one.
+    """
+    require_tenant(connection, tenant)
+    at, before = after or _START
+    columns: dict[str, object] = {"tenant": tenant, "state": state, "before_at": at, "before_id": before}
+    columns |= {"limit": limit + 1, "look": LOOKED_AT if state else limit + 1}
+    if key is not None:
+        read_job_position(connection, tenant, key)
+        columns["job_id"] = job_id(tenant, key)
+    statement = _FIND_WORKFLOWS if key is None else _FIND_WORKFLOWS_OF_ROOT
+    row = connection.execute(statement, columns, binary=True).fetchone()
+    roots, _, looked_at, last_seen = cast("tuple[list[UUID], int, int, UUID | None]", row)
+    goes_on = roots[limit - 1] if len(roots) > limit else last_seen if state and looked_at == LOOKED_AT else None
+    found = _read_workflows(connection, tenant, [*roots[:limit], *([goes_on] if goes_on else [])])
+    next_place = (found[goes_on].scheduled_at, goes_on) if goes_on and goes_on in found else None
+    return WorkflowPage([found[root] for root in roots[:limit] if root in found], next_place)
+
+
+def _read_workflows(connection: Conn, tenant: str, roots: Sequence[UUID]) -> dict[UUID, WorkflowSummary]:
+    columns = {"tenant": tenant, "root_run_ids": uuids(roots)}
+    with connection.cursor(row_factory=class_row(WorkflowSummary), binary=True) as cursor:
+        return {each.root_run_id: each for each in cursor.execute(_READ_WORKFLOWS, columns)}
+
+
+def workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generation: int | None = None) -> Workflow:
+    """Return one occurrence with its graph, as it is or as an earlier generation has left it.
+
+    Raises:
+        InvalidInput: It has no such generation.
         UnknownWorkflow: The tenant has no occurrence with this root's run.
     """
-    columns = {"tenant": tenant, "root_run_id": root_run_id}
-    with connection.cursor(row_factory=class_row(WorkflowSummary), binary=True) as cursor:
-        summary = cursor.execute(_SHOW_WORKFLOW, columns).fetchone()
+    summary = _read_workflows(connection, tenant, [root_run_id]).get(root_run_id)
     if summary is None:
         raise UnknownWorkflow(str(root_run_id))
-    nodes = read_occurrence(connection, root_run_id)
+    if generation is not None and generation > summary.generation:
+        refuse("generation", f"it has no generation {generation}", f"write one from 0 to {summary.generation}")
+    is_older = generation is not None and generation < summary.generation
+    nodes = read_occurrence(connection, root_run_id, generation)
     rows = connection.execute(_READ_KEYS, {"job_ids": uuids(nodes)}, binary=True).fetchall()
     keys = dict(cast("list[tuple[UUID, str]]", rows))
-    unreached = "pending" if summary.state in ("open", "paused") else "not_reached"
+    unreached = "pending" if summary.state in ("open", "paused") and not is_older else "not_reached"
     return Workflow(
         summary,
         [
             _node(keys[job], node.run, [Parent(keys[parent], when) for parent, when in node.parents.items()], unreached)
             for job, node in nodes.items()
         ],
-        [keys[each.job_id] for each in to_run_again(nodes)] if summary.finished_at is not None else [],
+        [keys[each.job_id] for each in to_run_again(nodes)] if summary.finished_at and not is_older else [],
     )
 
 

@@ -202,6 +202,7 @@ def _run(client: Client, database: ClockedDatabase) -> None:
     end(database, ending(running, RunState.CANCELLED))
     client.trigger("root")
     play(database, lambda key: RunState.FAILED if key == "child" else RunState.SUCCEEDED)
+    assert client.workflows.list()
     [occurrence] = client.workflows.list("root")
     client.workflows.get(occurrence.root_run_id)
     client.workflows.resume(occurrence.root_run_id)

@@ -6,7 +6,7 @@ instant, and a look-up by id for each job and generation.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, cast
 from uuid import UUID
@@ -125,8 +125,13 @@ class Occurrence:
     generation: int
 
 
-def read_occurrence(connection: Conn, root_run_id: UUID) -> dict[UUID, Node]:
+def read_occurrence(connection: Conn, root_run_id: UUID, generation: int | None = None) -> dict[UUID, Node]:
     """Return the jobs of an occurrence, each after its parents; the root first.
+
+    Args:
+        connection: Reads the rows.
+        root_run_id: The root's run.
+        generation: Only runs up to this one; by default all.
 
     Raises:
         UnknownWorkflow: There is none with this root's run.
@@ -135,6 +140,8 @@ def read_occurrence(connection: Conn, root_run_id: UUID) -> dict[UUID, Node]:
         occurrence = cursor.execute(_READ_OCCURRENCE, {"root": root_run_id}).fetchone()
     if occurrence is None:
         raise UnknownWorkflow(str(root_run_id))
+    if generation is not None:
+        occurrence = replace(occurrence, generation=min(generation, occurrence.generation))
     columns: dict[str, object] = {"root_job_id": occurrence.root_job_id, "at": occurrence.graph_at}
     rows = connection.execute(_READ_GRAPH, columns, binary=True).fetchall()
     nodes = {occurrence.root_job_id: Node(occurrence.root_job_id)}

@@ -24,6 +24,7 @@ from tidewheel.transitions.workflows import NO_JOB
 _SQL = Statements("tidewheel.transitions")
 _FIND_RUN = _SQL["find_run_in_occurrence"]
 _READ_PARENTS = _SQL["read_parents"]
+_READ_CHILDREN = _SQL["read_children"]
 _READ_BATCH_PARENTS = _SQL["read_batch_parents"]
 _READ_RESULTS = _SQL["read_parent_results"]
 
@@ -90,18 +91,13 @@ def read_parents(
     Raises:
         UnknownRun: There is no such run.
     """
-    with connection.cursor(row_factory=class_row(_Child), binary=True) as cursor:
-        child = cursor.execute(_FIND_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
-    if child is None:
-        raise UnknownRun(str(run_id))
+    child = _find_child(connection, run_id, tenant)
     if child.root_run_id is None:
         return []
     if child.root_job_id == NO_JOB:
         runs = _read_batch_parents(connection, child, key)
     else:
-        generation = child.last_generation if child.generation is None else child.generation
-        occurrence = Occurrence(child.root_run_id, child.root_job_id, child.scheduled_at, child.graph_at, generation)
-        runs = read_parent_runs(connection, occurrence, child.job_id, key)
+        runs = read_parent_runs(connection, _occurrence_of(child), child.job_id, key)
     results = _read_results(connection, [run for _, _, run in runs if run and run.state == RunState.SUCCEEDED])
     waits = child.state == RunState.BLOCKED
     return [_parent(key, when, run, results, waits=waits) for key, when, run in runs]
@@ -112,10 +108,59 @@ def read_parent_runs(
 ) -> list[tuple[str, str, NodeRun | None]]:
     """Return the key, the condition and the latest run of each parent of a job in an occurrence, by key."""
     columns: dict[str, object] = {"job_id": job, "at": occurrence.graph_at, "key": key}
-    rows = connection.execute(_READ_PARENTS, columns, binary=True).fetchall()
-    edges = cast("list[tuple[UUID, str, str]]", rows)
-    stored = read_runs(connection, occurrence, [parent for parent, _, _ in edges])
-    return [(parent_key, when, next(filter(None, stored[parent]), None)) for parent, parent_key, when in edges]
+    return _with_runs(connection, occurrence, connection.execute(_READ_PARENTS, columns, binary=True).fetchall())
+
+
+class Neighbours(NamedTuple):
+    """The parents and children of a run in its occurrence, by key.
+
+    Each has its key, the condition on the end of the parent, and its latest run.
+    """
+
+    parents: Sequence[tuple[str, str, NodeRun | None]]
+    children: Sequence[tuple[str, str, NodeRun | None]]
+
+
+def read_neighbours(connection: Conn, run_id: UUID, *, tenant: str) -> Neighbours | None:
+    """Return the parents and the children of a run; None if it is a part of no workflow.
+
+    Their runs are the latest ones up to its generation.
+
+    Raises:
+        UnknownRun: The tenant has no such run.
+    """
+    child = _find_child(connection, run_id, tenant)
+    if child.root_run_id is None or child.root_job_id == NO_JOB:
+        return None
+    occurrence = _occurrence_of(child)
+    columns: dict[str, object] = {"job_id": child.job_id, "at": occurrence.graph_at}
+    children = connection.execute(_READ_CHILDREN, columns, binary=True).fetchall()
+    return Neighbours(
+        read_parent_runs(connection, occurrence, child.job_id), _with_runs(connection, occurrence, children)
+    )
+
+
+def _find_child(connection: Conn, run_id: UUID, tenant: str | None) -> _Child:
+    with connection.cursor(row_factory=class_row(_Child), binary=True) as cursor:
+        child = cursor.execute(_FIND_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
+    if child is None:
+        raise UnknownRun(str(run_id))
+    return child
+
+
+def _occurrence_of(child: _Child) -> Occurrence:
+    """Return the occurrence of a child, up to its generation."""
+    assert child.root_run_id is not None  # noqa: S101 - the callers have checked it
+    generation = child.last_generation if child.generation is None else child.generation
+    return Occurrence(child.root_run_id, child.root_job_id, child.scheduled_at, child.graph_at, generation)
+
+
+def _with_runs(
+    connection: Conn, occurrence: Occurrence, rows: Sequence[object]
+) -> list[tuple[str, str, NodeRun | None]]:
+    edges = cast("Sequence[tuple[UUID, str, str]]", rows)
+    stored = read_runs(connection, occurrence, [job for job, _, _ in edges])
+    return [(key, when, next(filter(None, stored[job]), None)) for job, key, when in edges]
 
 
 def _read_batch_parents(connection: Conn, child: _Child, ref: str | None) -> list[tuple[str, str, NodeRun | None]]:

@@ -1876,6 +1876,15 @@ SELECT e.parent_job_id, j.key, e.condition
    AND (%(key)s::text IS NULL OR j.key = %(key)s)
  ORDER BY j.key
 
+-- name: read_children
+-- The children of a job in the graph of an instant, with the conditions, by key.
+-- Index: job_edges_pkey, jobs_pkey. No lock.
+SELECT e.child_job_id, j.key, e.condition
+  FROM job_edges AS e
+  JOIN jobs AS j ON j.job_id = e.child_job_id
+ WHERE e.parent_job_id = %(job_id)s AND e.from_at < %(at)s AND (e.until_at IS NULL OR %(at)s <= e.until_at)
+ ORDER BY j.key
+
 -- name: read_batch_parents
 -- The parents of a run of a batch, with their refs and the conditions, by ref; of all, or of one ref.
 -- Index: run_edges_by_child, batch_runs_by_run. No lock.

@@ -90,6 +90,7 @@ PAGES: Mapping[str, str] = {
     "run-cancel": "/runs/{running}/cancel",
     "run-retry": "/runs/{failed}/retry",
     "runs-slow": "/runs/slow",
+    "workflows": "/workflows",
     "workflow": "/workflows/{workflow}",
     "workflow-resume": "/workflows/{workflow}/resume",
     "workflow-cancel": "/workflows/{workflow}/cancel",

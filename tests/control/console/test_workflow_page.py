@@ -55,8 +55,52 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     assert workflow(pages.database, root)[0] == "succeeded"
     page = shown(pages, f"/workflows/{root}")
     assert "generation 1" in page
+    assert "4 jobs: 4 succeeded." in page
+    assert f'href="/workflows/{root}?generation=0"' in page
+    older = shown(pages, f"/workflows/{root}?generation=0")
+    assert "4 jobs: 2 succeeded, 1 failed, 1 skipped." in older
+    assert "This is generation 0, as it ended before a resume." in older
+    assert pages.get(f"/workflows/{root}?generation=2").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "Resume failed part" not in page
     assert pages.get(f"/workflows/{root}/resume").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+def test_run_shows_its_parents_and_children_with_their_states(pages: ApiClient) -> None:
+    root = played(pages.database)
+    place = re.sub(
+        r"<[^>]+>", " ", shown(pages, f"/runs/{root}").partition("Place in the workflow")[2].partition("</section>")[0]
+    )
+    assert place.split() == ["the", "whole", "graph", "succeeded", "a", "failed", "b", "succeeded", "c"]
+    last = shown(pages, f"/runs/{run_of(pages.database, 'd')}")
+    assert '<ul aria-label="before it">' in last
+    assert '<ul aria-label="after it">' not in last
+
+
+def test_list_has_every_occurrence_by_state_and_root_in_pages(pages: ApiClient) -> None:
+    put(pages.database, {"a": [], "b": after("a")})
+    put(pages.database, {_SCRIPT: [], "below": after(_SCRIPT)})
+    roots = [trigger(pages.database, key) for key in ("a", "a", _SCRIPT)]
+    play(pages.database, failing)
+    page = shown(pages, "/workflows")
+    assert re.findall(r'data-key="([^"]+)"', page) == [str(root) for root in sorted(roots, reverse=True)]
+    assert "<script>alert" not in page
+    for query, found in (
+        ("?state=failed", set(roots[:2])),
+        ("?state=succeeded", {roots[2]}),
+        ("?job=a", set(roots[:2])),
+    ):
+        assert {UUID(each) for each in re.findall(r'data-key="([^"]+)"', shown(pages, f"/workflows{query}"))} == found
+    assert "No workflow fits the filters." in shown(pages, "/workflows?state=open")
+    for query in ("?limit=1", "?limit=1&job=a", "?limit=1&state=failed"):
+        path, seen = f"/workflows{query}", list[str]()
+        while path:
+            page = shown(pages, path)
+            seen += re.findall(r'data-key="([^"]+)"', page)
+            following = re.search(r'rel="next" href="([^"]+)"', page)
+            path = f"{following[1].replace('&amp;', '&')}&limit=1" if following else ""
+        assert len(seen) == len(set(seen)) == (3 if query == "?limit=1" else 2)
+    assert pages.get("/workflows?job=none").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert 'href="/workflows"' in shown(pages, "/runs")
 
 
 def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:

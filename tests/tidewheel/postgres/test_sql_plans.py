@@ -166,6 +166,13 @@ _LOAD: tuple[LiteralString, ...] = (
     SELECT batch_id, 'first', tenant, md5('first' || batch_id)::uuid, md5('job' || batch_id)::uuid, 1000 FROM batches
     """,
     """
+    INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending, created_at,
+                           finished_at)
+    SELECT md5('root' || n)::uuid, n %% 10 || '', md5('job' || n %% 100)::uuid, n %% 64, now() - n * interval '1 min',
+           now(), 'succeeded', 0, now(), now()
+      FROM generate_series(1, %(fewer)s) AS n
+    """,
+    """
     INSERT INTO run_edges (batch_id, parent_run_id, child_run_id, tenant, condition)
     SELECT batch_id, run_id, md5('second' || batch_id)::uuid, tenant, 'success' FROM batch_runs
     """,
@@ -341,6 +348,10 @@ _RUNS: Mapping[str, object] = {**_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD,
 _JOBS: Mapping[str, object] = {
     **_UNFILTERED, "after": "job-2", "prefix": "", "beyond": None, "labels": Jsonb({}), "paused": None,
     "finished": None, "quarantined": None, "unwell": True, "look": 20_000, "limit": 51,
+}  # fmt: skip
+
+_ROOTS: Mapping[str, object] = {
+    "state": "failed", "before_at": _FAR_AHEAD, "before_id": _BEYOND, "look": 20_000, "limit": 51
 }  # fmt: skip
 
 # One attempt number and version for a batch.
@@ -590,6 +601,8 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         ("read_batch", "read_batch_members", "read_batch_edges", "close_batch", "read_run_edges"),
         _BATCH,
     ),
+    "find_workflows": {"tenant": "1", **_ROOTS},
+    "find_workflows_of_root": _ROOTS,
     "list_batches": {"tenant": "1", "before": _BEYOND, "limit": 51},
     "read_batch_runs": _BATCH | {"limit": 1000},
     "find_due_releases": {"limit": 500},
@@ -687,6 +700,7 @@ _HOT = {
         read_past_attempts list_dead_letters last_dead_letter_looked_at find_open_states
         list_blocked_keys read_blocked_key
         find_jobs_named find_keys_from
+        find_workflows find_workflows_of_root
         list_key_limits list_keys_in_use list_batches read_batch_runs read_run_edges
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
         group_dead_letters
