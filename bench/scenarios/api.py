@@ -84,7 +84,7 @@ def _measure_reads(connection: Conn, api: "_Api", history: History, options: Opt
         before = _pages(connection)
         figures |= _times(name, [api.get(address) for _ in range(_TIMES)])
         figures[f"{name}_pages"] = least((_pages(connection) - before) / _TIMES, "pages")
-    for name, address in _console(api).items():
+    for name, address in _console(api, history).items():
         options.report(name)
         api.get_page(address)
         figures |= _times(name, [api.get_page(address) for _ in range(_TIMES)])
@@ -136,11 +136,12 @@ def _reads(api: "_Api", history: History) -> Mapping[str, str]:
     }
 
 
-def _console(api: "_Api") -> Mapping[str, str]:
+def _console(api: "_Api", history: History) -> Mapping[str, str]:
     """The address of each page, by its name."""
+    middle = format_timestamp(history.first + (history.last - history.first) / 2)
     runs: dict[str, str] = {}
-    for status in ("running", "failed", "succeeded"):
-        api.get(f"/runs?status={status}&limit=1")
+    for status, until in ("running", ""), ("failed", f"&until={middle}"), ("succeeded", f"&until={middle}"):
+        api.get(f"/runs?status={status}{until}")
         runs[status] = str(json.loads(api.body)["runs"][0]["run_id"])
     return {
         "page_overview": "/",
