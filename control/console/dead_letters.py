@@ -28,6 +28,7 @@ REDRIVEN: Mapping[str, bool | None] = {"open": False, "redriven": True, "all": N
 """The filter of each tab."""
 _FILTERS = ("kind", "status", "error_type", "queue", "lane", "since", "until")
 _GROUPS = 8
+_MOST_GROUPS = 100  # of a page
 
 
 class TabQuery(LettersQuery):
@@ -83,8 +84,8 @@ class DeadLettersPage:
         by_cause = query.show == "open" and query.cursor is None and not set(filters) - {"last"}
         view = list_view("dead_letters", query, listed, errors=errors, now=now, urls=urls)
         more = {
-            "groups": part(grouped) if by_cause else None, "shown_groups": _GROUPS, "group_filters": group_filters,
-            "selected": _selected(query, filters, since),
+            "groups": part(grouped) if by_cause else None, "shown_groups": _GROUPS, "most_groups": _MOST_GROUPS,
+            "group_filters": group_filters, "selected": _selected(query, filters, since),
         }  # fmt: skip
         return replace(view, values={**view.values, **more})
 
