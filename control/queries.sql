@@ -34,10 +34,14 @@ SELECT job_id, state, attempt, scheduled_at, started_at, finished_at, reason, er
   FROM tidewheel_status(CAST(CAST(%(run_id)s AS text) AS uuid), CAST(%(tenant)s AS text))
 
 -- name: read_logs
--- Returns a run's state and the attempts with output beyond what was read; at least one row if the run exists.
+-- Returns a run's state and the attempts with output beyond what was read, with that part of it that is stored; at least
+-- one row if the run exists.
 -- Index: job_runs_pkey, the partitions' indexes by run. No lock.
 SELECT r.state, r.attempt AS newest, x.attempt, a.outcome,
-       coalesce(x.output_bytes, length(x.output)) AS output_bytes, x.output
+       coalesce(x.output_bytes, length(x.output)) AS output_bytes,
+       CASE WHEN x.attempt > %(read_attempt)s THEN x.output
+            ELSE substr(x.output, 1 + greatest(length(x.output) + %(read_bytes)s - coalesce(x.output_bytes, length(x.output)), 0)::integer)
+       END AS output
   FROM runs AS r
   LEFT JOIN attempt_outputs AS x
     ON x.run_id = r.run_id AND x.output IS NOT NULL AND x.attempt >= %(read_attempt)s

@@ -60,11 +60,12 @@ class _LogReader:
         tenant: The run's tenant.
         run_id: The run.
         attempt: Only this attempt; None for all.
+        after: The bytes of that attempt that were read before.
     """
 
-    def __init__(self, tenant: str, run_id: UUID, attempt: int | None = None) -> None:
+    def __init__(self, tenant: str, run_id: UUID, attempt: int | None = None, after: int = 0) -> None:
         self._columns = {"tenant": tenant, "run_id": run_id, "attempt": attempt, "limit": _PAGE}
-        self._attempt, self._read = 0, 0
+        self._attempt, self._read = (attempt or 0) if after else 0, after
         self.newest = 0
         self.state = RunState.QUEUED
 
@@ -92,13 +93,14 @@ class _LogReader:
         output, written = row.output or b"", row.output_bytes or 0
         new = written - (self._read if attempt == self._attempt else 0)
         self._attempt, self._read = attempt, written
-        kept = output[max(len(output) - new, 0) :]
-        return LogPiece(attempt, row.outcome, new - len(kept), kept)
+        return LogPiece(attempt, row.outcome, new - len(output), output)
 
 
-def read_logs(connection: Connection, run_id: UUID, attempt: int | None = None) -> list[LogPiece]:
-    """Return the stored output of a run's attempts; see `Runs.logs`."""
-    reader = _LogReader(connection.tenant, run_id, attempt)
+def read_logs(
+    connection: Connection, run_id: UUID, attempt: int | None = None, *, after: int = 0
+) -> list[LogPiece]:
+    """Return the stored output of a run's attempts, or what an attempt has written after some bytes; see `Runs.logs`."""
+    reader = _LogReader(connection.tenant, run_id, attempt, after)
     pieces: list[LogPiece] = []
     while page := _page(connection, reader):
         pieces += page

@@ -2,12 +2,13 @@
 
 A page names its topics: `now` for all runs of its tenant, `run:ID`, `job:ID`. The process looks once a second for each
 tenant that is watched, whatever the number of watchers, and not at all without one. A look reads a fingerprint of each
-topic. Where it differs from the last, the watchers get `changed`, and each browser reads its own page again.
+topic. Where it differs from the last, the watchers get `changed`, and each browser reads its own page again. They get
+it one after the other, and tenants take turns, so that these reads leave the threads of reads to others.
 """
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from uuid import UUID
@@ -18,19 +19,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.bearer import IS_OPEN
+from tidewheel.control.api.bearer import IS_OPEN, KEY
 from tidewheel.control.api.callers import caller
 from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.api.streaming import Streaming
 from tidewheel.control.api.workers import Workers, WorkerState
+from tidewheel.control.console.turns import Turns
 from tidewheel.control.reads.pulses import Watched, read_pulses
 from tidewheel.errors import Unavailable
 from tidewheel.process.service import Shutdown
 
 _LOOK_SECONDS = 1.0
 _BEAT_SECONDS = 5.0  # a browser that hears nothing for twice as long shows that
+_APART_SECONDS = 0.1  # between two news of a process: each of them is a read of a page, of some 40 ms
 _TOPICS = 60
-_WATCHERS = 256
+_WATCHERS, _OF_TENANT = 256, 128
+_OF_KEY = 24  # a stream is one of the 32 requests that a key may have in progress
 _TOPIC = re.compile(r"now|(?:run|job):[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -40,11 +44,13 @@ class _Watcher:
 
     Args:
         topics: What it shows.
-        news: Set when one of them has changed.
+        key_id: The key of its reader; None where no key is needed.
+        news: Set when one of the topics has changed, and it is this page's turn.
         is_compared: True once a look has read them: its page may be older than that look.
     """
 
     topics: frozenset[str]
+    key_id: str | None
     is_compared: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -75,6 +81,8 @@ class Live:
     def __init__(self, reads: Workers, stop: Shutdown) -> None:
         self._reads, self._stop = reads, stop
         self._tenants: dict[str, _Tenant] = {}
+        self._turns = Turns[_Watcher]()
+        self._telling: asyncio.Task[None] | None = None
 
     async def stream(self, request: Request) -> Response:
         """Return the stream of a page's topics."""
@@ -82,20 +90,47 @@ class Live:
         topics = frozenset(request.query_params.get("topics", "").split(","))
         if len(topics) > _TOPICS or not all(_TOPIC.fullmatch(topic) for topic in topics):
             raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"name up to {_TOPICS} topics: now, run:ID or job:ID")
-        if sum(len(each.watchers) for each in self._tenants.values()) >= _WATCHERS:
-            message = f"{_WATCHERS} pages are watched; repeat the request in a moment"
-            raise Overloaded(message)
-        watcher = _Watcher(topics)
+        key = request.scope.get(KEY)
+        watcher = _Watcher(topics, key.key_id if key else None)
         tenant = self._watch(found.tenant, watcher)
         is_open = request.scope.get(IS_OPEN, _always)
-        return Streaming(self._events(tenant, watcher, is_open), lambda: tenant.watchers.discard(watcher))
+        return Streaming(self._events(tenant, watcher, is_open), lambda: self._leave(found.tenant, tenant, watcher))
+
+    def _ensure_room(self, name: str, key_id: str | None) -> None:
+        """Refuse a watcher beyond what the process, its tenant or its key may have.
+
+        Raises:
+            Overloaded: There are as many.
+        """
+        watchers = [each for tenant in self._tenants.values() for each in tenant.watchers]
+        own = self._tenants[name].watchers if name in self._tenants else ()
+        of_key = 0 if key_id is None else sum(each.key_id == key_id for each in watchers)
+        for count, most, whose in (
+            (of_key, _OF_KEY, f"the key {key_id}"),
+            (len(own), _OF_TENANT, f"tenant {name}"),
+            (len(watchers), _WATCHERS, "this process"),
+        ):
+            if count >= most:
+                message = f"{most} pages of {whose} are live, and no more may be; close one, or reload this one"
+                raise Overloaded(message)
 
     def _watch(self, name: str, watcher: _Watcher) -> _Tenant:
+        self._ensure_room(name, watcher.key_id)
         tenant = self._tenants.setdefault(name, _Tenant())
         tenant.watchers.add(watcher)
         if tenant.looking is None:
             tenant.looking = asyncio.create_task(self._look(name, tenant))
         return tenant
+
+    async def _tell(self) -> None:
+        """Give those who wait their news, one after the other."""
+        while (watcher := self._turns.take()) is not None:
+            watcher.news.set()
+            await asyncio.sleep(_APART_SECONDS)
+
+    def _leave(self, name: str, tenant: _Tenant, watcher: _Watcher) -> None:
+        tenant.watchers.discard(watcher)
+        self._turns.leave(name, watcher)
 
     async def _look(self, name: str, tenant: _Tenant) -> None:
         """Look while the tenant has watchers."""
@@ -109,7 +144,10 @@ class Live:
                     tenant.answered = False
                 else:
                     tenant.answered = True
-                    _compare(tenant, found, watchers)
+                    for each in _with_news(tenant, found, watchers):
+                        self._turns.wait(name, each)
+                    if self._telling is None or self._telling.done():
+                        self._telling = asyncio.create_task(self._tell())
                 await asyncio.sleep(_LOOK_SECONDS)
         finally:
             del self._tenants[name]
@@ -136,14 +174,14 @@ class Live:
             await _for_a_moment(watcher.news)
 
 
-def _compare(tenant: _Tenant, found: Mapping[str, str], watchers: Sequence[_Watcher]) -> None:
-    """Wake the watchers of what has changed, and those whose topics no look has read before."""
+def _with_news(tenant: _Tenant, found: Mapping[str, str], watchers: Sequence[_Watcher]) -> Iterator[_Watcher]:
+    """Keep what a look has found; yield the watchers of what has changed, and the new ones."""
     changed = {topic for topic in tenant.found.keys() & found.keys() if tenant.found[topic] != found[topic]}
     tenant.found = found
     for each in watchers:
-        if each.topics & changed or not each.is_compared:
+        if each in tenant.watchers and (each.topics & changed or not each.is_compared):
             each.is_compared = True
-            each.news.set()
+            yield each
 
 
 async def _for_a_moment(news: asyncio.Event) -> None:

@@ -61,13 +61,12 @@ def log_of(piece: LogPiece, *, after: int = 0, first: int = 1, is_over: bool = T
     """Return the lines of an attempt's output.
 
     Args:
-        piece: All that is stored of its output.
+        piece: What is stored of its output after these bytes.
         after: The bytes that were read before.
         first: The number of the first line after them.
         is_over: True if the attempt writes no more.
     """
-    dropped = max(piece.dropped_bytes - after, 0)
-    output = piece.output[max(after - piece.dropped_bytes, 0) :]
+    dropped, output = piece.dropped_bytes, piece.output
     text = output.decode(errors="replace").replace("\r\n", "\n")
     given = text.split("\n")
     last = given.pop()  # the text after the last break
@@ -79,9 +78,8 @@ def log_of(piece: LogPiece, *, after: int = 0, first: int = 1, is_over: bool = T
     for number, line in enumerate(islice(given, left_out, None), first + left_out):
         line = line.rpartition("\r")[2]  # as a terminal shows the progress of a download
         lines.append(_line(number, line, boxes, is_open=is_open and number == first + len(given) - 1))
-    written = piece.dropped_bytes + len(piece.output)
-    end = written - (len(output) - output.rfind(b"\n") - 1) if is_open else written
-    return Log(piece.attempt, lines, dropped, left_out, max(end, after), first + len(given) - is_open)
+    end = after + dropped + (output.rfind(b"\n") + 1 if is_open else len(output))
+    return Log(piece.attempt, lines, dropped, left_out, end, first + len(given) - is_open)
 
 
 class _Boxes:

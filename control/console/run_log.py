@@ -83,10 +83,10 @@ class RunLines:
         query, run_id = read_query(request, LogQuery), run_id_of(request)
         with connection.snapshot() as reading:
             run = show_run(reading, caller.tenant, run_id)
-        pieces = read_logs(connection, run_id, query.attempt)
-        over, after, first = is_over(run, query.attempt), query.after or 0, query.line or 1
+        over, after = is_over(run, query.attempt), query.after or 0
+        pieces = read_logs(connection, run_id, query.attempt, after=after)
         piece = pieces[0] if pieces else LogPiece(query.attempt, None, 0, b"")
-        log = log_of(piece, after=after, first=first, is_over=over)
+        log = log_of(piece, after=after, first=query.line or 1, is_over=over)
         return View({"log": log, "more": None if over else more_of(urls, run_id, log)})
 
 

@@ -100,28 +100,34 @@ function morphMain(body) {
   if (fresh) morph(main, fresh);
 }
 
-// Live: one stream per visible page; each news makes the page read itself once.
+// Live: one stream per visible page; each news makes the page read itself once. A page without a stream reads itself slowly.
 
-const HIDDEN_MS = 10000, SILENT_MS = 10000, APART_MS = 1000;
-const live = { stream: null, heard: 0, at: null, stopped: false, reading: false, again: false, read: 0, hiding: 0 };
+const HIDDEN_MS = 10000, SILENT_MS = 10000, APART_MS = 1000, REFUSED_MS = 15000;
+const live = { stream: null, heard: 0, at: null, stopped: false, reading: false, again: false, read: 0, hiding: 0, refused: 0 };
 
 function openLive() {
   const topics = $("main")?.dataset.live;
   if (!topics || live.stopped || live.stream) return;
-  live.heard = performance.now();
+  clearTimeout(live.refused);
+  if (!live.refused) live.heard = performance.now();
   live.at = live.at || new Date();
   const address = new URL($("body").dataset.live, location.href);
   address.searchParams.set("topics", topics);
   const stream = live.stream = new EventSource(address);
+  stream.onopen = () => { live.refused = 0; };
   stream.addEventListener("beat", hear);
   stream.addEventListener("changed", () => { hear(); refresh(); });
   stream.addEventListener("gone", () => { closeLive(); signInAgain(); });
   stream.onerror = () => {
     if (stream.readyState !== EventSource.CLOSED || live.stream !== stream) return;
+    live.refused = setTimeout(readSlowly, live.refused ? REFUSED_MS : 3000);
     closeLive();
-    setTimeout(() => refresh().then(openLive), 3000); // it was refused: the page itself shows why
   };
   indicate();
+}
+
+function readSlowly() {
+  if (!live.hiding) refresh().then(openLive);
 }
 
 function closeLive() {
@@ -159,7 +165,8 @@ function indicate() {
   const seconds = Math.round(silence / 1000);
   const [state, words] = live.stopped ? ["stopped", `■ As of ${clock(live.at || new Date())}`]
     : live.hiding ? ["paused", "◐ Paused, tab was hidden"]
-      : live.stream && silence < SILENT_MS ? ["on", "● Live"] : ["away", `○ Reconnecting, last heard ${seconds} s ago`];
+      : live.refused && silence < REFUSED_MS + SILENT_MS ? ["slow", `◔ Not live, read each ${REFUSED_MS / 1000} s`]
+        : live.stream && silence < SILENT_MS ? ["on", "● Live"] : ["away", `○ Reconnecting, last heard ${seconds} s ago`];
   mark.hidden = false;
   mark.dataset.state = state;
   if (mark.textContent !== words) mark.textContent = words;

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 
 import httpx
@@ -24,6 +24,7 @@ from tidewheel.postgres.session import Conn
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(live, "_BEAT_SECONDS", 0.3)
+    monkeypatch.setattr(live, "_APART_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -151,6 +152,39 @@ def test_key_of_a_tenant_hears_nothing_of_another(database: Database, looks: lis
         with watching(client, f"now,run:{run.run_id}") as events:
             succeed(database, run)
             assert [next(events), next(events)] == ["beat", "beat"]
+
+
+def test_watchers_beyond_those_of_a_key_or_a_tenant_are_refused(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    monkeypatch.setattr(live, "_OF_KEY", 2)
+    monkeypatch.setattr(live, "_OF_TENANT", 3)
+    with console(database) as client, ExitStack() as streams:
+        for opened, answer in ((2, "2 pages of the key"), (1, "3 pages of tenant default")):
+            client.cookies.clear()
+            signed_in(client, key_of(database))
+            for _ in range(opened):
+                streams.enter_context(watching(client, "now"))
+            refused = client.get("/live?topics=now")
+            assert refused.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+            assert answer in refused.text
+        client.cookies.clear()
+        signed_in(client, key_of(database, tenant="acme"))
+        streams.enter_context(watching(client, "now"))
+
+
+def test_news_go_to_one_page_after_the_other(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(database)
+    with answering(database) as client, ExitStack() as streams:
+        pages = [streams.enter_context(watching(client, "now")) for _ in range(3)]
+        monkeypatch.setattr(live, "_APART_SECONDS", 3600.0)
+        trigger(database)
+        heard = list[str]()
+        while "changed" not in heard:
+            heard += [next(each) for each in pages]
+        heard += [next(each) for each in pages]
+        assert heard.count("changed") == 1
 
 
 def test_error_of_a_look_ends_the_stream_and_the_next_one_looks_again(

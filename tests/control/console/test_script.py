@@ -11,6 +11,7 @@ from tests.control.api.answering import ApiClient, answering
 from tests.control.console.browser import PHONE, Tab, needs_chromium, tab
 from tests.control.console.pages import console, key_of
 from tests.fixtures.database import Database
+from tests.fixtures.services import until
 from tests.transitions.acts import begun, submit, succeed, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.console import rendering
@@ -92,6 +93,24 @@ def test_silent_api_is_named_in_a_band_until_it_answers(here: Tab) -> None:
     here.page.context.set_offline(False)
     here.page.evaluate("openLive()")
     expect(here.page.locator(".stale")).to_have_count(0)
+
+
+def test_page_that_may_not_be_live_says_so_and_reads_itself_slowly(here: Tab, database: Database) -> None:
+    trigger(database, "nightly")
+    here.page.clock.install()
+    here.page.route("**/live?*", lambda route: route.fulfill(status=503))
+    here.open("/runs")
+    expect(here.page.locator("#live[data-state=slow]")).to_have_text("◔ Not live, read each 15 s")
+    trigger(database, "nightly")
+    until(lambda: comes(here, ".waiting"), "the page reads itself")
+    here.page.unroute("**/live?*")
+    until(lambda: comes(here, ON), "the page is live again")
+
+
+def comes(opened: Tab, selector: str) -> bool:
+    """Let five seconds of a page's clock pass; return True if it then shows an element."""
+    opened.page.clock.run_for(5_000)
+    return opened.page.locator(selector).count() > 0
 
 
 def test_p_stops_live_and_goes_on(here: Tab) -> None:
