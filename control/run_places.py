@@ -5,7 +5,8 @@ looked up on their topics by key, from the time on at which they were due. The l
 time, so it may end without a result. PostgreSQL alone is enough for the rest.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple, cast
@@ -105,7 +106,7 @@ class _Wanted(NamedTuple):
 
 
 def find_places(
-    connection: Conn,
+    snapshot: Callable[[], AbstractContextManager[Conn]],
     settings: Connections,
     tenant: str,
     run_id: UUID,
@@ -117,7 +118,7 @@ def find_places(
     """Find the places of a run.
 
     Args:
-        connection: The connection to read with.
+        snapshot: Opens a transaction, which ends before Kafka is read.
         settings: The brokers and the names of topics.
         tenant: The run's tenant.
         run_id: The run.
@@ -128,13 +129,14 @@ def find_places(
     Raises:
         UnknownRun: The tenant has no run of this id.
     """
-    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
-        row = cursor.execute(_READ_RUN_PLACE, {"run_id": run_id, "tenant": tenant}).fetchone()
-    if row is None:
-        raise UnknownRun(str(run_id))
-    installation = read_installation(connection, settings)
+    with snapshot() as connection:
+        with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+            row = cursor.execute(_READ_RUN_PLACE, {"run_id": run_id, "tenant": tenant}).fetchone()
+        if row is None:
+            raise UnknownRun(str(run_id))
+        installation = read_installation(connection, settings)
+        outbox = _outbox(connection, installation, row, run_id)
     day = None if row.finished_at is None else row.finished_at.astimezone(UTC).date()
-    outbox = _outbox(connection, installation, row, run_id)
     run_message, completion, why = (
         _on_kafka(settings, installation, row, run_id, look_seconds) if kafka else (None, None, "it was left out")
     )

@@ -5,6 +5,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
+from functools import partial
 from uuid import UUID
 
 from fastapi import APIRouter
@@ -97,9 +98,10 @@ def stored_places(
         UnknownRun: It has no run of this id of the tenant.
     """
     # The role of a tenant may not read the outbox. The statements name the tenant.
-    with looking(wanted=kafka) as looks, connection.snapshot(all_tenants=True) as reading:
+    snapshot = partial(connection.snapshot, all_tenants=True)
+    with looking(wanted=kafka) as looks:
         found = find_places(
-            reading, settings, tenant, run_id, retention=timedelta(0), kafka=looks, look_seconds=_LOOK_SECONDS
+            snapshot, settings, tenant, run_id, retention=timedelta(0), kafka=looks, look_seconds=_LOOK_SECONDS
         )
     return replace(found, kafka=_BUSY) if kafka and not looks else found
 

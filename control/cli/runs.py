@@ -186,8 +186,8 @@ def where(
 
     settings, found = SchedulerSettings.load(), _show(tenant, run_id)
     places: RunPlaces | None = None
-    with reading() as connection, suppress(UnknownRun):  # of the archive alone
-        places = find_places(connection, settings, tenant, run_id, retention=settings.retention, kafka=not no_kafka)
+    with suppress(UnknownRun):  # of the archive alone
+        places = find_places(reading, settings, tenant, run_id, retention=settings.retention, kafka=not no_kafka)
     claims = [(one.attempt, one.claimed_from) for one in found.attempts]
     if found.claimed_from is not None and found.summary.attempt not in dict(claims):
         claims.append((found.summary.attempt, found.claimed_from))

@@ -96,10 +96,8 @@ class _LogReader:
         return LogPiece(attempt, row.outcome, new - len(output), output)
 
 
-def read_logs(
-    connection: Connection, run_id: UUID, attempt: int | None = None, *, after: int = 0
-) -> list[LogPiece]:
-    """Return the stored output of a run's attempts, or what an attempt has written after some bytes; see `Runs.logs`."""
+def read_logs(connection: Connection, run_id: UUID, attempt: int | None = None, *, after: int = 0) -> list[LogPiece]:
+    """Return the stored output of attempts, or what one has written after some bytes; see `Runs.logs`."""
     reader = _LogReader(connection.tenant, run_id, attempt, after)
     pieces: list[LogPiece] = []
     while page := _page(connection, reader):

@@ -11,9 +11,12 @@ from tests.transitions.acts import EXECUTOR, begin, begun, end, ending, requeue,
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.logs import LogPiece
 from tidewheel.errors import InvalidInput, UnknownRun
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.transitions.attempts import AttemptOutput, flush_outputs
 from tidewheel.transitions.claim import Started
+
+_READ_LOGS = Statements("tidewheel.control")["read_logs"]
 
 
 def flush(database: Database, started: Started, output: bytes, written: int | None = None) -> None:
@@ -80,6 +83,16 @@ def test_follower_gets_each_byte_once_and_the_count_of_dropped_bytes(
     assert next(pieces) == LogPiece(2, None, 0, b"again\n")
     end(database, ending(again, RunState.SUCCEEDED, output=b"again\nend\n", output_bytes=10))
     assert list(pieces) == [LogPiece(2, "succeeded", 0, b"end\n")]
+
+
+def test_only_what_an_attempt_has_written_since_is_read(database: Database, started: Started) -> None:
+    flush(database, started, b"x" * 60_000 + b"new\n", 100_004)
+    columns = {"tenant": "default", "run_id": started.run_id, "attempt": 1, "read_attempt": 1, "limit": 20}
+    for read, output in ((100_000, b"new\n"), (100_003, b"\n"), (100_004, None), (2**62, None)):
+        [row] = database.rows(_READ_LOGS, columns | {"read_bytes": read})
+        assert row[-1] == output, read
+    [row] = database.rows(_READ_LOGS, columns | {"read_bytes": 10})
+    assert len(row[-1]) == 60_004
 
 
 def test_follower_of_one_attempt_ends_with_it(database: Database, client: Client, started: Started) -> None:
