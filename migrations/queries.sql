@@ -1,6 +1,7 @@
--- name: lock_migrations
--- Allows one runner at a time. Lock: an advisory lock of the session.
-SELECT pg_advisory_lock(hashtext('tidewheel.migrations'))
+-- name: try_lock_migrations
+-- Allows one runner at a time; returns false while there is another. Lock: an advisory lock of the session.
+-- Why no wait: the snapshot of a statement that waits would hold up CREATE INDEX CONCURRENTLY of the other runner.
+SELECT pg_try_advisory_lock(hashtext('tidewheel.migrations'))
 
 -- name: make_migrations_table
 -- The record of applied files. No index but the primary key.

@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 _LOG = logging.getLogger("tidewheel.migrations")
 
-_NO_HURRY = "-c lock_timeout=0 -c statement_timeout=0"  # to wait for a runner, or for a new index, takes long
+_NO_HURRY = "-c lock_timeout=0 -c statement_timeout=0"  # a new index takes long
 # All later transactions queue behind a lock that a migration waits for: firing pauses for no longer than this.
 _LOCK_TIMEOUT: LiteralString = "SET lock_timeout = '200ms'"
 # For all tables of a file together: `lock_timeout` begins again with each lock, while the first ones are held.
@@ -49,6 +49,7 @@ _LOCKS_TIMEOUT: LiteralString = "SET LOCAL statement_timeout = '200ms'"
 _LOCK_TABLES: LiteralString = "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
 _NO_LOCKS_TIMEOUT: LiteralString = "SET LOCAL statement_timeout = 0"
 _NO_LOCK_TIMEOUT: LiteralString = "SET lock_timeout = 0"  # CREATE INDEX CONCURRENTLY waits while it blocks no writer
+_LOOK_SECONDS = 0.2  # between two looks for another runner
 _PAUSE_SECONDS = 0.8  # between two tries: four fifths of the time belong to the services
 PATIENCE_SECONDS = 300.0  # longer than `transaction_timeout` lets a transaction of the services live
 
@@ -69,7 +70,7 @@ _MAKE_TABLE = _SQL["make_migrations_table"]
 _TABLE_EXISTS = _SQL["migrations_table_exists"]
 _APPLIED = _SQL["read_migrations"]
 _RECORD = _SQL["record_migration"]
-_LOCK = _SQL["lock_migrations"]
+_TRY_LOCK = _SQL["try_lock_migrations"]
 _OTHER_PROCESSES = _SQL["find_processes_of_other_releases"]
 _EXISTING_TABLES = _SQL["find_existing_tables"]
 
@@ -213,7 +214,7 @@ def migrate(
 
     with connect(url, "tidewheel-migrate", options=_NO_HURRY) as connection:
         # The session holds it, so that a second runner waits for all files; released with the connection.
-        connection.execute(_LOCK)
+        _wait_for_other_runners(connection)
         connection.execute(_LOCK_TIMEOUT)
         connection.commit()
         pending, is_new = _to_apply(connection, post=post), not _read_applied(connection)
@@ -287,6 +288,13 @@ def has_newer(connection: Conn) -> bool:
 def _newer(applied: Iterable[str]) -> set[str]:
     """Return the applied files that this release lacks."""
     return set(applied) - {migration.name for migration in migrations()}
+
+
+def _wait_for_other_runners(connection: Conn) -> None:
+    never = threading.Event()
+    while connection.execute(_TRY_LOCK).fetchone() != (True,):
+        connection.rollback()
+        never.wait(_LOOK_SECONDS)
 
 
 def _to_apply(connection: Conn, *, post: bool) -> list[Migration]:

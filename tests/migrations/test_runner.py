@@ -33,7 +33,11 @@ SELECT (SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespac
 """
 WAITING: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
- WHERE datname = current_database() AND application_name = 'tidewheel-migrate' AND wait_event = 'advisory'
+ WHERE datname = current_database() AND application_name = 'tidewheel-migrate' AND state = 'idle'
+"""
+WAITS_FOR_A_TRANSACTION: LiteralString = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = 'tidewheel-migrate' AND wait_event = 'virtualxid'
 """
 WAITS_FOR_A_TABLE: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
@@ -136,6 +140,20 @@ def test_second_of_two_runners_waits_and_finds_nothing_to_do(empty_database: Dat
     assert states(empty_database) == [MigrationState.APPLIED] * len(NAMES)
 
 
+def test_waiting_runner_holds_up_no_index_of_the_first(
+    fresh_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [name] = probes(monkeypatch, ("index", f"{ALONE}CREATE INDEX CONCURRENTLY probe ON jobs (tenant);\n"))
+    with closing(fresh_database.connection()) as writer:
+        writer.execute("UPDATE jobs SET tenant = tenant")
+        first = in_background(lambda: migrate(fresh_database.url))
+        until(lambda: fresh_database.value(WAITS_FOR_A_TRANSACTION) == 1, "the index waits for the writer")
+        second = in_background(lambda: migrate(fresh_database.url))
+        until(lambda: fresh_database.value(WAITING) == 1, "the second runner waits")
+        writer.rollback()
+        assert (first.result(30), second.result(30)) == ([name], [])
+
+
 def test_failed_file_leaves_earlier_ones_applied_and_is_retried(empty_database: Database) -> None:
     empty_database.execute("CREATE TABLE outbox (other text)")
     with pytest.raises(psycopg.errors.DuplicateTable):
@@ -185,6 +203,7 @@ def probes(monkeypatch: pytest.MonkeyPatch, *texts: tuple[str, LiteralString]) -
     return [migration.name for migration in more]
 
 
+ALONE: LiteralString = "-- outside a transaction\n"
 ADD: LiteralString = "ALTER TABLE job_runs ADD COLUMN probe int"
 DROP: LiteralString = "ALTER TABLE job_runs DROP COLUMN probe"
 
@@ -344,7 +363,7 @@ def test_statements_outside_a_transaction_are_recorded_when_all_are_done(
     fresh_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = "CREATE INDEX CONCURRENTLY probe ON jobs (tenant);\n"
-    text: LiteralString = f"-- outside a transaction\nDROP INDEX CONCURRENTLY IF EXISTS probe;\n{make}"
+    text: LiteralString = f"{ALONE}DROP INDEX CONCURRENTLY IF EXISTS probe;\n{make}"
     with monkeypatch.context() as broken:
         probes(broken, ("index", f"{text}SELECT 1 / 0;\n"))
         with pytest.raises(psycopg.errors.DivisionByZero):
