@@ -1488,6 +1488,14 @@ SELECT day, succeeded, failed, timed_out, cancelled, skipped, attempts, duration
 -- Index: jobs_pkey. No lock.
 SELECT j.key FROM jobs AS j WHERE j.job_id = %(job_id)s AND j.tenant = %(tenant)s
 
+-- name: read_selected_jobs
+-- Returns those of some jobs that are not deleted, by key.
+-- Index: jobs_pkey. No lock.
+SELECT job_id, key, paused
+  FROM jobs
+ WHERE job_id = ANY (%(job_ids)s::uuid[]) AND tenant = %(tenant)s AND deleted_at IS NULL
+ ORDER BY key
+
 -- name: read_run_payload
 -- Returns a run's own payload with its type, and the definition of its version, whose payload it has otherwise.
 -- Index: job_runs_pkey, the partitions' indexes by run, job_versions_pkey. No lock.

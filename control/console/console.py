@@ -46,6 +46,7 @@ from tidewheel.control.console.job_next import JobNextPage
 from tidewheel.control.console.job_settings import JobSettingsPage
 from tidewheel.control.console.jobs import JobsPage
 from tidewheel.control.console.live import Live
+from tidewheel.control.console.many_jobs import PauseJobs, ResumeJobs
 from tidewheel.control.console.many_runs import CancelMatching, CancelRuns, RetryRuns
 from tidewheel.control.console.occurrence_actions import MoveOccurrence, SkipOccurrence, UnskipOccurrence
 from tidewheel.control.console.overview import OverviewPage
@@ -140,6 +141,8 @@ class Console:
             "/workflows/{root_run_id}/resume": ResumeWorkflow(),
             "/workflows/{root_run_id}/cancel": CancelWorkflow(),
             **places.actions(self.doctor),
+            "/selected-jobs/pause": PauseJobs(),
+            "/selected-jobs/resume": ResumeJobs(),
             "/runs/cancel": CancelRuns(),
             "/runs/retry": RetryRuns(),
             "/runs/cancel-all": CancelMatching(),

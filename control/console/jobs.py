@@ -13,6 +13,7 @@ from tidewheel.control.api.queries import Cursors
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.job_strip import Strip, strip
 from tidewheel.control.console.listing import list_view
+from tidewheel.control.console.many_jobs import freezable_filters
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.reads.jobs import JobPage, JobSummary, list_jobs
@@ -53,7 +54,9 @@ class JobsPage:
             recent = part(read_strips)
             runs: Mapping[UUID, Sequence[RecentRun]] = {} if isinstance(recent, Failed) else recent
             found = [_row(job, runs.get(job.job_id, ())) for job in page.jobs]
-            return {"rows": found, "recent": recent, "nearest": nearest(page)}
+            return {
+                "rows": found, "recent": recent, "nearest": nearest(page), "freezable": freezable_filters(query)
+            }  # fmt: skip
 
         def nearest(page: JobPage) -> str | None:
             if page.jobs or not query.prefix or page.next_cursor is not None:

@@ -26,18 +26,19 @@ from tidewheel.jobs.values import Key, Queue
 from tidewheel.runs import FINAL, RunState
 
 _SAMPLE = 5
-_MOST = 200
+MOST = 200
+"""So many rows of a list one request may select."""
 _REASON = Field("reason", "Reason (optional)", help="Stored and published with each run.")
 
 
-def _run_id(value: object) -> object:
+def _id(value: object) -> object:
     try:
         return UUID(value) if isinstance(value, str) else value
     except ValueError:
         return value
 
 
-RunIdOfQuery = Annotated[UUID, BeforeValidator(_run_id)]
+IdOfQuery = Annotated[UUID, BeforeValidator(_id)]
 
 
 class SelectedQuery(TenantQuery):
@@ -47,7 +48,7 @@ class SelectedQuery(TenantQuery):
         run: Their ids.
     """
 
-    run: Annotated[tuple[RunIdOfQuery, ...], PydanticField(max_length=_MOST)] = ()
+    run: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()
 
 
 @dataclass(frozen=True, slots=True)

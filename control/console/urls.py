@@ -30,6 +30,8 @@ PATHS: Mapping[str, str] = {
     "job_restore": "/jobs/{ref}/restore",
     "job_pause": "/jobs/{ref}/pause",
     "job_resume": "/jobs/{ref}/resume",
+    "jobs_pause": "/selected-jobs/pause",
+    "jobs_resume": "/selected-jobs/resume",
     "runs": "/runs",
     "runs_cancel": "/runs/cancel",
     "runs_retry": "/runs/retry",

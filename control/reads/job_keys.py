@@ -1,12 +1,25 @@
-"""Find the key of a job by its id, which addresses have where a proxy would change the key."""
+"""Find jobs by their ids: the key of one, which addresses have where a proxy would change the key, or several."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from tidewheel.errors import UnknownJob
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 
-_FIND_JOB_KEY = Statements("tidewheel.control")["find_job_key"]
+_SQL = Statements("tidewheel.control")
+_FIND_JOB_KEY = _SQL["find_job_key"]
+_READ_SELECTED_JOBS = _SQL["read_selected_jobs"]
+
+
+class SelectedJob(NamedTuple):
+    """A job that is selected in a list; `read_selected_jobs` returns its columns in this order."""
+
+    job_id: UUID
+    key: str
+    paused: bool
 
 
 def key_of_job(connection: Conn, tenant: str, job_id: UUID) -> str:
@@ -19,3 +32,10 @@ def key_of_job(connection: Conn, tenant: str, job_id: UUID) -> str:
     if row is None:
         raise UnknownJob(tenant, f"id:{job_id}")
     return str(row[0])
+
+
+def read_selected_jobs(connection: Conn, tenant: str, job_ids: Sequence[UUID]) -> Sequence[SelectedJob]:
+    """Return those of a tenant's jobs that are not deleted, by key."""
+    columns = {"job_ids": uuids(job_ids), "tenant": tenant}
+    with connection.cursor(row_factory=rows_of(SelectedJob._make), binary=True) as cursor:
+        return cursor.execute(_READ_SELECTED_JOBS, columns).fetchall()

@@ -14,8 +14,9 @@ from tests.control.client.test_dead_letters import fail, garble, work_off
 from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
 from tests.control.console.test_actions import posted
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, submit, trigger
+from tests.transitions.acts import apply_batch, submission, submit, trigger
 from tidewheel.control.client.client import Client
+from tidewheel.ids import job_id
 from tidewheel.scheduler.bulk_cancel import BulkCancel
 
 REASON = "<script>alert(1)</script>\u202e"
@@ -202,6 +203,39 @@ def test_selected_runs_are_cancelled_and_retried(pages: ApiClient) -> None:
     for wrong in ("/runs/cancel", "/runs/retry"):
         assert "none of the selected runs" in shown(pages, wrong)
     assert pages.get("/runs/cancel?run=x").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages: ApiClient) -> None:
+    database, hostile = pages.database, "<script>alert(1)</script>\u05d0" + "x" * 200
+    keys = ["a", "b", hostile]
+    apply_batch(database, *map(submission, keys))
+    chosen = "&".join(f"job={job_id('default', key)}" for key in keys)
+    assert shown(pages, "/jobs").count('type="checkbox" name="job"') == 5
+    dialog = re.sub(r"</?bdi>", "", shown(pages, f"/selected-jobs/pause?{chosen}"))
+    assert "Pause 3 jobs?" in dialog
+    assert done(posted(pages, f"/selected-jobs/pause?{chosen}", reason="stock-taking")) == "/jobs?status=paused"
+    page = shown(pages, "/jobs?status=paused")
+    assert "3 jobs paused." in page
+    assert "3 jobs match." in page
+    database.execute("UPDATE jobs SET paused = false WHERE key = 'a'")
+    assert "1 job of these not paused already." in shown(pages, f"/selected-jobs/resume?{chosen}")
+    assert done(posted(pages, f"/selected-jobs/resume?{chosen}")) == "/jobs"
+    assert "2 jobs resumed. 1 was so already." in shown(pages, "/jobs")
+    apply_batch(database, {"type": "job.resume", "key": "b", "request_id": f"x/{job_id('default', 'b')}"})
+    assert done(posted(pages, f"/selected-jobs/pause?{chosen}", request_id="x")) == "/jobs?status=paused"
+    assert re.search(r"2 jobs paused\. 1 refused: b: ", shown(pages, "/jobs"))
+    assert "none of the selected jobs" in shown(pages, "/selected-jobs/pause")
+    assert posted(pages, "/selected-jobs/pause").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+def test_all_jobs_with_a_label_are_frozen_by_one_request(pages: ApiClient) -> None:
+    apply_batch(pages.database, *(submission(f"many-{at}", labels={"team": "billing"}) for at in range(60)))
+    page = shown(pages, "/jobs?label=team%3Dbilling")
+    assert 'href="/freeze/scope?label=team%3Dbilling"' in page
+    assert "Freeze all that match" not in shown(pages, "/jobs")
+    assert "Freeze all that match" not in shown(pages, "/jobs?label=team%3Dbilling&kind=manual")
+    posted(pages, "/freeze/scope?label=team%3Dbilling")
+    assert pages.database.count("freezes") == 1
 
 
 @pytest.mark.parametrize(
