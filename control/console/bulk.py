@@ -14,6 +14,7 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.cancellations import read_number
 from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.paces import Paces
 from tidewheel.control.console.progress import KINDS, Kind, Work, of_backfill, of_cancellation, of_redrive, ordered
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part
@@ -28,8 +29,13 @@ _OF_EACH = 50
 
 @dataclass(frozen=True, slots=True)
 class BulkPage:
-    """The list of bulk work."""
+    """The list of bulk work.
 
+    Args:
+        paces: What was read before.
+    """
+
+    paces: Paces
     template: ClassVar[str] = "bulk.html"
     place: ClassVar[str] = "bulk"
 
@@ -39,7 +45,8 @@ class BulkPage:
         read_query(request, TenantQuery)
         now = page_now(connection)
         parts = [part(partial(_newest, connection, caller, kind, now)) for kind in KINDS]
-        works = ordered([work for found in parts if not isinstance(found, Failed) for work in found])
+        read = [work for found in parts if not isinstance(found, Failed) for work in found]
+        works = ordered([self.paces.seen(work, now) for work in read])
         goes_on = [work for work in works if work.finished_at is None]
         stalled = any(work.state == "running" for work in goes_on) and not _has_scheduler(connection)
         failures = [found for found in parts if isinstance(found, Failed)]
@@ -51,8 +58,13 @@ class BulkPage:
 
 @dataclass(frozen=True, slots=True)
 class BulkWorkPage:
-    """The page of one backfill, cancellation or redrive."""
+    """The page of one backfill, cancellation or redrive.
 
+    Args:
+        paces: What was read before.
+    """
+
+    paces: Paces
     template: ClassVar[str] = "bulk-work.html"
     place: ClassVar[str] = "bulk"
 
@@ -63,7 +75,7 @@ class BulkWorkPage:
         now, (kind, number) = page_now(connection), read_place(request)
         with connection.snapshot() as reading:
             row = _row(reading, caller.tenant, kind, number)
-        work = work_of(row, now)
+        work = self.paces.seen(work_of(row, now), now)
         stalled = work.state == "running" and not _has_scheduler(connection)
         return View({"now": now, "work": work, "row": row, "stalled": stalled})
 

@@ -50,6 +50,7 @@ from tidewheel.control.console.many_jobs import PauseJobs, ResumeJobs
 from tidewheel.control.console.many_runs import CancelMatching, CancelRuns, RetryRuns
 from tidewheel.control.console.occurrence_actions import MoveOccurrence, SkipOccurrence, UnskipOccurrence
 from tidewheel.control.console.overview import OverviewPage
+from tidewheel.control.console.paces import Paces
 from tidewheel.control.console.run import RunPage
 from tidewheel.control.console.run_actions import CancelRun, RetryRun
 from tidewheel.control.console.run_log import RawLog, RunLines
@@ -99,6 +100,7 @@ class Console:
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
+        paces = Paces()
         pages: Mapping[str, Page] = {
             "/": OverviewPage(self.shards),
             "/jobs": JobsPage(),
@@ -115,8 +117,8 @@ class Console:
             **places.pages(self.shards, self.doctor),
             "/dead-letters": DeadLettersPage(),
             "/dead-letters/{number}": DeadLetterOnePage(),
-            "/bulk": BulkPage(),
-            "/bulk/{kind}/{id}": BulkWorkPage(),
+            "/bulk": BulkPage(paces),
+            "/bulk/{kind}/{id}": BulkWorkPage(paces),
             "/freeze": ChooseFreezePage(),
         }
         forms = JobForms(self.reads, self.writes, self.door)

@@ -19,9 +19,11 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.freezes import FreezeSummary, count_freezable, list_freezes
+from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.errors import UnknownFreeze, refuse
 from tidewheel.jobs.values import Queue
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.session import Conn
 
 _NARROW = ("queue", "labels", "key_prefix")
 
@@ -76,13 +78,14 @@ class FreezeScope:
         narrowed: dict[str, Any] = {name: document.get(name) for name in _NARROW}
         with connection.snapshot(all_tenants=fleet) as reading:
             found = count_freezable(reading, None if fleet else caller.tenant, **narrowed)
+            jobs = "all jobs" if fleet else _jobs_of(reading, caller.tenant, document)
         words = _scope_words(document, caller.tenant)
         waiting = number(found.waiting, at_least=found.at_least)
         return Dialog(
             f"Freeze {words}?", f"Freeze {words}", urls("freeze"),
             will=(
                 f"{waiting} open run{'' if found.waiting == 1 else 's'} will not start until the thaw.",
-                "Occurrences that are due meanwhile are recorded, and handled by on_resume of each job.",
+                f"Occurrences of {jobs} that are due meanwhile are recorded, and handled by on_resume of each job.",
             ),
             stays=(f"{number(found.under_way, at_least=found.at_least)} under way go on.",),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),
@@ -137,6 +140,15 @@ class ThawScope:
         words = _scope_words(document, caller.tenant)
         freeze = urls("freeze_scope", **scope_address(document))
         return Done(urls("overview"), f"{_first_upper(words)} is thawed.", ("Freeze", freeze))
+
+
+def _jobs_of(connection: Conn, tenant: str, document: Mapping[str, Any]) -> str:
+    """Return how many jobs a scope of one tenant has, as the list of jobs counts them."""
+    found = list_jobs(
+        connection, tenant, prefix=document.get("key_prefix") or "", labels=document.get("labels"),
+        queue=document.get("queue"), limit=1,
+    )  # fmt: skip
+    return f"{number(found.total, at_least=found.at_least)} job{'' if found.total == 1 and not found.at_least else 's'}"
 
 
 def _standing(connection: Connection, caller: Caller, document: Mapping[str, object]) -> FreezeSummary:

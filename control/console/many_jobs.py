@@ -86,9 +86,9 @@ class ResumeJobs:
 
 
 def freezable_filters(query: JobsQuery) -> Mapping[str, object] | None:
-    """Return the scope of a freeze of all jobs that a list shows; None if no freeze has these filters, or none is set.
+    """Return the scope of a freeze of all jobs that a list shows; None if a freeze has no such filter.
 
-    A freeze is one request, however many jobs it stops.
+    A freeze is one request, however many jobs it stops. Without a filter there is no scope.
     """
     named = {"key_prefix": query.prefix or None, "label": pairs(query.label) or None}
     found: dict[str, object] = {name: value for name, value in named.items() if value}

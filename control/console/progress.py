@@ -1,7 +1,7 @@
 """Progress of backfills, cancellations and redrives in one form, as pure functions of their rows.
 
 The rate is that since the acceptance, by the stored counts. Work that was paused meanwhile has the same rate: so the
-time left is shown only while it runs, and says about.
+time left is shown only while it runs, and says about. Pages that are open have the rate of the last 30 s (`paces.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,8 @@ from tidewheel.transitions.cancel_matches import LOOKED_AT
 Kind = Literal["backfill", "cancellation", "redrive"]
 KINDS: tuple[Kind, ...] = ("backfill", "cancellation", "redrive")
 
-_TOO_EARLY = timedelta(seconds=5)  # a rate of the first batches says little
+TOO_EARLY = timedelta(seconds=5)
+"""A rate of the first batches says little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Work:
         reason: Its reason.
         failed: How many could not be done.
         at_least: True if there may be more than `total`.
-        rate: How many a second, since it began; None while it is too early.
+        rate: How many a second; None while it is too early.
+        is_recent: True if that is the rate of the last 30 s, False if it is that since the acceptance.
         left: The time left at that rate; None if it is not known.
     """
 
@@ -54,6 +56,7 @@ class Work:
     failed: int = 0
     at_least: bool = False
     rate: float | None = None
+    is_recent: bool = False
     left: timedelta | None = None
 
 
@@ -104,12 +107,17 @@ def _bounded(work: Work, most: int) -> Work:
 def _paced(work: Work, now: datetime) -> Work:
     """Return the work with its rate and the time left."""
     took = (work.finished_at or now) - work.created_at
-    if not work.done or took < _TOO_EARLY:
+    if not work.done or took < TOO_EARLY:
         return work
-    rate, left = work.done / took.total_seconds(), None
-    if work.total is not None and not work.at_least and work.state == "running" and work.done < work.total:
-        left = timedelta(seconds=round((work.total - work.done) / rate))
-    return replace(work, rate=rate, left=left)
+    rate = work.done / took.total_seconds()
+    return replace(work, rate=rate, left=time_left(work, rate))
+
+
+def time_left(work: Work, rate: float) -> timedelta | None:
+    """Return the time left at a rate; None if the total is not known, or nothing goes on."""
+    if work.total is None or work.at_least or work.state != "running" or work.done >= work.total or not rate:
+        return None
+    return timedelta(seconds=round((work.total - work.done) / rate))
 
 
 def _filter(row: Cancellation | Redriving) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Find jobs by their ids: the key of one, which addresses have where a proxy would change the key, or several."""
+"""Find jobs by their ids: those that a list has selected, or one whose key a proxy would change."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -239,17 +239,17 @@ def test_all_jobs_with_a_label_are_frozen_by_one_request(pages: ApiClient) -> No
 
 
 @pytest.mark.parametrize(
-    ("scope", "words"),
+    ("scope", "words", "jobs"),
     [
-        ("scope=tenant", "tenant default"),
-        ("scope=fleet", "the fleet"),
-        ("queue=reports", "queue reports"),
-        ("label=team%3Dbilling", "label team=billing"),
-        ("key_prefix=oth", "keys that begin with oth"),
+        ("scope=tenant", "tenant default", "2 jobs"),
+        ("scope=fleet", "the fleet", "all jobs"),
+        ("queue=reports", "queue reports", "1 job"),
+        ("label=team%3Dbilling", "label team=billing", "1 job"),
+        ("key_prefix=oth", "keys that begin with oth", "1 job"),
     ],
 )
 def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
-    pages: ApiClient, scope: str, words: str
+    pages: ApiClient, scope: str, words: str, jobs: str
 ) -> None:
     trigger(pages.database, "other")
     assert scope.partition("=")[0] in shown(pages, "/freeze")
@@ -257,6 +257,7 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert f"Freeze {words}?" in dialog
     assert "1 open run will not start until the thaw." in dialog
+    assert f"Occurrences of {jobs} that are due meanwhile" in dialog
     assert done(posted(pages, path, reason=REASON)) == "/"
     for place in ("/", "/runs", "/jobs/job", "/bulk", "/dead-letters", "/freeze", path):
         text = shown(pages, place)
