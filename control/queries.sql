@@ -747,6 +747,13 @@ SELECT "key", value FROM dead_letters WHERE id = %(id)s AND tenant = %(tenant)s
 -- Why: runs of an old version may be open.
 SELECT DISTINCT queue FROM job_versions ORDER BY queue
 
+-- name: count_waiting_dead_letters
+-- Returns how many of a tenant's newest `look` dead letters were not redriven, and the creation of the oldest of these.
+-- Index: dead_letters_by_tenant, walked backwards. No lock.
+SELECT count(*), min(d.created_at)
+  FROM (SELECT created_at, redriven_at FROM dead_letters WHERE tenant = %(tenant)s ORDER BY created_at DESC, id DESC LIMIT %(look)s) AS d
+ WHERE d.redriven_at IS NULL
+
 -- name: group_dead_letters
 -- Groups a tenant's newest dead letters by cause, the largest group first, and returns with each the number that was looked at.
 -- Index: dead_letters_by_tenant, walked backwards; failed_runs_pkey, jobs_pkey. No lock.
@@ -1655,9 +1662,9 @@ SELECT o.queue, o.lane, o.handler, o.state, o.ahead, count(*) AS runs, min(o.pub
  GROUP BY o.queue, o.lane, o.handler, o.state, o.ahead
 
 -- name: find_failing_jobs
--- Returns the jobs of a tenant whose last runs failed, at least `least` of them among the newest `look` failures, with the
--- number, the first of them and their errors.
--- Index: failed_runs_by_tenant, backwards; finished_runs_by_job of two days, for the last success among 100 runs; jobs_pkey.
+-- Returns the jobs of a tenant of which at least `least` last runs failed, or a `share` of the runs of the last hour, among the
+-- newest `look` failures, with the number, the first of them and their errors.
+-- Index: failed_runs_by_tenant, backwards; finished_runs_by_job of two days, for the newest `runs` of each; jobs_pkey.
 -- No lock.
 WITH latest AS MATERIALIZED (
     SELECT f.job_id, f.scheduled_at, f.finished_at, coalesce(f.error_type, f.state) AS error
@@ -1666,23 +1673,27 @@ WITH latest AS MATERIALIZED (
      ORDER BY f.tenant DESC, f.run_id DESC
      LIMIT %(look)s
 ), often AS MATERIALIZED (
-    SELECT l.job_id FROM latest AS l GROUP BY l.job_id HAVING count(*) >= %(least)s ORDER BY count(*) DESC LIMIT 20
+    SELECT l.job_id FROM latest AS l GROUP BY l.job_id HAVING count(*) > 1 ORDER BY count(*) DESC LIMIT 20
 )
-SELECT j.key, j.job_id, row.failures, row.since, row.errors
+SELECT j.key, j.job_id, row.failures, row.since, row.errors, good.ended_hour, good.failed_hour
   FROM often AS o
   JOIN jobs AS j ON j.job_id = o.job_id AND j.deleted_at IS NULL
  CROSS JOIN LATERAL (
-    SELECT max(s.finished_at) FILTER (WHERE s.state = 'succeeded') AS at
+    SELECT max(s.finished_at) FILTER (WHERE s.state = 'succeeded') AS at,
+           count(*) FILTER (WHERE s.finished_at >= %(hour)s) AS ended_hour,
+           count(*) FILTER (WHERE s.finished_at >= %(hour)s AND s.state <> 'succeeded') AS failed_hour
       FROM (SELECT r.finished_at, r.state FROM finished_runs AS r
-             WHERE r.job_id = o.job_id AND r.finished_at >= %(since)s
-             ORDER BY r.scheduled_at DESC LIMIT 100) AS s
+             WHERE r.job_id = o.job_id AND r.finished_at >= %(since)s AND r.state IN ('succeeded', 'failed', 'timed_out')
+             ORDER BY r.scheduled_at DESC LIMIT %(runs)s) AS s
   ) AS good
  CROSS JOIN LATERAL (
-    SELECT count(*) AS failures, min(l.finished_at) AS since, (array_agg(DISTINCT l.error))[1:3] AS errors
+    SELECT count(*) FILTER (WHERE good.at IS NULL OR l.finished_at > good.at) AS failures,
+           min(l.finished_at) FILTER (WHERE good.at IS NULL OR l.finished_at > good.at) AS since,
+           (array_agg(DISTINCT l.error))[1:3] AS errors
       FROM latest AS l
-     WHERE l.job_id = o.job_id AND (good.at IS NULL OR l.finished_at > good.at)
+     WHERE l.job_id = o.job_id
   ) AS row
- WHERE row.failures >= %(least)s
+ WHERE row.failures >= %(least)s OR (good.failed_hour > 1 AND good.failed_hour >= %(share)s * good.ended_hour)
  ORDER BY row.failures DESC, j.key COLLATE "C"
 
 -- name: find_set_aside

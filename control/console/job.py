@@ -143,7 +143,8 @@ class JobPage:
                 "why": _or(reason, ""),
                 "held": hold_words(job.summary), "schedule": schedule_text(job.summary.schedule),
                 "sentence": about_job(
-                    job, _or(latest, ()), None if isinstance(coming, Failed) else coming, now
+                    job, _or(latest, ()), None if isinstance(coming, Failed) else coming, now,
+                    unfired=() if isinstance(past, Failed) else past[0].skips,
                 ),
                 "chosen": {"window": query.window} if query.from_at is None else {
                     "from": format_timestamp(query.from_at), "to": format_timestamp(query.to_at or now)},

@@ -1,6 +1,6 @@
 """The overview: is all well, and if not, what, since when, whose."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import ClassVar, Literal
@@ -37,6 +37,10 @@ STAGES = {
     "ended": "due → end",
 }
 """The stages of which one plot shows one, and their names."""
+_LISTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "dead_letters": ("dead_letters", {}),
+    "failed_runs": ("runs", {"status": "failed", "last": "1h"}),
+}  # by the kind of a need: the list that shows it
 
 
 class OverviewQuery(TenantQuery):
@@ -114,6 +118,7 @@ class OverviewPage:
         return View(
             {
                 "now": now, "present": here, "open_runs": open_runs, "needs": found[:_FINDINGS],
+                "lists": {kind: urls(name, **filters) for kind, (name, filters) in _LISTS.items()},
                 "more": len(found) - _FINDINGS, "needs_count": len(found), "steps": steps,
                 "sentence": _sentence(here, steps, failed, sees_all=sees_fleet(caller)),
                 "query": query, "windows": _WINDOWS, "stages": STAGES,

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from itertools import takewhile
 
-from tidewheel.control.console.words import absolute, between, counted, duration, relative, state
+from tidewheel.control.console.words import absolute, between, counted, duration, number, relative, state
+from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.explain.upcoming import Upcoming
 from tidewheel.control.reads.jobs import JobDetail
 from tidewheel.control.reads.run_detail import RunDetail
@@ -15,9 +16,17 @@ from tidewheel.control.reads.runs import RunSummary
 from tidewheel.runs import RunState
 
 _LONGEST = 300  # characters of an error in a sentence
+_UNRECORDED = ("paused", "waiting")
 
 
-def about_job(job: JobDetail, latest: Sequence[RunSummary], coming: Upcoming | None, now: datetime) -> str:
+def about_job(
+    job: JobDetail,
+    latest: Sequence[RunSummary],
+    coming: Upcoming | None,
+    now: datetime,
+    *,
+    unfired: Sequence[Unfired] = (),
+) -> str:
     """Return how a job is, and when it fires next.
 
     Args:
@@ -25,8 +34,9 @@ def about_job(job: JobDetail, latest: Sequence[RunSummary], coming: Upcoming | N
         latest: Its latest runs, the last one first.
         coming: Its next instants; None if they could not be read.
         now: The database's clock.
+        unfired: The occurrences that did not fire, as far as the page has read them.
     """
-    return f"{_present(job, latest, now)} {_coming(job, coming, now)}".strip()
+    return f"{_present(job, latest, unfired, now)} {_coming(job, coming, now)}".strip()
 
 
 def about_run(run: RunDetail, now: datetime) -> str:
@@ -53,7 +63,7 @@ def about_run(run: RunDetail, now: datetime) -> str:
             return f"{state(status).capitalize()}."
 
 
-def _present(job: JobDetail, latest: Sequence[RunSummary], now: datetime) -> str:
+def _present(job: JobDetail, latest: Sequence[RunSummary], unfired: Sequence[Unfired], now: datetime) -> str:
     summary = job.summary
     if job.error is not None:
         since = f" {relative(job.quarantined_at, now)}" if job.quarantined_at else ""
@@ -70,13 +80,30 @@ def _present(job: JobDetail, latest: Sequence[RunSummary], now: datetime) -> str
     streak = len(list(takewhile(lambda run: run.status == last.status, ended)))
     match last.status:
         case RunState.SUCCEEDED:
-            return f"Runs well: {streak} in a row." if streak > 1 else "The last run succeeded."
+            return _well(streak, _skipped(unfired, ended[streak - 1].scheduled_at))
         case RunState.FAILED | RunState.TIMED_OUT:
             error = f": {last.error_type}" if last.error_type else ""
             ends = f"The last {streak} runs" if streak > 1 else "The last run"
             return f"{ends} {state(last.status)}{error}."
         case status:
             return f"The last run was {state(status)} {relative(last.finished_at, now)}."
+
+
+def _well(streak: int, skipped: str) -> str:
+    if streak > 1 and not skipped:
+        return f"Runs well: {streak} in a row."
+    return f"The last {f'{streak} runs' if streak > 1 else 'run'} succeeded{skipped}."
+
+
+def _skipped(unfired: Sequence[Unfired], since: datetime) -> str:
+    """Return how many occurrences were skipped from an instant on, and why the last of them; empty without one."""
+    spans = [each for each in unfired if each.last_at >= since and each.reason not in _UNRECORDED]
+    if not spans:
+        return ""
+    occurrences = sum(each.occurrences for each in spans)
+    found = number(occurrences, at_least=not all(each.exact for each in spans))
+    were = "occurrence was" if occurrences == 1 else "occurrences were"
+    return f", but {found} {were} skipped: {state(spans[0].reason)}"
 
 
 def _coming(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:

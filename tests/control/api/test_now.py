@@ -13,6 +13,7 @@ from tests.control.console.pages import key_of
 from tests.fixtures.database import Database
 from tests.transitions.acts import about, apply_batch, begin, submit, trigger
 from tests.transitions.figures import finish, forget_figures
+from tidewheel.jobs.values import parse_timestamp
 from tidewheel.runs import RunState
 
 HOSTILE = "<script>\u05d0\u05d1" + "k" * 200
@@ -60,7 +61,7 @@ def test_now_counts_what_ended_and_what_is_open(client: ApiClient) -> None:
 
 def test_job_that_fails_in_a_row_is_a_finding_until_it_succeeds(client: ApiClient) -> None:
     submit(client.database, HOSTILE, retry={"max_attempts": 1})
-    finish(client.database, HOSTILE, *[RunState.FAILED] * 2)
+    finish(client.database, HOSTILE, *[RunState.SUCCEEDED] * 20, *[RunState.FAILED] * 2)
     assert failing(client) == []
     finish(client.database, HOSTILE, RunState.FAILED)
     [finding] = failing(client)
@@ -68,6 +69,28 @@ def test_job_that_fails_in_a_row_is_a_finding_until_it_succeeds(client: ApiClien
     assert finding["severity"] == "error"
     finish(client.database, HOSTILE, RunState.SUCCEEDED, RunState.FAILED)
     assert failing(client) == []
+
+
+def test_job_of_which_many_runs_of_the_hour_fail_is_a_finding(client: ApiClient) -> None:
+    submit(client.database, HOSTILE, retry={"max_attempts": 1})
+    finish(client.database, HOSTILE, *[RunState.SUCCEEDED, RunState.FAILED] * 2, RunState.SUCCEEDED)
+    [finding] = failing(client)
+    assert (finding["key"], finding["severity"], finding["count"]) == (HOSTILE, "warning", 2)
+    assert finding["words"] == "2 of its 5 runs of the last hour failed"
+
+
+def test_failures_of_many_jobs_and_waiting_dead_letters_are_findings(client: ApiClient) -> None:
+    for key in ("one", "two", "three"):
+        submit(client.database, key, retry={"max_attempts": 1})
+        finish(client.database, key, RunState.SUCCEEDED, RunState.FAILED)
+    needs = {each["kind"]: each for each in read(client, "now")["findings"]}
+    share, letters = needs["failed_runs"], needs["dead_letters"]
+    assert share["words"] == "3 of 6 runs of the last hour failed or timed out"
+    assert (letters["count"], letters["severity"]) == (3, "warning")
+    [(oldest,)] = client.database.rows("SELECT min(created_at) FROM dead_letters")
+    assert parse_timestamp(letters["since"]) == oldest
+    client.database.execute("UPDATE dead_letters SET redriven_at = created_at")
+    assert "dead_letters" not in {each["kind"] for each in read(client, "now")["findings"]}
 
 
 def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Database, client: ApiClient) -> None:

@@ -47,6 +47,15 @@ def test_overview_draws_what_ended_and_what_comes(pages: ApiClient) -> None:
     assert shown(pages, "/?window=1y"), "an unknown window is the first one"
 
 
+def test_overview_with_failures_is_not_all_well(pages: ApiClient) -> None:
+    submit(pages.database, retry={"max_attempts": 1})
+    finish(pages.database, "job", RunState.SUCCEEDED, RunState.FAILED)
+    page = shown(pages, "/")
+    assert "All well" not in page
+    assert re.search(r'<a href="/runs\?status=failed&amp;last=1h"><bdi>1 of 2 runs of the last hour failed', page)
+    assert re.search(r'<a href="/dead-letters"><bdi>1 dead letter waits', page)
+
+
 def test_first_steps_are_ticked_off(pages: ApiClient) -> None:
     assert shown(pages, "/").count(">done<") == 0
     submit(pages.database)

@@ -437,7 +437,15 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_slowest_runs": _ACTIVITY,
     "count_upcoming": {"edges": [_NOON, _FAR_AHEAD], "look": 100},
     "group_open_runs": {"look": 10_000},
-    "find_failing_jobs": {"since": _TODAY, "first_id": _NOWHERE, "look": 1000, "least": 3},
+    "find_failing_jobs": {
+        "since": _TODAY,
+        "hour": _NOON,
+        "first_id": _NOWHERE,
+        "look": 1000,
+        "least": 3,
+        "runs": 100,
+        "share": 0.2,
+    },
     "find_oldest_activity": {"grain": 0},
     "delete_old_activity": _OLD,
     "close_runs": {
@@ -504,6 +512,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "list_dead_letters": _LETTERS | {"job_id": None},
     "last_dead_letter_looked_at": _LETTERS | {"job_id": None},
     "count_dead_letters": _LETTERS | {"job_id": None},
+    "count_waiting_dead_letters": {"look": 1000},
     "group_dead_letters": _LETTERS | {"redriven": False, "look": 10_000},
     "find_open_states": {"job_id": None, "limit": 500},
     "purge_dead_letters": {"redriven": None},
@@ -703,7 +712,7 @@ _HOT = {
         find_workflows find_workflows_of_root
         list_key_limits list_keys_in_use list_batches read_batch_runs read_run_edges
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
-        group_dead_letters
+        group_dead_letters count_waiting_dead_letters
     """,
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]

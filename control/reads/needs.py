@@ -1,0 +1,211 @@
+"""Find what needs a person: freezes, the fleet, failing jobs, waiting runs and dead letters."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Annotated, cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.control.reads.activity import ActivityBin
+from tidewheel.control.reads.backlog import Backlog, OpenRuns
+from tidewheel.control.reads.findings import Severity
+from tidewheel.control.reads.freezes import FreezeSummary, list_freezes
+from tidewheel.control.reads.json_form import one_of
+from tidewheel.control.reads.status import FleetStatus
+from tidewheel.control.reads.waits import WaitCode
+from tidewheel.ids import first_run_id
+from tidewheel.jobs.values import format_duration
+from tidewheel.outbox import OutboxLane
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.control")
+_FIND_FAILING_JOBS = _SQL["find_failing_jobs"]
+_FIND_SET_ASIDE = _SQL["find_set_aside"]
+_COUNT_WAITING_DEAD_LETTERS = _SQL["count_waiting_dead_letters"]
+
+_DAY, _HOUR = timedelta(days=1), timedelta(hours=1)
+_IN_A_ROW = 3
+_SHARE = 0.2  # of the runs of an hour that fail
+_FAILURES = 1000  # of the last day that are looked at
+_RUNS = 100  # of a job that are looked at
+_LETTERS = 1000  # the newest ones, which are looked at
+_LATE = timedelta(seconds=30)
+_SET_ASIDE = 20
+_SETTLED = timedelta(seconds=5)  # an executor that has just started is known by then
+_STUCK = frozenset({WaitCode.NO_EXECUTOR, WaitCode.NO_HANDLER, WaitCode.NO_TARGET})
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One thing that needs a person.
+
+    Args:
+        kind: The kind: `freeze`, `fleet`, `failing_job`, `failed_runs`, `set_aside`, `waiting_runs`, `dead_letters`,
+            `outbox` or `timers`.
+        severity: Its effect on work.
+        words: The fault, as a sentence.
+        evidence: The figures that show it.
+        since: Since when, if that is known.
+        count: The number of runs, jobs or messages.
+        remedy: A command, or a change, that corrects it.
+        key: The job, if it is about one.
+        job_id: Its id.
+    """
+
+    kind: str
+    severity: Annotated[str, one_of(Severity)]
+    words: str
+    evidence: str = ""
+    since: datetime | None = None
+    count: int | None = None
+    remedy: str = ""
+    key: str | None = None
+    job_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failing:
+    key: str
+    job_id: UUID
+    failures: int
+    since: datetime | None
+    errors: list[str]
+    ended_hour: int
+    failed_hour: int
+
+
+def find_needs(
+    connection: Conn, tenant: str, now: datetime, found: OpenRuns, *, fleet: FleetStatus | None, hour: ActivityBin
+) -> list[Need]:
+    """Return what needs a person, the worst first.
+
+    Args:
+        connection: Reads the rows.
+        tenant: The tenant.
+        now: The database's clock.
+        found: The tenant's open runs.
+        fleet: The fleet, for a reader who sees all tenants.
+        hour: The runs that ended within the last hour.
+    """
+    failing = list(_of_failing_jobs(connection, tenant, now))
+    needs = [
+        *_of_fleet(fleet, tenant, now),
+        *_of_freezes(list_freezes(connection, tenant, counts_all=False) if fleet is None else ()),
+        *(failing or _of_failed_runs(hour)),
+        *_of_set_aside(connection, tenant),
+        *_of_waits(found.waiting, now),
+        *_of_dead_letters(connection, tenant),
+    ]
+    return sorted(needs, key=lambda need: need.severity != Severity.ERROR)
+
+
+def _of_fleet(fleet: FleetStatus | None, tenant: str, now: datetime) -> Iterator[Need]:
+    if fleet is None:
+        return
+    frozen = sum(each.check == "freezes" for each in fleet.problems)
+    for each in fleet.problems:
+        if each.check == "handlers" and f" in tenant {tenant}," in each.evidence:
+            continue  # the waiting runs of the tenant say the same, with their lane
+        kind = "freeze" if each.check == "freezes" else "fleet"
+        since = fleet.freezes[0].since if kind == "freeze" and frozen == 1 else None
+        yield Need(kind, each.severity, each.what, each.evidence, since, remedy=each.remedy)
+    if fleet.overdue_timers:
+        words = f"{fleet.overdue_timers:,} timers of jobs are overdue: their occurrences have not fired"
+        evidence, since = f"the oldest for {_age(fleet.overdue_by)}", now - fleet.overdue_by
+        yield Need("timers", Severity.ERROR, words, evidence, since, fleet.overdue_timers, "tidewheel doctor")
+    for outbox in fleet.outbox:
+        if outbox.oldest > _LATE:
+            words = f"messages of lane {OutboxLane(outbox.lane)} wait for a relay"
+            evidence = f"{outbox.due:,} are due, the oldest for {_age(outbox.oldest)}"
+            yield Need("outbox", Severity.WARNING, words, evidence, now - outbox.oldest, outbox.due, "tidewheel status")
+
+
+def _of_freezes(freezes: Sequence[FreezeSummary]) -> Iterator[Need]:
+    """Yield the freezes for a reader who does not see the fleet's findings."""
+    for each in freezes:
+        words = f"a freeze is in force: runs of {each.freeze.scope} do not start"
+        yield Need(
+            "freeze", Severity.WARNING, words, each.freeze.words, each.freeze.since, each.waiting, "tidewheel freezes"
+        )
+
+
+def _of_failing_jobs(connection: Conn, tenant: str, now: datetime) -> Iterator[Need]:
+    columns: dict[str, object] = {
+        "tenant": tenant,
+        "first_id": first_run_id(now - _DAY),
+        "look": _FAILURES,
+        "least": _IN_A_ROW,
+        "since": now - _DAY,
+        "hour": now - _HOUR,
+        "share": _SHARE,
+        "runs": _RUNS,
+    }
+    with connection.cursor(row_factory=class_row(_Failing), binary=True) as cursor:
+        failing = cursor.execute(_FIND_FAILING_JOBS, columns).fetchall()
+    for job in failing:
+        in_a_row = job.failures >= _IN_A_ROW
+        latest = "latest " if job.ended_hour >= _RUNS else ""
+        share = f"{job.failed_hour:,} of its {latest}{job.ended_hour:,} runs of the last hour failed"
+        yield Need(
+            "failing_job",
+            Severity.ERROR if in_a_row else Severity.WARNING,
+            f"its last {job.failures:,} runs failed" if in_a_row else share,
+            ", ".join(error for error, _ in groupby(job.errors)),
+            job.since if in_a_row else None,
+            job.failures if in_a_row else job.failed_hour,
+            f"tidewheel run list --job {job.key} --status failed",
+            job.key,
+            job.job_id,
+        )
+
+
+def _of_failed_runs(hour: ActivityBin) -> Iterator[Need]:
+    """Yield one need where many runs fail and no job fails often."""
+    failed = hour.failed + hour.timed_out
+    ended = hour.succeeded + failed
+    if failed and failed >= _SHARE * ended:
+        words = f"{failed:,} of {ended:,} {'run' if ended == 1 else 'runs'} of the last hour failed or timed out"
+        remedy = "tidewheel run list --status failed --since 1h"
+        yield Need("failed_runs", Severity.WARNING, words, count=failed, remedy=remedy)
+
+
+def _of_set_aside(connection: Conn, tenant: str) -> Iterator[Need]:
+    rows = connection.execute(_FIND_SET_ASIDE, {"tenant": tenant, "limit": _SET_ASIDE}, binary=True).fetchall()
+    for key, job_id, error, since in rows:
+        assert isinstance(job_id, UUID)  # noqa: S101 - the column's type
+        assert isinstance(since, datetime)  # noqa: S101 - the column's type
+        words = "it is set aside: its next time could not be computed"
+        yield Need(
+            "set_aside", Severity.ERROR, words, str(error), since, key=str(key), job_id=job_id,
+            remedy="tidewheel job release",
+        )  # fmt: skip
+
+
+def _of_dead_letters(connection: Conn, tenant: str) -> Iterator[Need]:
+    columns = {"tenant": tenant, "look": _LETTERS}
+    rows = connection.execute(_COUNT_WAITING_DEAD_LETTERS, columns, binary=True).fetchall()
+    [(waiting, since)] = cast("list[tuple[int, datetime | None]]", rows)
+    if waiting:
+        plus = "+" if waiting >= _LETTERS else ""
+        words = f"{waiting:,}{plus} dead letter{' waits' if waiting == 1 else 's wait'} for a redrive or a purge"
+        remedy = "tidewheel dlq list --not-redriven"
+        yield Need("dead_letters", Severity.WARNING, words, since=since, count=waiting, remedy=remedy)
+
+
+def _of_waits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:
+    for each in waiting:
+        if each.why is None or each.why.code not in _STUCK or now - each.oldest_at < _SETTLED:
+            continue
+        runs = "run waits" if each.count == 1 else "runs wait"
+        evidence = f"{each.count:,}{'+' if each.at_least else ''} {runs} in queue {each.queue}, lane {each.lane}"
+        yield Need(
+            "waiting_runs", Severity.ERROR, each.why.words, evidence, each.oldest_at, each.count, each.why.remedy or ""
+        )
+
+
+def _age(span: timedelta) -> str:
+    return format_duration(timedelta(seconds=round(span.total_seconds())))
