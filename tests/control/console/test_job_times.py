@@ -11,9 +11,9 @@ from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, posted, shown
 from tests.control.explain.explaining import calendar, fire_all, t
 from tests.fixtures.database import ClockedDatabase
-from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
-from tidewheel.ids import job_id
-from tidewheel.runs import RunState
+from tests.transitions.acts import begin, begun, claim, end, ending, submit, succeed, trigger
+from tidewheel.ids import job_id, run_id
+from tidewheel.runs import Cause, RunState
 
 BERLIN = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
 
@@ -77,6 +77,25 @@ def test_job_of_a_second_is_drawn_in_bins(clocked: ClockedDatabase, pages: ApiCl
     assert "30 to come, 08:10" in page
     assert " open" in page
     assert page.count("<rect") < 400
+
+
+def test_job_whose_occurrences_are_skipped_does_not_run_well(clocked: ClockedDatabase, pages: ApiClient) -> None:
+    clocked.stop_clock(t("03-02T08:00:30"))
+    submit(clocked, schedule={"cron": "* * * * *"}, overlap="skip")
+    for minute in (1, 3):
+        first, second = (
+            run_id(job_id("default", "job"), t(f"03-02T08:0{at}"), Cause.TIMER) for at in (minute, minute + 1)
+        )
+        clocked.stop_clock(t(f"03-02T08:0{minute}"))
+        fire_all(clocked)
+        holder = begin(clocked, first)
+        clocked.stop_clock(t(f"03-02T08:0{minute + 1}"))
+        fire_all(clocked)
+        claim(clocked, second)
+        succeed(clocked, holder)
+    page = shown(pages, "/jobs/job?window=24h")
+    assert "The last 2 runs succeeded, but 2 occurrences were skipped: overlap." in page
+    assert "Runs well" not in page
 
 
 def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
