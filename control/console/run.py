@@ -18,7 +18,7 @@ from tidewheel.control.console.timing import timing
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, part
 from tidewheel.control.reads.run_payload import Payload, read_run_payload
-from tidewheel.control.run_places import RunPlaces
+from tidewheel.control.run_places import MessagePlace, RunPlaces
 from tidewheel.errors import UnknownRun
 from tidewheel.runs import FINAL
 from tidewheel.settings.api import ApiSettings
@@ -26,6 +26,14 @@ from tidewheel.transitions.parents import Neighbours, read_neighbours
 
 _NEIGHBOURS = 12  # parents or children that are shown
 _OPEN_ROWS = 5  # attempts that are not folded
+_READ = """\
+tidewheel env --format kafka --secrets | python -c '
+import sys
+from confluent_kafka import Consumer, TopicPartition
+settings = dict(line.split("=", 1) for line in sys.stdin.read().splitlines())
+consumer = Consumer({{**settings, "group.id": "look"}})
+consumer.assign([TopicPartition("{0.topic}", {0.partition}, {0.offset})])
+print(consumer.poll(30).value())'"""
 
 
 class RunQuery(TenantQuery):
@@ -79,6 +87,7 @@ class RunPage:
                 return read_neighbours(reading, run_id, tenant=caller.tenant)
 
         places = part(read_places) if is_stored else None
+        completion = places.completion if query.kafka and isinstance(places, RunPlaces) else None
         log = part(read_output) if is_stored else None
         follows = picked is not None and is_stored and not is_over(run, picked)
         return View(
@@ -89,8 +98,13 @@ class RunPage:
                 "payload": part(read_payload) if is_stored else None,
                 "neighbours": part(read_neighbours_of) if is_stored and run.workflow_run_id else None,
                 "most": _NEIGHBOURS, "places": places, "claims": claims_of(run), "looked": query.kafka,
-                "brokers": part(self.settings.bootstrap) if query.kafka and caller.all_tenants else "BROKERS",
+                "command": read_command(completion) if completion else None,
                 "picked": picked, "with_logs": with_logs, "log": log,
                 "more": more_of(urls, run_id, log) if follows and isinstance(log, Log) else None,
             }
         )  # fmt: skip
+
+
+def read_command(place: MessagePlace) -> str:
+    """Return the command for a shell that prints the value of a message, with the settings of this installation."""
+    return _READ.format(place)

@@ -188,7 +188,7 @@ def _banner(info: StackInfo, api: str, report: Report, began: float, *, named_ho
         f"  handlers    {', '.join(handlers) or 'none: --handlers names their modules'}",
         f"  HTTP API    {api}",
         "  PostgreSQL  tidewheel psql",
-        f"  Kafka       {info.bootstrap}; tidewheel env --format kafka --secrets",
+        f"  Kafka       {info.bootstrap}, by SASL; settings: tidewheel env --format kafka --secrets",
         f"  data        {info.data_dir}",
         "",
         "Next, in another terminal:",

@@ -7,11 +7,16 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from tests.control.cli.command import NO_DATABASE, process, tidewheel
+from tests.relay.topics import make_topics
+from tidewheel.control.console.run import read_command
+from tidewheel.control.run_places import MessagePlace
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.local.state import read_state
 
@@ -45,6 +50,23 @@ def test_an_evaluated_env_reaches_database_and_broker_without_a_password(stack: 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == f"7 {info.bootstrap}"
     assert not [secret for secret in secrets_of(stack) if secret in done.stdout]
+
+
+@pytest.mark.kafka
+@pytest.mark.process
+def test_command_of_a_run_page_prints_the_message(stack: LocalStack, info: StackInfo) -> None:
+    topic = f"read-{uuid4()}"
+    make_topics(info.kafka, [topic])
+    producer = Producer(dict(info.kafka))
+    producer.produce(topic, b"first", partition=0)
+    producer.produce(topic, b"second", partition=0)
+    assert producer.flush(30) == 0
+    programs = f"{Path(PROGRAM).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", read_command(MessagePlace(topic, 0, 1, None))],
+        env=bare(TIDEWHEEL_HOME=str(stack.home), PATH=programs), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("b'second'\n", 0), done.stderr
 
 
 @pytest.mark.kafka
