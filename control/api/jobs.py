@@ -394,8 +394,9 @@ class JobsApi:
         body = await read_body(request, PreviewBody)
 
         def read(connection: Connection) -> Preview:
+            allowed = connection.installation.allow_lists
             with connection.snapshot() as reading:
-                return preview(reading, caller.tenant, body.job, body.limit, body.after)
+                return preview(reading, caller.tenant, body.job, body.limit, body.after, allow_lists=allowed)
 
         return await answer(self.reads, caller, read)
 

@@ -260,7 +260,8 @@ def preview(
     with reading() as connection:
         base = given if given is not None else _current_job(connection, tenant, job_key)
         job = {**described(base, flags), **({"key": job_key} if job_key else {})}
-        found = previews.preview(connection, tenant, job, number, begin)
+        allowed = Connections.load().allow_lists()
+        found = previews.preview(connection, tenant, job, number, begin, allow_lists=allowed)
     print_result(_preview_lines(found, flags.tz or found.zone), found, output)
 
 

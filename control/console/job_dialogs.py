@@ -143,7 +143,7 @@ class RollBackJob:
         number, current = _version(request, "version"), job.summary.version
         with connection.snapshot() as reading:
             earlier = job_at(reading, caller.tenant, key, number)
-            found = preview(reading, caller.tenant, earlier, _NEXT)
+            found = preview(reading, caller.tenant, earlier, _NEXT, allow_lists=connection.installation.allow_lists)
         changes = changed_fields(job.job, earlier)
         lines = [f"{each.path}: {each.before} → {each.after}" for each in changes]
         more = [f"{len(lines) - _SAMPLE} more fields"] if len(lines) > _SAMPLE else []

@@ -106,5 +106,5 @@ class RunPage:
 
 
 def read_command(place: MessagePlace) -> str:
-    """Return the command for a shell that prints the value of a message, with the settings of this installation."""
+    """Return a command that prints the value of a message, with the settings of its machine."""
     return _READ.format(place)

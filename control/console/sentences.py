@@ -16,7 +16,7 @@ from tidewheel.control.reads.runs import RunSummary
 from tidewheel.runs import RunState
 
 _LONGEST = 300  # characters of an error in a sentence
-_UNWANTED = ("overlap", "misfire", "catch_up_limit")  # reasons of skips that no person has asked for
+_UNWANTED = ("overlap", "misfire", "catch_up_limit")  # reasons of skips that no person intends
 
 
 def about_job(
@@ -96,7 +96,7 @@ def _well(streak: int, skipped: str) -> str:
 
 
 def _skipped(unfired: Sequence[Unfired], since: datetime) -> str:
-    """Return how many occurrences were skipped from an instant on, and why the last of them; empty without one."""
+    """Return the number of occurrences skipped since an instant, and the last reason."""
     spans = [each for each in unfired if each.last_at >= since and each.reason in _UNWANTED]
     if not spans:
         return ""

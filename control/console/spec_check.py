@@ -86,8 +86,9 @@ def check(connection: Connection, tenant: str, job: Job, in_force: JobDetail | N
     Raises:
         Refused: A submit would be refused.
     """
+    allowed = connection.installation.allow_lists
     with connection.snapshot() as reading:
-        found = preview(reading, tenant, dict(job), _SHOWN)
+        found = preview(reading, tenant, dict(job), _SHOWN, allow_lists=allowed)
         before = None if in_force is None else _in_force(reading, tenant, in_force)
     unchanged = in_force is not None and _hash(tenant, job) == _hash(tenant, in_force.job)
     version = in_force.summary.version if in_force is not None and unchanged else found.version
@@ -111,7 +112,7 @@ def every_error(connection: Connection, tenant: str, job: Job, known: Sequence[F
         _leave_out(left, errors)
         try:
             with connection.snapshot() as reading:
-                preview(reading, tenant, left, 1)
+                preview(reading, tenant, left, 1, allow_lists=connection.installation.allow_lists)
         except Refused as refused:
             found = [each for each in refused.errors if not any(_is_about(each.path, other.path) for other in errors)]
         else:

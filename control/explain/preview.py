@@ -15,6 +15,7 @@ from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, Upcomi
 from tidewheel.control.explain.version_timeline import TimerPosition as TimerPosition
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id
+from tidewheel.intake.allowed_targets import ensure_allowed
 from tidewheel.intake.calendars import unknown_calendars
 from tidewheel.intake.locks import JobRow, absent_job
 from tidewheel.intake.next_version import (
@@ -26,6 +27,7 @@ from tidewheel.intake.next_version import (
     next_version,
     once_at,
 )
+from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.schedule import AfterSpec
@@ -84,6 +86,8 @@ def preview(
     job: Mapping[str, object] | JobSpec,
     n: int = 10,
     after: datetime | None = None,
+    *,
+    allow_lists: AllowLists | None = None,
 ) -> Preview:
     """Return the effect of an unsaved job: as a new job, or as the next version of the job of its key.
 
@@ -93,6 +97,7 @@ def preview(
         job: The job of a `job.submit`.
         n: How many occurrences, up to 1,000.
         after: All occurrences are later than this; by default now.
+        allow_lists: The targets that a submit allows; by default any.
 
     Raises:
         Refused: A submit would be refused; `errors` names each field and its remedy.
@@ -100,6 +105,8 @@ def preview(
     given = job if isinstance(job, JobSpec) else dict(job)
     request = parse_request({"type": "job.submit", "tenant": tenant, "job": given})
     assert isinstance(request, JobSubmit)  # noqa: S101 - by its type
+    if allow_lists is not None:
+        ensure_allowed(request.job.target, allow_lists)
     now = read_now(connection)
     version = _version(connection, tenant, request.job, now)
     state = _timer_state(connection, tenant, version, after or now)

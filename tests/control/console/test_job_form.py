@@ -106,6 +106,15 @@ def test_every_error_stands_at_its_field_and_what_was_typed_stays(pages: ApiClie
     assert version(pages.database) == 1
 
 
+def test_check_refuses_the_address_that_save_refuses(pages: ApiClient) -> None:
+    submit(pages.database, "job", **FULL)
+    for do in ("check", "save"):
+        answer = pressed(pages, "/jobs/job/edit", do, None, target__url="http://127.0.0.1:9000/hook")
+        assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert 'href="#f-target.url"' in answer.text
+        assert "TIDEWHEEL_HTTP_ALLOW_PRIVATE" in answer.text
+
+
 def test_json_that_cannot_be_read_is_kept(pages: ApiClient) -> None:
     submit(pages.database)
     page = pressed(pages, "/jobs/job/edit", "as_json")
