@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import partial
 from typing import ClassVar, Literal, Self, TypeVar, cast
 from urllib.parse import unquote
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
 from pydantic import Field, model_validator
 from starlette.exceptions import HTTPException
@@ -20,9 +20,10 @@ from tidewheel.control.console.axis import Axis, Window, axis, axis_between
 from tidewheel.control.console.job_line import job_line
 from tidewheel.control.console.job_rows import Show, counts, filtered, job_rows
 from tidewheel.control.console.jobs import hold_words
+from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.sentences import about_job
 from tidewheel.control.console.urls import Urls, read_ref
-from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
+from tidewheel.control.console.view import Failed, View, page_now, part, read_filters, without_zone
 from tidewheel.control.console.words import absolute
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
@@ -83,9 +84,12 @@ class JobPage:
 
     template: ClassVar[str] = "job.html"
     place: ClassVar[str] = "jobs"
+    reads_zone: ClassVar[bool] = True
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the job, its runs and skips in a time, and what comes."""
+        zone_name, zone = zone_of_page(request)
+        request = without_zone(request)
         query, errors = read_filters(request, JobQuery)
         key = key_of_page(connection, caller, request)
         moved = moved_to(request, urls, key, job_id(caller.tenant, key))
@@ -94,7 +98,6 @@ class JobPage:
         now, tenant = page_now(connection), caller.tenant
         with connection.snapshot() as reading:
             job = show_job(reading, tenant, key)
-        zone = ZoneInfo(job.summary.timezone or "UTC")
         along = _axis(query, now, zone)
 
         def list_coming() -> tuple[Upcoming, Sequence[Counted]]:
@@ -121,6 +124,7 @@ class JobPage:
             with connection.snapshot() as reading:
                 return why(around(reading, tenant, key, misfire_after=connection.installation.misfire_after))
 
+        address = partial(urls.job, key, job_id(tenant, key), show=query.show)
         past, ahead, latest, reason = part(list_past), part(list_coming), part(list_latest), part(read_why)
         coming = ahead if isinstance(ahead, Failed) else ahead[0]
         values: dict[str, object] = {"line": None, "rows": [], "counts": {}, "more": False}
@@ -130,14 +134,14 @@ class JobPage:
             shown = filtered(rows, Show(query.show), timeline.took_p95)
             special, counted = ((), ()) if isinstance(ahead, Failed) else (ahead[0].occurrences, ahead[1])
             values = {
-                "line": job_line(along, timeline, counted, special, urls), "rows": shown[:_RUNS],
+                "line": job_line(along, timeline, counted, special, urls, address=address), "rows": shown[:_RUNS],
                 "more": len(shown) > _RUNS or timeline.mode == "bins",
                 "counts": counts(rows, timeline.took_p95) if timeline.mode == "runs" else {},
             }  # fmt: skip
         return View(
             {
                 "now": now, "job": job, "coming": coming, "past": past, "query": query, "errors": errors,
-                "windows": list(Window), "shows": list(Show), "zoom": _zoom(along), "zone": str(zone),
+                "windows": list(Window), "shows": list(Show), "zoom": _zoom(along), "zone": zone_name,
                 "tab": "timeline",
                 "span": {"from": format_timestamp(along.begin), "to": format_timestamp(along.end)},
                 "why": _or(reason, ""),
@@ -173,7 +177,7 @@ def moved_to(request: Request, urls: Urls, key: str, job_id: UUID, name: str = "
     return None if address.partition("?")[0] == given.partition("?")[0] else address
 
 
-def _axis(query: JobQuery, now: datetime, zone: ZoneInfo) -> Axis:
+def _axis(query: JobQuery, now: datetime, zone: tzinfo) -> Axis:
     if query.from_at is not None and query.to_at is not None:
         return axis_between(query.from_at, query.to_at, now, zone)
     return axis(Window(query.window or Window.DAY), now, zone)

@@ -5,9 +5,10 @@ scale.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import accumulate
 
 from tidewheel.control.console.axis import Axis, Tick
 from tidewheel.control.console.tide import Bar, Size
@@ -17,6 +18,7 @@ from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineBin, TimelineRun
 from tidewheel.control.explain.month import Counted
 from tidewheel.control.explain.upcoming import UpcomingOccurrence
+from tidewheel.jobs.values import format_second
 
 SIZE = Size(56, 18, 22)
 _SHORTEST, _LONGEST = 0.001, 86_400.0  # seconds at the least height and at the greatest
@@ -24,6 +26,7 @@ _LEAST, _MOST = 4.0, 46.0
 _HOLLOW = 12.0
 _THINNEST = 0.35  # percent
 _RETRIES = 4
+_LEAST_SPAN = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ def job_line(
     coming: Sequence[Counted],
     special: Sequence[UpcomingOccurrence],
     urls: Urls,
+    *,
+    address: Callable[..., str],
 ) -> Line:
     """Return the shapes of a timeline.
 
@@ -92,10 +97,11 @@ def job_line(
         coming: The number of occurrences in each bin ahead.
         special: Occurrences to come, of which those that do not fire at their time are marked.
         urls: Writes the links.
+        address: Writes the address of the job's page with a query.
     """
     marks = [
         *(_run(along, run, timeline, urls) for run in reversed(timeline.runs)),
-        *(mark for each in timeline.bins for mark in _bin(along, each)),
+        *(mark for each in timeline.bins for mark in _bin(along, each, address)),
         *_skips(along, timeline),
         *_ahead(along, coming),
         *_special(along, special),
@@ -123,6 +129,9 @@ def sentence(along: Axis, timeline: JobTimeline, coming: Sequence[Counted]) -> s
     )
     if other:
         parts.append(f", {number(other)} open or cancelled")
+    at_once = most_at_once(timeline.runs, timeline.now)
+    if at_once > 1:
+        parts.append(f", up to {number(at_once)} at once")
     skipped = sum(each.occurrences for each in timeline.skips)
     if skipped:
         exact = all(each.exact for each in timeline.skips) and not timeline.more_skips
@@ -131,6 +140,13 @@ def sentence(along: Axis, timeline: JobTimeline, coming: Sequence[Counted]) -> s
     if ahead:
         parts.append(f"; {number(ahead, at_least=not all(each.exact for each in coming))} to come")
     return "".join(parts) + "."
+
+
+def most_at_once(runs: Sequence[TimelineRun], now: datetime) -> int:
+    """Return how many runs were under way at one instant, whose bars lie over each other."""
+    steps = [(run.started_at, 1) for run in runs if run.started_at]
+    steps += [(run.finished_at or now, -1) for run in runs if run.started_at]
+    return max(accumulate(step for _, step in sorted(steps)), default=0)
 
 
 def _with_day(along: Axis, at: datetime) -> str:
@@ -195,8 +211,8 @@ def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Ma
     return Mark(words, href, Bar(family, x, round(top, 1), width, height), dots=dots)
 
 
-def _bin(along: Axis, each: TimelineBin) -> Iterator[Mark]:
-    x = along.x(each.at)
+def _bin(along: Axis, each: TimelineBin, address: Callable[..., str]) -> Iterator[Mark]:
+    x, href = along.x(each.at), address(**_span_of(each))
     step = along.x(each.until) - x
     width = round(max(step * 0.8, _THINNEST), 3)
     counts = {"succeeded": each.succeeded, "failed": each.failed, "timed out": each.timed_out,
@@ -205,13 +221,19 @@ def _bin(along: Axis, each: TimelineBin) -> Iterator[Mark]:
     words += f", longest {duration(each.longest)}" if each.longest is not None else ""
     if each.succeeded:
         height = height_of(each.longest)
-        yield Mark(words, bar=Bar("good", x, round(SIZE.above - height, 1), width, height))
+        yield Mark(words, href, Bar("good", x, round(SIZE.above - height, 1), width, height))
     if each.failed or each.timed_out:
-        yield Mark(words, bar=Bar("bad", x, SIZE.above + 2, width, SIZE.below - 4))
+        yield Mark(words, href, Bar("bad", x, SIZE.above + 2, width, SIZE.below - 4))
     if each.open:
-        yield Mark(words, bar=Bar("moving", x, SIZE.above - _LEAST, width, _LEAST))
+        yield Mark(words, href, Bar("moving", x, SIZE.above - _LEAST, width, _LEAST))
     if each.cancelled or each.skipped:
-        yield Mark(words, diamond=round(x + step / 2, 3))
+        yield Mark(words, href, diamond=round(x + step / 2, 3))
+
+
+def _span_of(each: TimelineBin) -> dict[str, str]:
+    """Return the time of a bin as a query has it, and two minutes at least."""
+    until = max(each.until, each.at + _LEAST_SPAN)
+    return {"from": format_second(each.at), "to": format_second(until)}
 
 
 def _skips(along: Axis, timeline: JobTimeline) -> Iterator[Mark]:

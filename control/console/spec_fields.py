@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, cast, get_args
 
+from tidewheel.jobs.dedupe import JobDedupe
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
+from tidewheel.jobs.ordering import OrderingKey
 from tidewheel.jobs.retry import DEFAULT_ATTEMPTS, RetryPolicy
 from tidewheel.jobs.schedule import CronSpec
 from tidewheel.jobs.spec import JobSpec
@@ -155,6 +157,20 @@ GROUPS: Sequence[Group] = (
     )),
     Group("If it overlaps", (
         _choice("overlap", "overlap", "While another run is active.", default="skip if it recurs, else allow_all"),
+        SpecField("concurrency_key.key", "concurrency key",
+                  help="Runs of all jobs with this key share places. {payload.customer} takes a field of the payload."),
+        SpecField("concurrency_key.at_once", "at_once", "number", default="1 without a rate",
+                  help="The places of the concurrency key."),
+        SpecField("concurrency_key.rate", "rate", help="Starts with the concurrency key in a time, such as 100/min."),
+        SpecField("concurrency_key.burst", "burst", "number", help="Of a rate: the starts at once after a rest."),
+        SpecField("ordering_key.key", "ordering key", help="Runs with this key start one after another."),
+        SpecField("ordering_key.on_failure", "on_failure of the ordering key",
+                  options=_options(OrderingKey, "on_failure"), default="block"),
+        SpecField("dedupe.key", "dedupe key", help="Of a manual job: triggers with this key have one run in a window."),
+        SpecField("dedupe.window", "dedupe window", "span", help="Such as 10m, from the first trigger on."),
+        SpecField("dedupe.mode", "dedupe mode", options=_options(JobDedupe, "mode"), default="reject",
+                  help="A later trigger is dropped, replaces the inputs of the run, or replaces and postpones it."),
+        SpecField("dedupe.longest", "dedupe longest", "span", default="ten windows", help="Of debounce."),
     )),
     Group("If it was missed", (
         _choice("catch_up", "catch_up", "After downtime."), _choice("on_resume", "on_resume", "After a pause."),

@@ -14,6 +14,8 @@ from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_object, read_object
 
 Job = Mapping[str, object]
+_KEYS = ("concurrency_key", "ordering_key")
+_EMPTIED = ("labels", "retry", *_KEYS, "dedupe")  # objects that an emptied form leaves out
 NOTHING = object()
 """In place of a value that is not there: None is a value in JSON."""
 
@@ -61,7 +63,7 @@ def draft_of(form: Mapping[str, str], base: Job) -> Draft:
             _put(job, field, text, errors)
     if key := form.get("key", "").strip():
         job["key"] = key
-    emptied = [name for name in ("labels", "retry") if job.get(name) == {} and base.get(name) != {}]
+    emptied = [name for name in _EMPTIED if job.get(name) == {} and base.get(name) != {}]
     return Draft({name: value for name, value in job.items() if name not in emptied}, tuple(errors))
 
 
@@ -81,9 +83,9 @@ def json_of(job: Job) -> str:
 def errors_by_field(errors: Sequence[FieldError]) -> tuple[dict[str, list[FieldError]], list[FieldError]]:
     """Return the errors by the fields of the form that they concern, and those that concern none.
 
-    >>> at, other = errors_by_field([FieldError("job.retry.intervals.0", "a", ""), FieldError("job.dedupe", "b", "")])
+    >>> at, other = errors_by_field([FieldError("job.retry.intervals.0", "a", ""), FieldError("job.owner", "b", "")])
     >>> list(at), [each.path for each in other]
-    (['retry.intervals'], ['dedupe'])
+    (['retry.intervals'], ['owner'])
     """
     names = sorted({"key", "schedule", "target", *(field.path for field in FIELDS)}, key=len, reverse=True)
     at: dict[str, list[FieldError]] = {}
@@ -131,7 +133,7 @@ def put(job: dict[str, object], path: Sequence[str], value: object) -> None:
 
 
 def normalised(job: Job) -> dict[str, object]:
-    """Return a job with schedule and target as objects, as they are stored; what cannot be read stays.
+    """Return a job with objects for schedule, target and keys; what cannot be read stays.
 
     >>> normalised({"schedule": "manual", "target": "send-email"})
     {'schedule': {'manual': True}, 'target': {'type': 'handler', 'name': 'send-email'}}
@@ -139,6 +141,9 @@ def normalised(job: Job) -> dict[str, object]:
     found = dict(job)
     if isinstance(found.get("target"), str):
         found["target"] = {"type": "handler", "name": found["target"]}
+    for name in _KEYS:
+        if isinstance(found.get(name), str):
+            found[name] = {"key": found[name]}
     if isinstance(text := found.get("schedule"), str):
         found["schedule"] = {"manual": True} if text.strip() == "manual" else {"cron": [text.strip()]}
     if isinstance((schedule := as_object(found.get("schedule")) or {}).get("cron"), str):

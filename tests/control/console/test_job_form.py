@@ -48,6 +48,27 @@ def version(database: Database, key: str = "job") -> int:
         return client.versions(key, limit=1)[0].number
 
 
+def test_keys_and_dedupe_are_typed_and_emptied(pages: ApiClient) -> None:
+    submit(pages.database, concurrency_key="mail")
+    page = pages.get("/jobs/job/edit")
+    assert typed_in(page)["concurrency_key.key"] == "mail"
+    answer = pressed(
+        pages, "/jobs/job/edit", "save", concurrency_key__key="", ordering_key__key=HOSTILE[:-1],
+        ordering_key__on_failure="skip", dedupe__window="10m", dedupe__mode="debounce",
+    )  # fmt: skip
+    assert answer.status_code == HTTPStatus.SEE_OTHER, answer.text
+    saved = stored(pages.database, "job", 2)
+    assert "concurrency_key" not in saved
+    assert saved["ordering_key"] == {"key": HOSTILE[:-1], "on_failure": "skip"}
+    assert saved["dedupe"] == {"window": "10m", "mode": "debounce"}
+    assert "<script>alert" not in pages.get("/jobs/job/edit").text
+    refused = pressed(
+        pages, "/jobs/job/edit", "save", ordering_key__key="", ordering_key__on_failure="", dedupe__window="x"
+    )
+    assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert 'id="f-dedupe.window" value="x"' in refused.text
+
+
 def test_job_typed_into_the_form_is_submitted_with_what_was_set_alone(pages: ApiClient) -> None:
     answer = pressed(
         pages, "/jobs/new", "save", key="nightly", schedule="cron", schedule__cron="30 2 * * *\r\n0 12 * * *",

@@ -1,18 +1,20 @@
 """The shapes of a job's timeline, its strip and its list: nothing is lost, and nothing lies outside."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.control.console.axis import Window, axis, axis_between
-from tidewheel.control.console.job_line import SIZE, Line, job_line
+from tidewheel.control.console.job_line import SIZE, Line, job_line, most_at_once
 from tidewheel.control.console.job_rows import Show, counts, filtered, job_rows
 from tidewheel.control.console.job_strip import HEIGHT, WIDTH, strip
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.explain.job_timeline import JobTimeline, Pause, TimelineRun, VersionTick
+from tidewheel.control.explain.job_timeline import JobTimeline, Pause, TimelineBin, TimelineRun, VersionTick
 from tidewheel.control.explain.month import Counted
 from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.reads.recent_runs import RecentRun
@@ -20,6 +22,7 @@ from tidewheel.runs import RunState
 
 NOW = datetime(2026, 11, 21, 22, 16, 10, tzinfo=UTC)
 URLS = Urls("", {})
+ADDRESS = partial(URLS.job, "job", UUID(int=1))
 SECOND = timedelta(seconds=1)
 
 instants = st.integers(-200 * 86_400, 20 * 86_400).map(lambda seconds: NOW + timedelta(seconds=seconds))
@@ -61,10 +64,35 @@ def test_every_run_has_a_mark_within_the_drawing(
     pause = Pause(min(since, until), max(since, until), "anna")
     skip = skipped(min(since, until), max(since, until), 3)
     along = axis(window, NOW)
-    line = job_line(along, timeline(shown, [skip], [pause]), [Counted(1, exact=True)], (), URLS)
+    line = job_line(along, timeline(shown, [skip], [pause]), [Counted(1, exact=True)], (), URLS, address=ADDRESS)
     assert inside(line)
     assert sum(mark.href is not None for mark in line.marks) == len(shown)
     assert "3 did not fire; 1 to come" in line.words
+
+
+def test_runs_at_once_are_counted_and_one_after_another_are_not() -> None:
+    def run(begin: int, end: int | None) -> TimelineRun:
+        until = None if end is None else NOW + end * SECOND
+        return TimelineRun(UUID(int=1), NOW, NOW + begin * SECOND, until, "running", "timer", 1, None, None)
+
+    assert most_at_once([], NOW) == 0
+    assert most_at_once([run(-9, -5), run(-5, -3)], NOW) == 1
+    overlapping = [run(-9, -5), run(-8, -3), run(-6, None)]
+    assert most_at_once(overlapping, NOW) == 3
+    along = axis(Window.HOUR, NOW)
+    assert "up to 3 at once" in job_line(along, timeline(overlapping), (), (), URLS, address=ADDRESS).words
+
+
+def test_bins_lead_to_their_time() -> None:
+    along = axis(Window.HOUR, NOW)
+    at = along.edges[4]
+    found = TimelineBin(
+        at, along.edges[5], succeeded=3, failed=1, timed_out=0, cancelled=0, skipped=0, open=0, longest=SECOND
+    )
+    line = job_line(along, replace(timeline([]), mode="bins", bins=(found,)), (), (), URLS, address=ADDRESS)
+    assert {mark.href for mark in line.marks} == {
+        ADDRESS(**{"from": "2026-11-21T21:18:30Z", "to": "2026-11-21T21:20:30Z"})
+    }
 
 
 @given(instants, st.integers(1, 200 * 86_400))
