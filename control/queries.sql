@@ -888,24 +888,37 @@ SELECT executor_id, name, queues, handlers, slots, stopping, started_at, last_he
  ORDER BY executor_id
  LIMIT %(limit)s
 
+-- part: due_runs(parts)
+-- The first due open runs of each tenant in each of some queues and lanes.
+-- Index: job_runs_due, the head of each. No lock.
+-- Why: in the order of that index, a million runs that a tenant has ahead of their time would be walked between two heads.
+(SELECT r.run_id, r.job_id, r.tenant, r.state, r.attempt, r.started_at, r.executor_id FROM job_runs AS r
+          WHERE r.queue = parts.queue AND r.lane = parts.lane AND r.tenant = parts.tenant AND r.publish_at <= (SELECT tidewheel_now())
+          ORDER BY r.publish_at
+          LIMIT %(look)s)
+
 -- name: count_runs_of_executors
 -- Returns the number of runs that each executor has among the first open ones of all queues.
--- Index: job_runs_due, from its begin to a limit of rows. No lock.
+-- Index: job_runs_due, from one tenant of a queue and lane to the next, then the head of each, to a limit of both. No lock.
+WITH RECURSIVE parts AS {{tidewheel.scheduler.tenants_of_lanes(parts)}}
 SELECT o.executor_id, count(*) AS runs
-  FROM (SELECT r.executor_id, r.state FROM job_runs AS r
-         WHERE r.publish_at <= (SELECT tidewheel_now())
-         ORDER BY r.queue, r.lane, r.tenant, r.publish_at
+  FROM (SELECT d.executor_id, d.state
+          FROM (SELECT each.* FROM parts AS each LIMIT %(parts)s) AS p
+         CROSS JOIN LATERAL {{due_runs(p)}} AS d
          LIMIT %(look)s) AS o
  WHERE o.state = ANY (%(states)s) AND o.executor_id IS NOT NULL
  GROUP BY o.executor_id
 
 -- name: list_runs_of_executor
 -- Returns runs that an executor has among the first open ones of its queues, with their keys.
--- Index: job_runs_due, from the begin of these queues to a limit of rows; jobs_pkey. No lock.
+-- Index: job_runs_due, from one tenant of a queue and lane to the next, then the head of each of its queues, to a limit of both;
+-- jobs_pkey. No lock.
+WITH RECURSIVE parts AS {{tidewheel.scheduler.tenants_of_lanes(parts)}}
 SELECT o.run_id, j.key, o.job_id, o.tenant, o.state, o.attempt, o.started_at
-  FROM (SELECT r.run_id, r.job_id, r.tenant, r.state, r.attempt, r.started_at, r.executor_id FROM job_runs AS r
-         WHERE r.queue = ANY (%(queues)s) AND r.publish_at <= (SELECT tidewheel_now())
-         ORDER BY r.queue, r.lane, r.tenant, r.publish_at
+  FROM (SELECT d.*
+          FROM (SELECT each.* FROM parts AS each LIMIT %(parts)s) AS p
+         CROSS JOIN LATERAL {{due_runs(p)}} AS d
+         WHERE p.queue = ANY (%(queues)s)
          LIMIT %(look)s) AS o
   JOIN jobs AS j ON j.job_id = o.job_id
  WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)

@@ -24,6 +24,8 @@ _LIST_RUNS_OF_EXECUTOR = _SQL["list_runs_of_executor"]
 LOOKED_AT = 20_000
 """Open runs that are looked at for those of an executor: some tens of milliseconds."""
 
+_PARTS = 5_000  # tenants of a queue and lane whose runs are looked at
+
 _FIRST = UUID(int=0)
 _TIMEOUT = timedelta(seconds=10)  # the default of TIDEWHEEL_MEMBER_TIMEOUT
 
@@ -93,7 +95,8 @@ class RunOfExecutor:
 
 def count_runs(connection: Conn) -> dict[UUID, int]:
     """Return the number of runs of each executor that has some, among the first open runs of all queues."""
-    rows = connection.execute(_COUNT_RUNS_OF_EXECUTORS, {"look": LOOKED_AT, "states": OWNED}, binary=True).fetchall()
+    columns: dict[str, object] = {"look": LOOKED_AT, "parts": _PARTS, "states": OWNED}
+    rows = connection.execute(_COUNT_RUNS_OF_EXECUTORS, columns, binary=True).fetchall()
     return dict(cast("list[tuple[UUID, int]]", rows))
 
 
@@ -101,7 +104,7 @@ def list_runs_of(connection: Conn, executor: ExecutorSummary, *, limit: int = 50
     """Return the runs that an executor has, among the first open runs of its queues."""
     columns: dict[str, object] = {
         "queues": list(executor.queues), "executor_id": executor.executor_id, "states": OWNED, "look": LOOKED_AT,
-        "limit": limit,
+        "parts": _PARTS, "limit": limit,
     }  # fmt: skip
     with connection.cursor(row_factory=class_row(RunOfExecutor), binary=True) as cursor:
         return cursor.execute(_LIST_RUNS_OF_EXECUTOR, columns).fetchall()

@@ -1,13 +1,27 @@
 """The fleet page: executors with their runs, groups, the checks of doctor."""
 
 from http import HTTPStatus
+from typing import Any, LiteralString, cast
 
 from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, fields_of, key_of, signed_in
 from tests.control.reads.test_waits import executor
 from tests.fixtures.database import Database
 from tests.transitions.acts import HANDLER, begun, submit
+from tidewheel.control.reads.fleet import LOOKED_AT
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import OWNED
+
+_SQL = Statements("tidewheel.control")
+_EXPLAIN: LiteralString = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
+_ADD_RUNS_AHEAD: LiteralString = """
+INSERT INTO job_runs
+SELECT (jsonb_populate_record(r, jsonb_build_object(
+           'run_id', gen_random_uuid(), 'state', 'queued', 'executor_id', NULL, 'queue', q.queue,
+           'publish_at', r.publish_at + interval '1 day'))).*
+  FROM job_runs AS r CROSS JOIN unnest('{default,a,z}'::text[]) AS q (queue) CROSS JOIN generate_series(1, 5000)
+"""
 
 
 def test_fleet_without_executors_names_the_first_step(pages: ApiClient) -> None:
@@ -34,6 +48,20 @@ def test_executor_opens_to_the_runs_that_it_has(pages: ApiClient) -> None:
     assert f'href="/runs/{started.run_id}"' in opened
     assert "<script>nightly" not in opened
     assert 'aria-expanded="true"' in opened
+
+
+def test_runs_ahead_of_their_time_are_not_walked(database: Database) -> None:
+    submit(database)
+    begun(database)
+    database.execute(_ADD_RUNS_AHEAD)
+    database.execute("ANALYZE job_runs")
+    own = database.value("SELECT executor_id FROM job_runs WHERE executor_id IS NOT NULL")
+    looks = {"look": LOOKED_AT, "parts": 5_000, "states": OWNED, "queues": ["default"], "executor_id": own, "limit": 50}
+    for name in ("count_runs_of_executors", "list_runs_of_executor"):
+        with database.transaction() as connection:
+            [(plan,)] = connection.execute(_EXPLAIN + _SQL[name], looks).fetchall()
+        assert cast("Any", plan)[0]["Plan"]["Actual Rows"] == 1, name
+        assert cast("Any", plan)[0]["Plan"]["Shared Hit Blocks"] < 60, name
 
 
 def test_silent_executors_come_first_and_many_are_grouped(pages: ApiClient) -> None:

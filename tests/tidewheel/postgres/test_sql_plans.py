@@ -540,6 +540,8 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "outputs": [b"x"] * BATCH,
         "output_bytes": [1] * BATCH,
     },
+    "count_runs_of_executors": {"look": 20_000, "parts": 5_000, "states": OWNED},
+    "list_runs_of_executor": {"look": 20_000, "parts": 5_000, "states": OWNED, "queues": ["default"], "limit": 50},
     "read_logs": {"attempt": None, "read_attempt": 0, "read_bytes": 0, "limit": 20},
     "lock_attempt": {"attempt": 1, "running": RunState.RUNNING},
     "extend_deadlines": {"heartbeats": [timedelta(seconds=10)] * BATCH},
@@ -712,7 +714,7 @@ _HOT = {
         find_workflows find_workflows_of_root
         list_key_limits list_keys_in_use list_batches read_batch_runs read_run_edges
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
-        group_dead_letters count_waiting_dead_letters
+        group_dead_letters count_waiting_dead_letters count_runs_of_executors list_runs_of_executor
     """,
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
