@@ -42,13 +42,17 @@ DELETE FROM cancellations
 
 -- name: delete_old_skips
 -- Deletes some skips that were recorded longer ago than the retention of runs.
--- Index: skips_pkey, from its front: ids ascend with the time. Lock: the rows; those that another transaction holds stay.
--- Why an array: a join would read the whole table for each page.
+-- Index: skips_pkey, from its front: ids ascend with the time. Lock: the old rows; those that another transaction holds stay.
+-- Why arrays: a join would read the whole table for each page.
 WITH oldest AS MATERIALIZED (
-    SELECT s.skip_id, s.created_at FROM skips AS s ORDER BY s.skip_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+    SELECT s.skip_id, s.created_at FROM skips AS s ORDER BY s.skip_id LIMIT %(limit)s
+), free AS MATERIALIZED (
+    SELECT s.skip_id
+      FROM skips AS s
+     WHERE s.skip_id = ANY (ARRAY (SELECT o.skip_id FROM oldest AS o WHERE o.created_at < %(before)s::timestamptz))
+       FOR UPDATE SKIP LOCKED
 )
-DELETE FROM skips
- WHERE skip_id = ANY (ARRAY (SELECT o.skip_id FROM oldest AS o WHERE o.created_at < %(before)s::timestamptz))
+DELETE FROM skips WHERE skip_id = ANY (ARRAY (SELECT f.skip_id FROM free AS f))
 
 -- name: delete_old_overrides
 -- Deletes some overrides of occurrences that lie further back than the retention of runs.
@@ -219,12 +223,17 @@ DELETE FROM job_days
 -- Index: activity_by_grain. No lock.
 SELECT min(a.at) FROM activity AS a WHERE a.grain = %(grain)s
 
+-- name: find_tenants_of_activity
+-- Returns the tenants with figures of a grain in a slice of time.
+-- Index: activity_by_grain. No lock.
+SELECT DISTINCT a.tenant FROM activity AS a WHERE a.grain = %(grain)s AND a.at >= %(first)s AND a.at < %(end)s
+
 -- name: merge_activity
--- Merges figures of a grain, of a slice of time, into rows of the next grain.
--- Index: activity_by_grain. Lock: the rows, which are written once; one scheduler merges at a time.
+-- Merges figures of a grain, of some tenants in a slice of time, into rows of the next grain.
+-- Index: activity_pkey; of few tenants activity_by_grain. Lock: the rows, which are written once; one scheduler merges at a time.
 WITH gone AS MATERIALIZED (
     DELETE FROM activity AS a
-     WHERE a.grain = %(grain)s AND a.at >= %(first)s AND a.at < %(end)s
+     WHERE a.grain = %(grain)s AND a.at >= %(first)s AND a.at < %(end)s AND a.tenant = ANY (%(tenants)s)
     RETURNING a.tenant, date_bin(%(into)s::interval, a.at, '1970-01-01 00:00:00+00') AS at, a.queue, a.lane, a.state, a.runs,
               a.stages, a.took, a.slowest
 ), late AS (

@@ -51,6 +51,11 @@ SELECT a.attname::text, format_type(a.atttypid, NULL)
    AND a.attidentity = '' AND a.attgenerated = ''
    AND (a.attnotnull OR a.atttypid = 'timestamptz'::regtype)
 """
+ADD_SKIPS: LiteralString = """
+INSERT INTO skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, created_at)
+SELECT gen_random_uuid(), 'default', 1, s.reason, now(), now(), 1, tidewheel_now() - s.age
+  FROM (VALUES ('misfire', interval '3 days'), ('paused', interval '0')) AS s (reason, age)
+"""
 DELETES = re.compile(r"DELETE FROM (\w+)")
 VALUES = {
     "uuid": "%(id)s::uuid",
@@ -232,6 +237,19 @@ def test_old_rows_of_every_table_are_deleted(fresh_database: Database, retention
     assert {table: fresh_database.count(table) for table in rules} == {
         **dict.fromkeys(rules, 1), "history_limits": 0,  # they have no time: their job is gone
     }  # fmt: skip
+
+
+def test_young_skips_are_not_locked_beside_old_ones(fresh_database: Database) -> None:
+    fresh_database.execute(ADD_SKIPS)
+    rule = RULES["skips"]
+    assert isinstance(rule, Rows)
+    young: LiteralString = (
+        "SELECT count(*) FROM (SELECT FROM skips WHERE reason = 'paused' FOR UPDATE SKIP LOCKED) AS s"
+    )
+    with fresh_database.transaction() as deleting:
+        done = deleting.execute(rule.statement, {"before": fresh_database.now() - DAY, "limit": 10_000})
+        assert done.rowcount == 1
+        assert fresh_database.value(young) == 1
 
 
 def test_jobs_that_ended_long_ago_are_removed_if_nothing_needs_them(

@@ -17,6 +17,7 @@ from tidewheel.postgres.session import Session
 from tidewheel.presence import Presence
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
+from tidewheel.scheduler import activity_merge
 from tidewheel.scheduler.activity_merge import merge_activity
 from tidewheel.scheduler.pace import Pace
 from tidewheel.settings.services import SchedulerSettings
@@ -147,14 +148,33 @@ def test_old_figures_are_merged_and_stay_the_same_in_sum(database: Database) -> 
     assert hours[0] == (True, 60.0 * 49 + 1)
 
 
+def test_each_statement_merges_the_figures_of_some_tenants(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity_merge, "_TENANTS", 2)
+    now = database.now()
+    tenants = ["acme", "default", "<script>", "other", "z" * 63]
+    for tenant in tenants:
+        for seconds in (0, 5):
+            _add(database, begin_of(now) - timedelta(hours=3, seconds=seconds), took=1.0, tenant=tenant)
+    stopped = Shutdown()
+    stopped.request()
+    merge = Session(database.url, "merge", autocommit=True)
+    with merge.transaction() as connection:
+        merge_activity(connection, now, Pace(stopped))
+        assert database.rows("SELECT count(DISTINCT tenant) FROM activity WHERE grain = 1") == [(2,)]
+        merge_activity(connection, now, Pace(Shutdown()))
+    merge.close()
+    found = dict(database.rows("SELECT tenant, sum(runs) FROM activity WHERE grain = 1 GROUP BY tenant"))
+    assert found == dict.fromkeys(tenants, 4)
+
+
 def _class(at: datetime) -> Class:
     return Class(begin_of(at), "default", "default", "standard", "succeeded")
 
 
-def _add(database: Database, at: datetime, *, took: float) -> None:
+def _add(database: Database, at: datetime, *, took: float, tenant: str = "default") -> None:
     database.execute(
         "INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)"
-        " VALUES ('default', %s, 0, 'default', 'standard', 'succeeded', 2, ARRAY[(5::bigint << 32) + 2],"
+        " VALUES (%s, %s, 0, 'default', 'standard', 'succeeded', 2, ARRAY[(5::bigint << 32) + 2],"
         " ARRAY[%s::float8], ARRAY[gen_random_uuid()])",
-        [begin_of(at), took],
+        [tenant, begin_of(at), took],
     )

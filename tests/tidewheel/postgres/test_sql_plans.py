@@ -381,6 +381,8 @@ _ACTIVITY: Mapping[str, object] = {
     "until": _FAR_AHEAD, "stages": [1], "look": 100_000, "limit": 50,
 }  # fmt: skip
 
+_SLICE: Mapping[str, object] = {"grain": 0, "first": _TODAY, "end": _TODAY + timedelta(minutes=10)}
+
 # Parameters besides those of, or different from, `facts` has it.
 SPECIAL: Mapping[str, Mapping[str, object]] = {
     "add_job_runs": {
@@ -447,6 +449,9 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "share": 0.2,
     },
     "find_oldest_activity": {"grain": 0},
+    "find_tenants_of_activity": _SLICE,
+    "merge_activity": _SLICE | {"into": timedelta(minutes=1), "tenants": [str(number) for number in range(BATCH)]},
+    "delete_old_skips": _OLD,
     "delete_old_activity": _OLD,
     "close_runs": {
         "allowed": ["succeeded:running"],
@@ -678,7 +683,7 @@ _HOT = {
         open_windows write_windows
     """,
     "tidewheel.scheduler": """
-        find_oldest_activity delete_old_activity
+        find_oldest_activity find_tenants_of_activity merge_activity delete_old_activity delete_old_skips
         probe_timers lock_due_timers lock_timer
         find_woken_keys probe_keys scan_keys remove_idle_keys lock_keys repair_keys find_tenant_keys measure_tenant_key
         lock_job_without_timer scan_active_runs lock_active_runs find_unmarked_waiters
