@@ -43,6 +43,7 @@ class Field:
         required: True if it may not be empty.
         errors: What is wrong with it.
         rows: The lines of a long text.
+        upload: The kinds of files whose text the script puts into a long text; empty for none.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Field:
     required: bool = False
     errors: Sequence[FieldError] = ()
     rows: int = 8
+    upload: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def _fields(found: CalendarDetail | None) -> Sequence[Field]:
     return (
         Field("days", "Days", "long", days, "Such as 2026-12-25, one a line."),
         Field("weekdays", "Weekdays", value=weekdays, help="Such as SAT, SUN."),
-        Field("ics", "iCalendar (optional)", "long", help=_ICS),
+        Field("ics", "iCalendar (optional)", "long", help=_ICS, upload=".ics,text/calendar"),
         Field("source", "Source (optional)", value=source, help="Shown beside the days."),
     )  # fmt: skip
 

@@ -88,6 +88,7 @@ function swap(body) {
   document.title = body.title;
   reveal();
   absoluteTimes();
+  document.dispatchEvent(new Event("swapped"));
 }
 
 const reveal = () => $$(".needs-script").forEach((element) => { element.hidden = false; });
@@ -208,6 +209,7 @@ function openDialog(section, opener) {
   dialog.setAttribute("aria-label", $("h1", dialog)?.textContent || "Dialog");
   dialog.addEventListener("close", () => { dialog.remove(); if (opener?.isConnected && opener !== document.body) opener.focus(); });
   document.body.append(dialog);
+  reveal();
   dialog.showModal();
   ($(".buttons a", dialog) || $("input:not([type=hidden])", dialog))?.focus();
   return dialog;
@@ -519,10 +521,16 @@ document.addEventListener("input", (event) => {
   if (event.target.matches(".ask input")) suggest(event.target);
   else if (event.target.form?.method === "post") keep(event.target.form);
 });
+document.addEventListener("change", async (event) => {
+  const into = event.target.dataset.into && event.target.form.elements[event.target.dataset.into];
+  if (into && event.target.files[0]) into.value = await event.target.files[0].text();
+});
 document.addEventListener("focusout", (event) => { if (event.target.matches(".ask input")) setTimeout(closeList, 200); });
 document.addEventListener("visibilitychange", onVisibility);
 addEventListener("popstate", () => location.reload());
 addEventListener("pagehide", closeLive);
 addEventListener("pageshow", (event) => { if (event.persisted) { openLive(); refresh(); } });
 setInterval(indicate, 1000);
+const every = Number($("main").dataset.every);
+if (every) setInterval(() => { if (!document.hidden) refresh(); }, every * 1000);
 begin();

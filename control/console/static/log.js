@@ -1,4 +1,5 @@
 // Append what a running attempt writes while the end of its log is in view. Without script, a reload shows it.
+// A shift-click on a number picks the lines from the one that was picked before: `#a1-L10-L20`.
 "use strict";
 const LOG_SECONDS = 1, LOG_LINES = 5000;
 
@@ -47,4 +48,29 @@ function followLog(lines) {
   look();
 }
 
+const PICKED = /^#?(a\d+)-L(\d+)(?:-L(\d+))?$/;
+
+function pickLines() {
+  const found = PICKED.exec(location.hash);
+  const ends = found?.[3] ? [Number(found[2]), Number(found[3])] : [1, 0];
+  for (const line of document.querySelectorAll(".lines > .line")) {
+    const [, attempt, number] = PICKED.exec(line.id);
+    line.classList.toggle("picked", attempt === found?.[1] && number >= Math.min(...ends) && number <= Math.max(...ends) && ends[1] > 0);
+  }
+}
+
+function onLineClick(event) {
+  const line = event.shiftKey && event.target.closest(".line > a")?.parentElement;
+  const [first, last] = [PICKED.exec(location.hash), line && PICKED.exec(line.id)];
+  if (!last || first?.[1] !== last[1]) return;
+  event.preventDefault();
+  const [from, to] = [Number(first[2]), Number(last[2])].sort((a, b) => a - b);
+  location.hash = `${last[1]}-L${from}-L${to}`;
+}
+
 document.querySelectorAll(".lines[data-more]").forEach(followLog);
+document.addEventListener("click", onLineClick);
+document.addEventListener("swapped", pickLines);
+addEventListener("hashchange", pickLines);
+pickLines();
+document.querySelector(".line.picked")?.scrollIntoView({ block: "center" });

@@ -1,20 +1,22 @@
 """The script in a real Chromium: live, keys, dialogs, drafts, times; and pages without it."""
 
 import gzip
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Route, expect
+from playwright.sync_api import Browser, FilePayload, Route, expect
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.browser import PHONE, Tab, needs_chromium, tab
 from tests.control.console.pages import console, key_of
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import begun, submit, succeed, trigger
+from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.console import rendering
+from tidewheel.runs import RunState
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -50,6 +52,48 @@ def test_run_page_follows_its_run(here: Tab, database: Database) -> None:
     expect(here.page.locator(ON)).to_have_text("● Live")
     succeed(database, started)
     expect(here.page.locator("h1")).to_contain_text("succeeded", timeout=30_000)
+
+
+def test_range_of_log_lines_is_picked_and_has_an_address(here: Tab, database: Database) -> None:
+    started = begun(database, "nightly")
+    end(database, ending(started, RunState.SUCCEEDED, output=b"".join(b"line %d\n" % at for at in range(1, 40))))
+    picked = here.page.locator(".line.picked")
+    here.open(f"/runs/{started.run_id}#a1-L10-L20")
+    expect(picked).to_have_count(11)
+    here.page.locator("#a1-L3 > a").click()
+    expect(picked).to_have_count(0)
+    here.page.locator("#a1-L5 > a").click(modifiers=["Shift"])
+    expect(picked).to_have_text(["3line 3", "4line 4", "5line 5"])
+    assert here.page.url.endswith("#a1-L3-L5")
+
+
+def test_text_of_a_file_goes_into_its_field(here: Tab) -> None:
+    here.open("/new-calendar")
+    file = FilePayload(name="days.ics", mimeType="text/calendar", buffer=b"BEGIN:VCALENDAR <script>")
+    here.page.locator("input[data-into=ics]").set_input_files(file)
+    expect(here.page.locator("textarea[name=ics]")).to_have_value("BEGIN:VCALENDAR <script>")
+
+
+def test_fleet_is_read_again_while_it_is_open(here: Tab, database: Database) -> None:
+    here.page.clock.install()
+    here.open("/fleet")
+    expect(here.page.locator("main")).not_to_contain_text("Frozen")
+    with Client(database.url) as client:
+        client.freezes.freeze(queue="reports")
+    here.page.clock.run_for(6_000)
+    expect(here.page.locator("main")).to_contain_text("Frozen", timeout=30_000)
+
+
+def test_phone_switches_tenants_in_the_menu_of_the_zone(here: Tab, database: Database) -> None:
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    here.look("390-light")
+    here.open("/runs")
+    here.page.locator(".top details.menu > summary").click()
+    menu = here.page.locator(".top details.menu form.tenant")
+    menu.locator("select").select_option("acme")
+    menu.locator("button").click()
+    expect(here.page).to_have_url(re.compile(r"/runs\?tenant=acme$"))
+    assert here.sideways() == 0
 
 
 def test_new_rows_of_runs_wait_behind_their_number_and_nothing_else_moves(here: Tab, database: Database) -> None:
