@@ -31,7 +31,7 @@ from tidewheel.process.service import Shutdown
 
 _LOOK_SECONDS = 1.0
 _BEAT_SECONDS = 5.0  # a browser that hears nothing for twice as long shows that
-_APART_SECONDS = 0.1  # between two news of a process: each of them is a read of a page, of some 40 ms
+_APART_SECONDS = 0.1  # between two news of a process: each of them is a read of a page, of 25 ms or more
 _TOPICS = 60
 _WATCHERS, _OF_TENANT = 256, 128
 _OF_KEY = 24  # a stream is one of the 32 requests that a key may have in progress
