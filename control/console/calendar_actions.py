@@ -1,7 +1,8 @@
-"""Actions on calendars: put one by days or by an iCalendar text, and delete one."""
+"""Actions on calendars: put one by days or an iCalendar text, with a look at its effect; delete one."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import ClassVar
 
 from starlette.requests import Request
@@ -10,6 +11,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.calendar_effect import DaySet, effect_of
 from tidewheel.control.console.calendars import calendar_of_page
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
@@ -18,6 +20,9 @@ from tidewheel.control.console.words import counted
 from tidewheel.control.ical import days_of
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.requests import CalendarPut
+from tidewheel.jobs.validation import validate
 
 _MOST_BYTES = 1 << 20
 _ICS = "Events of an iCalendar text (.ics); repeats are followed ten years ahead."
@@ -34,8 +39,8 @@ def _fields(found: CalendarDetail | None) -> Sequence[Field]:
     )  # fmt: skip
 
 
-def _put(connection: Connection, form: Form, name: str) -> bool:
-    """Put a calendar; return False if it was so already.
+def _document(connection: Connection, form: Form, name: str) -> Mapping[str, object]:
+    """Return the request that a form describes.
 
     Raises:
         Refused: A field does not fit.
@@ -49,14 +54,41 @@ def _put(connection: Connection, form: Form, name: str) -> bool:
         days += [str(day) for day in sorted(found.days)]
     if not days and not _words(form, "weekdays"):
         refuse("days", "a calendar needs a day", "write a day, a weekday, or an iCalendar text")
-    document = {
+    return {
         "type": "calendar.put", "name": name, "days": sorted(set(days)), "weekdays": _words(form, "weekdays"),
         "source": text_of(form, "source"),
     }  # fmt: skip
+
+
+def _put(connection: Connection, form: Form, document: Mapping[str, object]) -> bool:
+    """Put a calendar; return False if it was so already.
+
+    Raises:
+        Refused: A field does not fit.
+    """
     try:
         return not connection.request(document, request_id_of(form)).unchanged
     except Refused as error:
         raise InvalidInput([_at_field(each) for each in error.errors]) from error
+
+
+def _days_of(document: Mapping[str, object]) -> DaySet:
+    """Return the days that a request puts.
+
+    Raises:
+        InvalidInput: A field does not fit.
+    """
+    try:
+        given = validate(CalendarPut, document)
+    except InvalidValue as error:
+        raise InvalidInput([_at_field(each) for each in error.errors]) from error
+    return DaySet(frozenset(given.days), frozenset(given.weekdays))
+
+
+def _digest(found: CalendarDetail, then: DaySet) -> str:
+    """Return what names an effect: a calendar and new days of it."""
+    words = f"{found.version} {sorted(then.days)} {sorted(then.weekdays)}"
+    return sha256(words.encode()).hexdigest()[:16]
 
 
 def _at_field(error: FieldError) -> FieldError:
@@ -90,7 +122,7 @@ class NewCalendar:
             names = {each.name for each in list_calendars(reading, caller.tenant)}
         if name in names:
             refuse("name", f"there is a calendar {name!r} already", "choose another name, or change that one")
-        _put(connection, form, name)
+        _put(connection, form, _document(connection, form, name))
         return Done(urls("calendar", name=name), f"Calendar {name} is created.")
 
 
@@ -110,10 +142,19 @@ class PutCalendar:
             will=(use,), stays=("Runs that exist stay.",), fields=_fields(found),
         )  # fmt: skip
 
-    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
-        """Replace them."""
-        name = str(request.path_params["name"])
-        changed = _put(connection, form, name)
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:
+        """Return what changes for the jobs that name it; replace the days once that was seen."""
+        found = calendar_of_page(connection, caller, request)
+        name, document = found.name, _document(connection, form, found.name)
+        then = _days_of(document)
+        seen = _digest(found, then)
+        if found.jobs and form.get("seen") != seen:
+            effect = effect_of(connection, caller.tenant, found, then, page_now(connection).date())
+            if effect:
+                dialog = self.ask(connection, caller, request, urls).refused(form, ())
+                fields = (*dialog.fields, Field("seen", "", "hidden", seen))
+                return replace(dialog, will=effect, fields=fields, button="Save these days")
+        changed = _put(connection, form, document)
         words = f"Calendar {name} has the new days." if changed else f"Calendar {name} had these days already."
         return Done(urls("calendar", name=name), words)
 

@@ -1,5 +1,6 @@
 """Calendars by pages and forms: a year of days, an iCalendar text, errors at their fields, deletion."""
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from http import HTTPStatus
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import console, key_of, signed_in
+from tests.control.console.pages import console, key_of, posted, signed_in
 from tests.control.console.test_admin import changed, refused
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
@@ -56,11 +57,45 @@ def test_calendar_is_created_changed_and_deleted(pages: ApiClient) -> None:
     submit(pages.database, "a/b", schedule={"cron": "0 9 * * *"}, exclude_calendars=["holidays"])
     assert 'href="/jobs/id:' in pages.get("/calendars/holidays").text
     assert "1 job" in refused(pages, "/calendars/holidays/delete")
-    page = changed(pages, "/calendars/holidays/edit", days="2027-01-01", weekdays="", ics="", source="")
+    days = {"days": "2027-01-01", "weekdays": "", "ics": "", "source": ""}
+    seen = posted(pages, "/calendars/holidays/edit", **days)
+    assert seen.status_code == HTTPStatus.OK
+    assert 'href="/jobs/id:' in pages.get("/calendars/holidays").text
+    page = changed(pages, "/calendars/holidays/edit", **days, seen=seen_of(seen.text))
     assert "1 day<" in page
     submit(pages.database, "a/b", schedule={"cron": "0 9 * * *"})
     assert "Calendar holidays is deleted." in changed(pages, "/calendars/holidays/delete")
     assert pages.get("/calendars/holidays").status_code == HTTPStatus.NOT_FOUND
+
+
+def seen_of(page: str) -> str:
+    """Return the name of the effect that a dialog shows."""
+    found = re.search(r'name="seen" value="(\w+)"', page)
+    assert found, page
+    return found[1]
+
+
+def test_effect_of_new_days_is_shown_before_they_are_saved(pages: ApiClient) -> None:
+    changed(pages, "/new-calendar", name="holidays", days="2199-05-01", weekdays="")
+    hostile = "<script>alert(1)</script>\u05d0"
+    submit(pages.database, hostile, schedule={"cron": "0 9 * * *"}, exclude_calendars=["holidays"])
+    soon: date = pages.database.value("SELECT (tidewheel_now() AT TIME ZONE 'UTC')::date + 3")
+    given = {"days": str(soon), "weekdays": ""}
+    page = posted(pages, "/calendars/holidays/edit", **given).text
+    text = re.sub(r"</?bdi>", "", page)
+    assert "<script>alert" not in page
+    assert "Removes 1 day: Wed 1 May 2199." in text
+    named = f"{soon:%a} {soon.day} {soon:%b %Y}"
+    assert f"Adds 1 day: {named}." in text
+    assert f"1 of its next 50 occurrences fall on such days: {named}." in text
+    assert pages.database.value("SELECT version FROM calendars") == 1
+    other = posted(pages, "/calendars/holidays/edit", days=str(soon), weekdays="SUN", seen=seen_of(page))
+    assert "Adds every SUN." in re.sub(r"</?bdi>", "", other.text)
+    assert "Calendar holidays has the new days." in changed(
+        pages, "/calendars/holidays/edit", **given, seen=seen_of(page)
+    )
+    assert "had these days already" in changed(pages, "/calendars/holidays/edit", **given)
+    assert "aria-invalid" in refused(pages, "/calendars/holidays/edit", days="2026-02-30", weekdays="")
 
 
 def test_errors_stand_at_their_fields_and_nothing_typed_is_lost(pages: ApiClient) -> None:
