@@ -24,7 +24,6 @@ from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.sentences import about_job
 from tidewheel.control.console.urls import Urls, read_ref
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters, without_zone
-from tidewheel.control.console.words import absolute
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
 from tidewheel.control.explain.month import Counted, coming_counts
@@ -166,7 +165,7 @@ def why(found: Around) -> str:
     """Return why the last due occurrence did not fire, or the next one will not; empty without one."""
     for each in (found.last, found.next):
         if each is not None and each.outcome in _UNFIRED:
-            return f"{absolute(each.at)}: {each.words}"
+            return f"{format_timestamp(each.at)}: {each.words}"
     return ""
 
 

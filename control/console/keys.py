@@ -18,7 +18,7 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, read_filters
-from tidewheel.control.console.words import relative
+from tidewheel.control.console.words import when
 from tidewheel.control.reads.api_keys import ApiKeyPage, ApiKeySummary, list_api_keys, show_api_key
 from tidewheel.errors import InvalidInput, UnknownApiKey
 from tidewheel.jobs.invalid import InvalidValue
@@ -106,7 +106,7 @@ class RevokeKey:
         key = _shown(connection, caller, request)
         used = "It was never used."
         if key.last_used_at is not None:
-            used = f"It was last used {relative(key.last_used_at, page_now(connection))}."
+            used = f"It was last used {when(key.last_used_at, page_now(connection))}."
         own = ("This console is signed in by it: this sign-in ends too.",) if key.key_id == _own(request) else ()
         return Dialog(
             f"Revoke key {key.name}?", f"Revoke {key.name}", urls("keys"), place="admin", danger=True,

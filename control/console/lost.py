@@ -5,8 +5,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 from uuid import UUID
 
-from tidewheel.control.console.words import absolute
 from tidewheel.ids import instant_of
+from tidewheel.jobs.values import format_timestamp
 
 _THING = re.compile(r"/(jobs|runs|calendars|dead-letters|workflows|bulk/[a-z]+|admin/tenants|admin/keys)/([^/]+)")
 _NOUNS = {"jobs": "job", "runs": "run", "calendars": "calendar", "dead-letters": "dead letter", "workflows": "workflow",
@@ -52,4 +52,4 @@ def _of_run(name: str) -> str:
         at = instant_of(run_id)
     except (ValueError, OverflowError):
         return ""
-    return f"Its time is {absolute(at)}. {_KEPT}" if run_id.version == _VERSION else _KEPT
+    return f"Its time is {format_timestamp(at)}. {_KEPT}" if run_id.version == _VERSION else _KEPT

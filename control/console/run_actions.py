@@ -13,9 +13,10 @@ from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.run_log import run_id_of
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import absolute, counted, state
+from tidewheel.control.console.words import counted, state
 from tidewheel.control.reads.run_detail import RunDetail, show_run
 from tidewheel.errors import refuse
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import FINAL, OWNED
 from tidewheel.settings.api import ApiSettings
 
@@ -78,7 +79,7 @@ class RetryRun:
                 f"A new run gets this payload and the job's current version. This one had {summary.job_version}.",
                 *((f"It was retried already: {counted(done, 'run')} followed.",) if done else ()),
             ),
-            stays=(f"This run stays as it is: {state(summary.status)} {absolute(summary.finished_at)}.",)
+            stays=(f"This run stays as it is: {state(summary.status)} {format_timestamp(summary.finished_at)}.",)
             if summary.finished_at else (),
             fields=(Field("delay", "Delay (optional)", help="Such as 30s or 10m. Without one it starts now."), REASON),
             keep="Leave it", place="runs",

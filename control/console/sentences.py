@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from itertools import takewhile
 
-from tidewheel.control.console.words import absolute, between, counted, duration, number, relative, state
+from tidewheel.control.console.words import between, counted, duration, number, state, when
 from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.explain.upcoming import Upcoming
 from tidewheel.control.reads.jobs import JobDetail
 from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.control.reads.runs import RunSummary
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import RunState
 
 _LONGEST = 300  # characters of an error in a sentence
@@ -55,7 +56,7 @@ def about_run(run: RunDetail, now: datetime) -> str:
             )
         case RunState.CANCELLED | RunState.SKIPPED:
             reason = f": {state(summary.reason)}" if summary.reason else ""
-            return f"{state(summary.status).capitalize()} {relative(summary.finished_at, now)}{reason}."
+            return f"{state(summary.status).capitalize()} {when(summary.finished_at, now)}{reason}."
         case _ if summary.why is not None:
             words = summary.why.words
             return f"{words[:1].upper()}{words[1:]}."
@@ -66,12 +67,12 @@ def about_run(run: RunDetail, now: datetime) -> str:
 def _present(job: JobDetail, latest: Sequence[RunSummary], unfired: Sequence[Unfired], now: datetime) -> str:
     summary = job.summary
     if job.error is not None:
-        since = f" {relative(job.quarantined_at, now)}" if job.quarantined_at else ""
+        since = f" {when(job.quarantined_at, now)}" if job.quarantined_at else ""
         return f"Quarantined{since}: {_cut(job.error).rstrip('.')}."
     if summary.paused:
         by = f" by {job.paused_by}" if job.paused_by else ""
-        since = f" {relative(job.paused_at, now)}" if job.paused_at else ""
-        until = f" until {absolute(summary.paused_until)}" if summary.paused_until else ""
+        since = f" {when(job.paused_at, now)}" if job.paused_at else ""
+        until = f" until {format_timestamp(summary.paused_until)}" if summary.paused_until else ""
         return f"Paused{by}{since}{until}{f': {job.pause_reason}' if job.pause_reason else ''}."
     ended = [run for run in latest if run.finished_at is not None and run.status != RunState.SKIPPED]
     if not ended:
@@ -86,7 +87,7 @@ def _present(job: JobDetail, latest: Sequence[RunSummary], unfired: Sequence[Unf
             ends = f"The last {streak} runs" if streak > 1 else "The last run"
             return f"{ends} {state(last.status)}{error}."
         case status:
-            return f"The last run was {state(status)} {relative(last.finished_at, now)}."
+            return f"The last run was {state(status)} {when(last.finished_at, now)}."
 
 
 def _well(streak: int, skipped: str) -> str:
@@ -109,8 +110,7 @@ def _skipped(unfired: Sequence[Unfired], since: datetime) -> str:
 def _coming(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:
     summary = job.summary
     if summary.next_at is not None:
-        at = relative(summary.next_at, now)
-        return f"Next {at}{'' if at.startswith(('in', 'now')) else ' UTC'}."
+        return f"Next {when(summary.next_at, now)}."
     if coming is not None and coming.words:
         return coming.words
     return ""

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tidewheel.control.console.words import absolute, between, duration, family_of, state
+from tidewheel.control.console.words import between, duration, family_of, state
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import OWNED
 
 BREAK = 8.0
@@ -145,7 +146,7 @@ class _Axis:
 def _ticks(run: RunDetail, axis: _Axis) -> Iterator[Stage]:
     """Yield the instants before the first attempt."""
     summary = run.summary
-    yield axis.tick("due", absolute(summary.scheduled_at), summary.scheduled_at)
+    yield axis.tick("due", format_timestamp(summary.scheduled_at), summary.scheduled_at)
     yield axis.tick("written", _beside(summary.created_at, summary.scheduled_at), summary.created_at)
     for stage in run.stages:
         if stage.name == "published":

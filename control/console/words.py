@@ -13,7 +13,8 @@ from jinja2 import pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
-from tidewheel.jobs.values import format_timestamp
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.runs import SCHEDULED, AttemptOutcome, RunState
 
 NONE = "\u2013"
@@ -24,6 +25,7 @@ _LONGEST_KEY = 44  # characters in a table
 _TEN = 10
 _KEPT = 65_536  # characters of one text in a page
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", re.ASCII)
+_INSTANT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z", re.ASCII)
 _CODE = re.compile(r"`([^`<>&]+)`")
 _NUMBER = re.compile(r'"\\u0000(-?[0-9][0-9.eE+-]*)"')
 
@@ -104,11 +106,33 @@ def both(at: datetime, zone: tzinfo = UTC) -> str:
     """Return an instant in a zone and in UTC, for a title.
 
     >>> both(datetime(2026, 11, 21, 23, 13, 4, 118000, tzinfo=UTC), ZoneInfo("Europe/Berlin"))
-    'Sun 22 Nov 2026 00:13:04.118 CET, UTC+01:00, 2026-11-21T23:13:04.118000Z'
+    'Sun 22 Nov 2026 00:13:04.118 CET, UTC+01:00, 2026-11-21T23:13:04.118Z'
     """
     if zone is UTC:
         return absolute(at)
-    return f"{absolute(at, zone)}, UTC{offset(at, zone)}, {format_timestamp(at)}"
+    utc = at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return f"{absolute(at, zone)}, UTC{offset(at, zone)}, {utc}Z"
+
+
+def when(at: datetime | None, now: datetime) -> str:
+    """Return an instant for a sentence: in relation to now below a day, beyond that for `timed`."""
+    return relative(at, now) if at is None or abs(at - now) < _DAY else format_timestamp(at)
+
+
+def timed(text: str | None, zone: tzinfo = UTC) -> str:
+    """Return a sentence of the product with its instants of RFC 3339 in a zone.
+
+    >>> timed("It ended at 2026-11-21T23:13:04Z, within 250 ms.", ZoneInfo("Europe/Berlin"))
+    'It ended at Sun 22 Nov 2026 00:13:04 CET, within 250 ms.'
+    """
+
+    def shown(found: re.Match[str]) -> str:
+        try:
+            return absolute(parse_timestamp(found[0]), zone).replace(".000", "")
+        except (InvalidValue, OverflowError):
+            return found[0]
+
+    return _INSTANT.sub(shown, text or "")
 
 
 def offset(at: datetime, zone: tzinfo) -> str:
@@ -316,7 +340,7 @@ def _in_zone(show: Callable[..., str]) -> Callable[..., str]:
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration, "relative": _in_zone(relative), "absolute": _in_zone(absolute),
-    "both": _in_zone(both),
+    "both": _in_zone(both), "timed": _in_zone(timed),
     "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
     "state": state, "short_id": short_id, "people": people, "lines": lines, "key": key,
     "visible": visible, "prose": prose,
