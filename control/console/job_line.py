@@ -121,14 +121,13 @@ def job_line(
 
 def sentence(along: Axis, timeline: JobTimeline, coming: Sequence[Counted]) -> str:
     """Return the sentence of a timeline: what ended, what failed, what did not fire, what comes."""
-    good, bad, other = _totals(timeline)
+    good, bad, under_way, cancelled = _totals(timeline)
     since = "" if timeline.complete_since is None else f", complete since {along.clock(timeline.complete_since)}"
     parts = [f"{_with_day(along, along.begin)} to {_with_day(along, along.end)}{since}: "]
     parts.append(
         f"{counted(good, 'run')} succeeded, {number(bad) if bad else 'none'} failed" if good + bad else "no run ended"
     )
-    if other:
-        parts.append(f", {number(other)} open or cancelled")
+    parts += [f", {number(runs)} {end}" for runs, end in ((under_way, "not ended"), (cancelled, "cancelled")) if runs]
     at_once = most_at_once(timeline.runs, timeline.now)
     if at_once > 1:
         parts.append(f", up to {number(at_once)} at once")
@@ -165,17 +164,19 @@ def height_of(took: timedelta | None) -> float:
     return round(_LEAST + share * (_MOST - _LEAST), 1)
 
 
-def _totals(timeline: JobTimeline) -> tuple[int, int, int]:
+def _totals(timeline: JobTimeline) -> tuple[int, int, int, int]:
+    """Return the numbers of runs that succeeded, failed, have not ended, and were cancelled."""
     if timeline.bins:
         bins = timeline.bins
         return (
             sum(each.succeeded for each in bins),
             sum(each.failed + each.timed_out for each in bins),
-            sum(each.cancelled + each.open for each in bins),
+            sum(each.open for each in bins),
+            sum(each.cancelled for each in bins),
         )
     families = [family_of(run.state) for run in timeline.runs if run.state != "skipped"]
-    good, bad = families.count("good"), families.count("bad")
-    return good, bad, len(families) - good - bad
+    good, bad, undone = (families.count(family) for family in ("good", "bad", "undone"))
+    return good, bad, len(families) - good - bad - undone, undone
 
 
 def _scale(timeline: JobTimeline) -> str:

@@ -17,7 +17,7 @@ from tidewheel.control.console.axis import Axis, Window, axis
 from tidewheel.control.console.tide import NARROW, WIDE, Counts, Tide, sentence, tide
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
-from tidewheel.control.console.words import counted
+from tidewheel.control.console.words import counted, percent
 from tidewheel.control.reads.activity import ActivityFigures, read_activity
 from tidewheel.control.reads.backlog import OpenRuns, read_open_runs
 from tidewheel.control.reads.jobs import list_jobs
@@ -200,6 +200,6 @@ def _sentence(here: Now | Failed, steps: Steps | Failed, failed: Sequence[Failed
     well = "All well." if sees_all else "Nothing of this tenant needs you."
     if not here.ended_hour:
         return f"{well} No run ended in the last hour."
-    late = "" if here.on_time_rate is None else f"; {here.on_time_rate:.1%} began within a second of their time"
+    late = "" if here.on_time_rate is None else f"; {percent(here.on_time_rate)} began within a second of their time"
     bad = f"{here.failed_hour:,} failed" if here.failed_hour else "none failed"
     return f"{well} {counted(here.ended_hour, 'run')} ended in the last hour, {bad}{late}."

@@ -163,6 +163,15 @@ def pace(value: float) -> str:
     return f"{value:,.0f}" if value >= _TEN else f"{value:.2g}"
 
 
+def percent(share: float) -> str:
+    """Return a share as a percentage.
+
+    >>> percent(0.992), percent(1)
+    ('99.2 %', '100.0 %')
+    """
+    return f"{100 * share:.1f} %"
+
+
 def counted(value: int, noun: str) -> str:
     """Return a number with its noun.
 
@@ -345,5 +354,6 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "state": state, "short_id": short_id, "people": people, "lines": lines, "key": key,
     "visible": visible, "prose": prose,
     "pretty": pretty, "bytes": size, "ordinal": ordinal,
-    "text_of": text_of, "counted": counted, "pace": pace, "symbol_of": symbol_of, "family_of": family_of,
+    "text_of": text_of, "counted": counted, "pace": pace, "percent": percent,
+    "symbol_of": symbol_of, "family_of": family_of,
 }  # fmt: skip

@@ -60,7 +60,8 @@ def _expressions(value: object) -> tuple[str, ...]:
     expressions = [value] if isinstance(value, str) else as_list(value)
     if not expressions:
         problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
-        raise InvalidValue(problem=problem, remedy="write a cron expression, or a list of them")
+        problem = "it has no expression" if expressions == [] else problem
+        raise InvalidValue(problem=problem, remedy="write a cron expression such as 0 8 * * MON-FRI, or a list of them")
     if len(expressions) > MAX_EXPRESSIONS:
         raise InvalidValue(
             problem=f"there are {len(expressions)} expressions", remedy=f"write at most {MAX_EXPRESSIONS}"

@@ -173,6 +173,8 @@ def test_other_kind_of_schedule_drops_the_fields_of_the_former(pages: ApiClient)
         assert stored(pages.database, "job", version(pages.database))["schedule"] == schedule
     answer = pressed(pages, "/jobs/job/edit", "check", schedule="cron", schedule__cron="")
     assert 'href="#f-schedule.cron"' in answer.text
+    assert "it has no expression" in answer.text
+    assert "write a cron expression such as 0 8 * * MON-FRI" in answer.text
 
 
 def test_second_click_saves_once_and_undo_leads_back(pages: ApiClient) -> None:

@@ -46,7 +46,10 @@ def test_every_page_has_the_headers_of_the_console(pages: ApiClient) -> None:
 
 
 def test_pages_of_an_empty_installation_name_the_first_step(pages: ApiClient) -> None:
-    assert "tidewheel job create" in shown(pages, "/")
+    overview = shown(pages, "/")
+    assert "tidewheel job create send-email --manual --handler send-email" in overview
+    assert "tidewheel job trigger send-email --payload &#39;{&#34;to&#34;: &#34;a@example.org&#34;}&#39;" in overview
+    assert 'href="/jobs/new">New job</a>' in overview
     assert "No job yet." in shown(pages, "/jobs")
     assert "No run yet." in shown(pages, "/runs")
 
