@@ -79,7 +79,11 @@ class WorkflowPage:
         rows = sorted(
             zip(found.nodes, depths(found.nodes), strict=True), key=lambda row: row[0].state not in DEAD_LETTERED
         )
-        page = [(node, min(depth, _DEEPEST)) for node, depth in rows[query.after : query.after + ROWS]]
+        # Failed parts stand first, out of the tree, and without its indent.
+        page = [
+            (node, 0 if node.state in DEAD_LETTERED else min(depth, _DEEPEST))
+            for node, depth in rows[query.after : query.after + ROWS]
+        ]
         older = None if shown == found.summary.generation else shown
         following, picture = query.after + ROWS, picture_of(found.nodes)
         return View(

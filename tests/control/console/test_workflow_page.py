@@ -37,7 +37,7 @@ def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(page
     assert page.count('<path class="edge') == 4
     assert page.count("unmet") == 1
     parts = re.findall(r'<li class="depth-(\d)"><span class="name"><a href="/runs/([^"]+)"><bdi>(\w)</bdi>', page)
-    assert [(depth, key) for depth, _, key in parts] == [("1", "b"), ("0", "a"), ("1", "c"), ("2", "d")]
+    assert [(depth, key) for depth, _, key in parts] == [("0", "b"), ("0", "a"), ("1", "c"), ("2", "d")]
     assert f'href="/workflows/{root}"' in shown(pages, f"/runs/{parts[0][1]}")
     assert f'href="/workflows/{root}"' in shown(pages, f"/runs/{root}")
 
