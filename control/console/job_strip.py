@@ -1,10 +1,11 @@
-"""The strip of a job in a list: its last 20 runs, the oldest left, and a hollow bar for what comes."""
+"""Strips: the last 20 runs of a job with a bar for what comes; the ended runs of a tenant by time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidewheel.control.console.job_line import height_of
 from tidewheel.control.console.words import between, counted, family_of
+from tidewheel.control.reads.activity import ActivityBin
 from tidewheel.control.reads.recent_runs import RecentRun
 
 WIDTH, HEIGHT, AXIS = 146, 20, 14
@@ -48,6 +49,20 @@ def strip(runs: Sequence[RecentRun], *, comes: bool) -> Strip:
     return Strip(
         bars, f"{failed} of {len(runs)} failed" if failed else f"{counted(len(runs), 'run')}, none failed", failed
     )
+
+
+def strip_of_bins(bins: Sequence[ActivityBin]) -> Strip:
+    """Return the strip of 20 bins, the oldest first: its height is the share of the fullest bin."""
+    bars: list[StripBar] = []
+    good = [each.succeeded + each.cancelled + each.skipped for each in bins]
+    bad = [each.failed + each.timed_out for each in bins]
+    for at, (ended, failed) in enumerate(zip(good, bad, strict=True)):
+        if ended:
+            height = max(round(ended / max(good) * _MOST, 1), 3.0)
+            bars.append(StripBar("good", at * _STEP, round(AXIS - height, 1), height))
+        if failed:
+            bars.append(StripBar("bad", at * _STEP, AXIS + 1.0, _DEEP))
+    return Strip(bars, f"{sum(good) + sum(bad):,} ended in the last hour, {sum(bad):,} failed", sum(bad))
 
 
 def _bar(run: RecentRun, x: int) -> StripBar:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import ClassVar
 
 from starlette.requests import Request
@@ -11,15 +12,18 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.tenants import DEFAULT_TENANT, Tenants
+from tidewheel.control.console.job_strip import Strip, strip_of_bins
 from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.console.words import number
+from tidewheel.control.reads.activity import read_activity
 from tidewheel.control.reads.tenants import Count, TenantSummary, TenantUsage, list_tenants
 from tidewheel.errors import UnknownTenant
 from tidewheel.jobs.values import Tenant, is_tenant
 
 _CHOSEN_FROM = 50
+_HOUR, _BINS = timedelta(hours=1), 20  # of a strip
 _SHOWN = 20  # of a page: each has three bounded counts
 
 
@@ -119,13 +123,22 @@ class TenantPage:
         name, tenants = named_tenant(request, caller), Tenants(connection)
         tenant = tenants.get(name)
         usage = part(lambda: tenants.usage(name)) if tenant.deletion is None else None
+        now = page_now(connection)
+        ended = part(lambda: _ended_strip(connection, name, now)) if tenant.deletion is None else None
         periods = part(lambda: tenants.retention(name)) if tenant.deletion is None else ()
         return View(
             {
-                "now": page_now(connection), "tenant": tenant, "usage": usage, "gauges": gauges(tenant, usage),
+                "now": now, "tenant": tenant, "usage": usage, "gauges": gauges(tenant, usage), "ended": ended,
                 "periods": periods, "may_change": caller.all_tenants, "is_default": name == DEFAULT_TENANT,
             }
         )  # fmt: skip
+
+
+def _ended_strip(connection: Connection, name: str, now: datetime) -> Strip:
+    """Return the runs of a tenant that ended in the last hour."""
+    edges = [now - _HOUR + _HOUR * at / _BINS for at in range(_BINS + 1)]
+    with connection.snapshot(all_tenants=True) as reading:
+        return strip_of_bins(read_activity(reading, name, edges).bins)
 
 
 def named_tenant(request: Request, caller: Caller) -> str:

@@ -198,3 +198,17 @@ def test_tenant_is_chosen_in_the_top_bar_of_a_key_of_all_tenants(pages: ApiClien
     assert 'name="tenant" value="acme"' in page
     assert '<option value="acme">' in page
     assert "of-acme" not in pages.get("/jobs").text
+
+
+def test_tenant_shows_what_ended_in_the_last_hour(pages: ApiClient) -> None:
+    page = pages.get("/admin/tenants/default").text
+    assert "0 ended in the last hour, 0 failed" in page
+    pages.database.execute(
+        "INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)"
+        " SELECT 'default', tidewheel_now() - at, 0, 'q', 'batch', state, runs, '{}', '{}', '{}'"
+        " FROM (VALUES ('1 min'::interval, 'succeeded', 1200), ('40 min', 'failed', 3), ('2 h', 'failed', 9))"
+        " AS a (at, state, runs)"
+    )
+    page = pages.get("/admin/tenants/default").text
+    assert "1,203 ended in the last hour, 3 failed" in page
+    assert page.count('<rect class="bad"') == page.count('<rect class="good"') == 1
