@@ -35,7 +35,7 @@ def lost(path: str) -> Lost | None:
     >>> lost("/jobs/a%2Fb/versions")
     Lost(noun='job', name='a/b', words='')
     >>> lost("/runs/019d3a1c-7f00-8123-8456-789abcdef012").words.partition(". ")[0]
-    'Its time is Sun 29 Mar 2026 15:00:39.296 UTC'
+    'Its time is 2026-03-29T15:00:39.296000Z'
     >>> lost("/nowhere")
     """
     found = _THING.match(path)
