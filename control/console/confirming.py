@@ -1,6 +1,11 @@
-"""The number that an operator types before more than a hundred things change for good."""
+"""Confirmation of what changes many things: it is bound to the things that the dialog has counted.
+
+The form has the number that its dialog showed, and the instant of its count. The action concerns only what existed at
+that instant. If this is more than the number, the dialog is shown again with the new one.
+"""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from tidewheel.control.console.actions import Field
 from tidewheel.control.console.forms import Form
@@ -10,26 +15,53 @@ FREELY = 100
 """So many things a click may change."""
 
 
-def confirmation(count: int) -> Sequence[Field]:
-    """Return the fields that ask for a number; none for a few things."""
-    if count <= FREELY:
-        return ()
+def bound(count: int, until: datetime) -> Sequence[Field]:
+    """Return the hidden fields with the number of things that a dialog shows, and the instant of its count."""
     return (
         Field("counted", "", kind="hidden", value=str(count)),
-        Field("typed", f"Type {count} to confirm", kind="number", required=True, help="Nothing can undo it."),
+        Field("counted_at", "", kind="hidden", value=until.astimezone(UTC).isoformat()),
     )
+
+
+def confirmation(count: int) -> Sequence[Field]:
+    """Return the field that asks for a number; none for a few things."""
+    if count <= FREELY:
+        return ()
+    return (Field("typed", f"Type {count} to confirm", kind="number", required=True, help="Nothing can undo it."),)
+
+
+def until_of(form: Form, now: datetime) -> datetime:
+    """Return the instant of the count of a form's dialog; never a later one than now."""
+    try:
+        return min(datetime.fromisoformat(form.get("counted_at", "")).astimezone(UTC), now)
+    except (ValueError, OverflowError):
+        return now
+
+
+def ensure_counted(form: Form, count: int) -> None:
+    """Refuse a change of more things than the dialog has counted.
+
+    Raises:
+        InvalidInput: There are more.
+    """
+    counted = _number(form, "counted")
+    if counted is not None and count > counted:
+        refuse("typed", f"{count:,} match now, and {counted:,} when they were counted", "read the new number")
 
 
 def ensure_confirmed(form: Form, count: int) -> None:
     """Refuse a change of more than a hundred things without their number.
 
-    The number may be that which the dialog showed: meanwhile there may be more or fewer.
+    The number may be that which the dialog showed: meanwhile there may be fewer.
 
     Raises:
-        InvalidInput: The number is missing, or is another one.
+        InvalidInput: The number is missing, or is another one, or there are more things than it.
     """
-    if count <= FREELY:
-        return
-    typed = "".join(each for each in form.get("typed", "") if each.isdecimal())
-    if typed not in {str(count), form.get("counted", "")} or not typed:
+    ensure_counted(form, count)
+    if count > FREELY and _number(form, "typed") not in {count, _number(form, "counted") or count}:
         refuse("typed", f"it is not the number of things that change, {count}", "type the number")
+
+
+def _number(form: Form, name: str) -> int | None:
+    digits = "".join(each for each in form.get(name, "")[:40] if each.isascii() and each.isdecimal())
+    return int(digits) if digits else None

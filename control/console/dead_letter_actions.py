@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, ClassVar, cast
 
 from starlette.requests import Request
@@ -12,10 +13,11 @@ from tidewheel.control.api.queries import Whole, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import MAX_RATE, DeadLetters
 from tidewheel.control.console.actions import Dialog, Done, Field, text_of
-from tidewheel.control.console.confirming import confirmation, ensure_confirmed
+from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, ensure_counted, until_of
 from tidewheel.control.console.dead_letters import REDRIVEN, TabQuery, by_tab
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary
 from tidewheel.errors import FieldError, refuse
@@ -45,8 +47,8 @@ class RedriveLetters:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Count them by a dry run, and return what becomes of them."""
         del caller
-        query = read_query(request, ChosenQuery)
-        found = DeadLetters(connection).redrive(dry_run=True, **_filter(query))
+        query, now = read_query(request, ChosenQuery), page_now(connection)
+        found = DeadLetters(connection).redrive(dry_run=True, **_filter(query, now))
         many = f"{number(found.matched, at_least=found.at_least)} dead letter{'' if found.matched == 1 else 's'}"
         about = " of " + query.job if query.job else ""
         if query.kind == "message" or (found.first and found.first[0].kind == "message"):
@@ -57,7 +59,7 @@ class RedriveLetters:
             question, question.removesuffix("?"), _back(query, urls), place="dead_letters", will=will,
             fields=(
                 Field("rate", "How many a second at most", value=_RATE, help="Leave it empty for no bound."),
-                Field("reason", "Reason (optional)", help="Stored with the redrive."),
+                Field("reason", "Reason (optional)", help="Stored with the redrive."), *bound(found.matched, now),
             ),
             sample=_sample(found.first, found.matched), warnings=() if found.matched else (_NOTHING,),
             stays=("The dead letters stay listed, each with the run that it became.",), keep="Leave them",
@@ -66,10 +68,10 @@ class RedriveLetters:
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Accept the redrive; schedulers work it off."""
         del caller
-        query = read_query(request, ChosenQuery)
-        found = DeadLetters(connection).redrive(
-            rate=_rate(text_of(form, "rate")), reason=text_of(form, "reason"), **_filter(query)
-        )
+        filters = _filter(read_query(request, ChosenQuery), until_of(form, page_now(connection)))
+        letters, rate = DeadLetters(connection), _rate(text_of(form, "rate"))
+        ensure_counted(form, letters.redrive(dry_run=True, **filters).matched)
+        found = letters.redrive(rate=rate, reason=text_of(form, "reason"), **filters)
         if found.redrive_id is None:
             refuse(_NOTHING.path, _NOTHING.problem, _NOTHING.remedy)
         words = f"{number(found.matched, at_least=found.at_least)} to redrive. Schedulers work it off."
@@ -85,27 +87,28 @@ class PurgeLetters:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Count them by a dry run."""
         del caller
-        query = read_query(request, ChosenQuery)
-        found = DeadLetters(connection).purge(dry_run=True, **_purged(query))
+        query, now = read_query(request, ChosenQuery), page_now(connection)
+        found = DeadLetters(connection).purge(dry_run=True, **_purged(query, now))
         many = f"{number(found.matched, at_least=found.at_least)} dead letter{'' if found.matched == 1 else 's'}"
         return Dialog(
             f"Purge {many}?", f"Purge {many}", _back(query, urls), place="dead_letters", danger=True,
             will=("They are deleted: none can be redriven any more.",),
             stays=("Their runs stay until their retention ends.",), keep="Keep them",
-            fields=confirmation(found.matched), sample=_sample(found.first, found.matched),
+            fields=(*confirmation(found.matched), *bound(found.matched, now)),
+            sample=_sample(found.first, found.matched),
             warnings=_unpurgeable(found.matched, at_least=found.at_least),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Delete them."""
         del caller
-        query = read_query(request, ChosenQuery)
+        filters = _purged(read_query(request, ChosenQuery), until_of(form, page_now(connection)))
         letters = DeadLetters(connection)
-        found = letters.purge(dry_run=True, **_purged(query))
+        found = letters.purge(dry_run=True, **filters)
         for error in _unpurgeable(found.matched, at_least=found.at_least):
             refuse(error.path, error.problem, error.remedy)
         ensure_confirmed(form, found.matched)
-        purged = letters.purge(**_purged(query)).purged
+        purged = letters.purge(**filters).purged
         return Done(urls("dead_letters"), f"{counted(purged, 'dead letter')} purged.")
 
 
@@ -131,13 +134,14 @@ def _new_runs(connection: Connection, query: ChosenQuery) -> str:
     return f"Each becomes a new run of version {current}, the oldest first. They failed in {versions}."
 
 
-def _filter(query: ChosenQuery) -> DeadLetterFilter:
+def _filter(query: ChosenQuery, until: datetime) -> DeadLetterFilter:
     given: dict[str, Any] = {name: getattr(query, name) for name in _FILTERS}
+    given["until"] = min(query.until or until, until)
     return cast("DeadLetterFilter", given | {"key": query.job, "ids": list(query.id) or None})
 
 
-def _purged(query: ChosenQuery) -> DeadLetterFilter:
-    return cast("DeadLetterFilter", {**_filter(query), "redriven": REDRIVEN[by_tab(query).show]})
+def _purged(query: ChosenQuery, until: datetime) -> DeadLetterFilter:
+    return cast("DeadLetterFilter", {**_filter(query, until), "redriven": REDRIVEN[by_tab(query).show]})
 
 
 def _unpurgeable(matched: int, *, at_least: bool) -> Sequence[FieldError]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 from uuid import UUID
 
@@ -16,9 +17,10 @@ from tidewheel.control.api.runs import RunsQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
-from tidewheel.control.console.confirming import confirmation, ensure_confirmed
+from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, until_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.runs import RunSummary, read_runs
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
@@ -146,7 +148,8 @@ class CancelMatching:
         """Count them by a dry run."""
         del caller
         query = read_query(request, MatchingQuery)
-        runs, document = Runs(connection), _document(query)
+        runs, now = Runs(connection), page_now(connection)
+        document = _document(query, now)
         found = runs.cancel_matching(document, None, dry_run=True)
         waiting = runs.cancel_matching({**document, "include_started": False}, None, dry_run=True)
         started = max(found.matched - waiting.matched, 0)
@@ -162,9 +165,9 @@ class CancelMatching:
             stays=("Runs that are created from now on are not cancelled.",), keep="Keep them",
             fields=(
                 Field("include_started", "Cancel runs that have started too", kind="check", value="yes"),
-                _REASON, *confirmation(found.matched),
+                _REASON, *confirmation(found.matched), *bound(found.matched, now),
             ),
-            sample=[f"{name} {value}" for name, value in document.items()],
+            sample=[f"{name} {value}" for name, value in document.items() if name != "created_before"],
             warnings=() if found.matched else (_NONE_MATCHES,),
         )  # fmt: skip
 
@@ -173,8 +176,8 @@ class CancelMatching:
         del caller
         runs = Runs(connection)
         document: dict[str, object] = {
-            **_document(read_query(request, MatchingQuery)), "include_started": "include_started" in form,
-            "reason": text_of(form, "reason"),
+            **_document(read_query(request, MatchingQuery), until_of(form, page_now(connection))),
+            "include_started": "include_started" in form, "reason": text_of(form, "reason"),
         }  # fmt: skip
         found = runs.cancel_matching(document, None, dry_run=True)
         if not found.matched:
@@ -211,10 +214,10 @@ def _shown(query: RunsQuery | MatchingQuery) -> Mapping[str, object]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _document(query: MatchingQuery) -> dict[str, object]:
+def _document(query: MatchingQuery, until: datetime) -> dict[str, object]:
     given: dict[str, object] = {
         "key": query.job, "labels": dict(query.label) or None, "queue": query.queue, "lane": query.lane,
-        "cause": query.cause,
+        "cause": query.cause, "created_before": until.isoformat(),
     }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
 

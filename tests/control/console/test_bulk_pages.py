@@ -54,6 +54,13 @@ def link(text: str, label: str) -> str:
     return unescape(found[1])
 
 
+def counted(client: httpx.Client, path: str) -> dict[str, str]:
+    """The hidden fields of a dialog: what it has counted, and when."""
+    fields = dict(re.findall(r'type="hidden" name="(counted\w*)" value="([^"]*)"', client.get(path).text))
+    assert set(fields) == {"counted", "counted_at"}
+    return {name: unescape(value) for name, value in fields.items()}
+
+
 def triggered(database: Database, key: str, count: int) -> None:
     apply_batch(database, *({"type": "job.trigger", "key": key} for _ in range(count)))
 
@@ -141,6 +148,45 @@ def test_purge_of_many_needs_their_number(pages: ApiClient) -> None:
     assert done(posted(pages, path, typed="101", counted="101")) == "/dead-letters"
     assert "101 dead letters purged." in shown(pages, "/dead-letters")
     assert pages.database.value("SELECT count(*) FROM dead_letters") == 1
+
+
+def test_what_comes_after_the_count_of_a_dialog_is_left_alone(pages: ApiClient) -> None:
+    database = pages.database
+    fail(database)
+    triggered(database, "other", 2)
+    letters, runs = "/dead-letters/redrive?kind=run", "/runs/cancel-all?job=other"
+    purge = "/dead-letters/purge?kind=message"
+    garble(database, 0)
+    before = {path: counted(pages, path) for path in (letters, runs, purge)}
+    fail(database)
+    garble(database, 1)
+    trigger(database, "other")
+    done(posted(pages, purge, **before[purge]))
+    assert "1 dead letter purged." in shown(pages, "/dead-letters")
+    assert database.value("SELECT count(*) FROM dead_letters WHERE topic IS NOT NULL") == 1
+    assert "0 of 2 runs" in shown(pages, done(posted(pages, runs, include_started="yes", **before[runs])))
+    work_off_cancellations(database)
+    assert database.value("SELECT count(*) FROM job_runs WHERE job_id = %s", (job_id("default", "other"),)) == 1
+    assert "0 of 1 dead letter" in shown(pages, done(posted(pages, letters, **before[letters])))
+
+
+def test_number_that_has_grown_is_shown_before_anything_changes(pages: ApiClient) -> None:
+    """The form names the future, or a smaller number than that of its dialog."""
+    for offset in range(3):
+        garble(pages.database, offset)
+    fail(pages.database)
+    for path in ("/dead-letters/purge?kind=message", "/dead-letters/redrive?kind=message"):
+        refused = posted(pages, path, counted="2", counted_at="9999-12-31T00:00:00+00:00")
+        assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert "3 match now, and 2 when they were counted" in refused.text
+        assert 'name="counted" value="3"' in refused.text
+    triggered(pages.database, "other", 2)
+    cancelled = done(posted(pages, "/runs/cancel-all?job=other", counted="2", counted_at="9999-12-31T00:00:00+00:00"))
+    work_off_cancellations(pages.database)
+    trigger(pages.database, "other")
+    assert "2 runs" in shown(pages, cancelled)
+    assert pages.database.value("SELECT count(*) FROM redrives") == 0
+    assert pages.database.value("SELECT count(*) FROM job_runs WHERE state = 'queued'") == 1
 
 
 def test_purge_concerns_what_the_list_shows(pages: ApiClient) -> None:
