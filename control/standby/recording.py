@@ -1,13 +1,9 @@
 """Begin and stop recording rows for a standby site (docs/adr/0082-standby-site.md)."""
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import LiteralString
-from uuid import UUID
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import class_row
 
 from tidewheel.errors import Unavailable
 from tidewheel.kafka.topics import Topics
@@ -22,7 +18,6 @@ _FINISH_LISTING = _SQL["finish_listing"]
 _DISABLE = _SQL["disable_standby"]
 _FORGET_CHANGES = _SQL["forget_changes"]
 _FORGET_REFUSED = _SQL["forget_refused_records"]
-_READ_STANDBY = _SQL["read_standby"]
 
 # A trigger waits for the transactions that write its table, and those that come wait behind it: for this time at most.
 _LOCK_TIMEOUT: LiteralString = "SET LOCAL lock_timeout = '500ms'"
@@ -37,43 +32,6 @@ CREATE TRIGGER {name} AFTER {event} ON {table} REFERENCING {rows} TABLE AS chang
 _LIST: LiteralString = """
 INSERT INTO standby_changes (kind, key) SELECT {kind}, jsonb_build_object({pairs})::text FROM {table}
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """The state of recording, and of the raise that this installation came from.
-
-    Args:
-        site: The id of this installation in its records.
-        enabled_at: The time at which recording began; None while it is off.
-        listed: True once the rows that existed before are noted too; False again once Kafka has refused a record.
-        batch: The number of the last batch.
-        complete_at: The snapshot of the last complete batch; None before the first one.
-        age: The time since then, by the database's clock.
-        changes: Noted changes that are in no batch yet.
-        raised_site: The site from whose topics this installation was raised.
-        raised_batch: The batch of that site.
-        raised_as_of: The snapshot of that batch.
-        raised_at: The time of the raise.
-    """
-
-    site: UUID
-    enabled_at: datetime | None
-    listed: bool
-    batch: int
-    complete_at: datetime | None
-    age: timedelta | None
-    changes: int
-    raised_site: UUID | None
-    raised_batch: int | None
-    raised_as_of: datetime | None
-    raised_at: datetime | None
-
-
-def read_recording(connection: Conn) -> Recording | None:
-    """Return the state of recording; None if this installation neither records nor was raised."""
-    with connection.cursor(row_factory=class_row(Recording)) as cursor:
-        return cursor.execute(_READ_STANDBY).fetchone()
 
 
 def enable(connection: Conn, topics: Topics) -> None:
