@@ -1,6 +1,7 @@
 """The checks of doctor: `/api/v1/doctor`. They run on request; each process keeps its last diagnosis."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 
 from fastapi import APIRouter
@@ -9,7 +10,7 @@ from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
-from tidewheel.control.api.answers import answer
+from tidewheel.control.api.answers import answer, call, encoded
 from tidewheel.control.api.bodies import read_body
 from tidewheel.control.api.callers import Admin, ensure_all_tenants
 from tidewheel.control.api.openapi import add_route
@@ -30,12 +31,10 @@ class DoctorApi:
 
     Args:
         reads: The threads of reads.
-        writes: The threads of changes, on which a caller waits for the checks.
         doctor: The last diagnosis of this process.
     """
 
     reads: Workers
-    writes: Workers
     doctor: Doctor
 
     def add_to(self, router: APIRouter) -> None:
@@ -58,9 +57,9 @@ class DoctorApi:
         read_query(request, TenantQuery)
         await read_body(request, StrictModel)
 
-        def run(connection: Connection) -> Diagnosis:
+        def read(connection: Connection) -> datetime:
             with connection.snapshot() as reading:
-                now = read_now(reading)
-            return self.doctor.run(now, _WAIT_SECONDS)
+                return read_now(reading)
 
-        return await answer(self.writes, caller, run)
+        found = await self.doctor.run(await call(self.reads, caller, read), _WAIT_SECONDS)
+        return Response(encoded(found), media_type="application/json")

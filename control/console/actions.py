@@ -4,7 +4,7 @@ A GET of an action's address shows its dialog and changes nothing. A POST acts, 
 the next page shows once. A refusal shows the dialog again, with each error at its field and all that was typed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import ClassVar, Literal, Protocol
@@ -104,12 +104,14 @@ class Done:
         words: The message of the next page.
         undo: The label and the address of the action that undoes it, which needs no field.
         shown: A template and its values, shown at once in place of the address: for what is shown only once.
+        then: Awaited on the event loop for the result in place of this one: what takes seconds keeps no thread.
     """
 
     to: str
     words: str
     undo: tuple[str, str] | None = None
     shown: tuple[str, Mapping[str, object]] | None = None
+    then: "Callable[[], Awaitable[Done]] | None" = None
 
 
 class Action(Protocol):
@@ -169,6 +171,8 @@ class Actions:
             return await self._show(action, request, found, form, error.errors)
         if isinstance(done, Dialog):
             return self._page(request, seen, done)
+        if done.then is not None:
+            done = await done.then()
         if done.shown is not None:
             template, values = done.shown
             return self.door.renderer.page(request, template, seen, values={**values, "place": ""})

@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from typing import ClassVar
 from uuid import UUID
 
@@ -154,7 +156,10 @@ class RunDoctor:
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Run them."""
         ensure_all_tenants(caller)
-        found = self.doctor.run(page_now(connection), _WAIT_SECONDS)
+        return Done(urls("fleet"), "", then=partial(self._run, page_now(connection), urls))
+
+    async def _run(self, now: datetime, urls: Urls) -> Done:
+        found = await self.doctor.run(now, _WAIT_SECONDS)
         if found.is_running or found.report is None:
             return Done(urls("fleet"), "The checks of doctor still run. Load this page again in a moment.")
         return Done(urls("fleet"), f"doctor: {counted(len(found.report.findings), 'finding')}.")

@@ -1,6 +1,11 @@
-"""The last diagnosis of a process: the checks run on request, on a thread of their own."""
+"""The last diagnosis of a process: the checks run on request, on a thread of their own.
 
+Those who wait for its end wait on the event loop, so that they keep no thread from others.
+"""
+
+import asyncio
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -38,30 +43,37 @@ class Doctor:
     def __init__(self, settings: Connections, limits: Limits | None = None) -> None:
         self._settings, self._limits = settings, limits
         self._lock = threading.Lock()
-        self._running: threading.Thread | None = None
+        self._running: Future[None] | None = None
         self._last = Diagnosis(None, None, is_running=False)
 
     def last(self) -> Diagnosis:
         """Return the last diagnosis."""
         with self._lock:
-            running = self._running is not None and self._running.is_alive()
+            running = self._running is not None
             return Diagnosis(self._last.report, self._last.checked_at, running)
 
-    def run(self, now: datetime, wait_seconds: float) -> Diagnosis:
+    async def run(self, now: datetime, wait_seconds: float) -> Diagnosis:
         """Begin a diagnosis unless one runs or is fresh, wait for its end, and return the last one."""
-        with self._lock:
-            fresh = self._last.checked_at is not None and now - self._last.checked_at < FRESH
-            if self._running is not None and not self._running.is_alive():
-                self._running = None
-            if self._running is None and not fresh:
-                self._running = threading.Thread(target=self._diagnose, args=(now,), name="doctor", daemon=True)
-                self._running.start()
-            running = self._running
+        running = self._begin(now)
         if running is not None:
-            running.join(wait_seconds)
+            await asyncio.wait([asyncio.wrap_future(running)], timeout=wait_seconds)
         return self.last()
 
-    def _diagnose(self, now: datetime) -> None:
-        report = diagnose(self._settings, self._limits)
+    def _begin(self, now: datetime) -> "Future[None] | None":
+        """Return the diagnosis that runs, or a new one; None if the last one is fresh."""
         with self._lock:
-            self._last = Diagnosis(report, now, is_running=False)
+            fresh = self._last.checked_at is not None and now - self._last.checked_at < FRESH
+            if self._running is None and not fresh:
+                self._running = Future()
+                threading.Thread(target=self._diagnose, args=(now, self._running), name="doctor", daemon=True).start()
+            return self._running
+
+    def _diagnose(self, now: datetime, ended: "Future[None]") -> None:
+        try:
+            report = diagnose(self._settings, self._limits)
+            with self._lock:
+                self._last = Diagnosis(report, now, is_running=False)
+        finally:
+            with self._lock:
+                self._running = None
+            ended.set_result(None)
