@@ -164,7 +164,7 @@ class RunBusy(Refused):
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         problem = f"run {run_id} is locked by a transaction that has not ended"
-        super().__init__((FieldError("token", problem, "send the next one as usual"),))
+        super().__init__((FieldError("token", problem, "repeat it after a second, or send the next one as usual"),))
 
 
 class UnknownExecutor(Refused):

@@ -174,7 +174,7 @@ def now_of(connection: Connection, caller: Caller, shards: int) -> Now:
     """Return the present of the caller's tenant, with findings about the fleet if the caller may see them."""
     fleet = fleet_of(connection, caller, shards)
     with connection.snapshot() as reading:
-        return read_now_of(reading, caller.tenant, shards, fleet)
+        return read_now_of(reading, caller.tenant, shards, fleet, sees_slots=caller.all_tenants)
 
 
 def fleet_of(connection: Connection, caller: Caller, shards: int) -> FleetStatus | None:

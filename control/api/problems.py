@@ -22,12 +22,14 @@ from tidewheel.errors import (
     PausedByOperator,
     Refused,
     RequestConflict,
+    RunBusy,
     StaleToken,
     TenantDeleted,
     Unavailable,
     UnknownApiKey,
     UnknownBackfill,
     UnknownBatch,
+    UnknownCalendar,
     UnknownCancellation,
     UnknownDeadLetter,
     UnknownExecutor,
@@ -42,8 +44,8 @@ from tidewheel.errors import (
 from tidewheel.jobs.validation import shown
 
 _UNKNOWN = (
-    UnknownApiKey, UnknownBackfill, UnknownBatch, UnknownDeadLetter, UnknownExecutor, UnknownFreeze, UnknownJob,
-    UnknownCancellation, UnknownRedrive, UnknownRun, UnknownTenant, UnknownWorkflow,
+    UnknownApiKey, UnknownBackfill, UnknownBatch, UnknownCalendar, UnknownCancellation, UnknownDeadLetter,
+    UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRedrive, UnknownRun, UnknownTenant, UnknownWorkflow,
 )  # fmt: skip
 STATUSES: Mapping[str, HTTPStatus] = {
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -53,6 +55,7 @@ STATUSES: Mapping[str, HTTPStatus] = {
     TenantDeleted.code: HTTPStatus.CONFLICT,
     VersionConflict.code: HTTPStatus.CONFLICT,
     RequestConflict.code: HTTPStatus.CONFLICT,
+    RunBusy.code: HTTPStatus.CONFLICT,
 }
 # Source: RFC 9110. Releases of Python differ in the names of these two, which are also codes.
 _TITLES = {HTTPStatus(413): "Content Too Large", HTTPStatus(422): "Unprocessable Content"}
@@ -116,7 +119,8 @@ async def on_refused(request: Request, error: Exception) -> Response:
     if error.code == VersionConflict.code and any(name in request.headers for name in _PRECONDITIONS):
         status = HTTPStatus.PRECONDITION_FAILED
     errors = [_in_head(request, error.code, each) for each in error.errors]
-    return problem(status, error.code, str(Refused(errors)), errors)
+    headers = {"Retry-After": str(_AGAIN_SECONDS)} if error.code == RunBusy.code else None
+    return problem(status, error.code, str(Refused(errors)), errors, headers)
 
 
 def _in_head(request: Request, code: str, error: FieldError) -> FieldError:

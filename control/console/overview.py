@@ -134,7 +134,9 @@ class OverviewPage:
         fleet = fleet_of(connection, caller, self.shards)
         with connection.snapshot() as reading:
             found = read_open_runs(reading, caller.tenant)
-            return read_now_of(reading, caller.tenant, self.shards, fleet, open_runs=found), found
+            return read_now_of(
+                reading, caller.tenant, self.shards, fleet, sees_slots=caller.all_tenants, open_runs=found
+            ), found
 
     def _upcoming(self, connection: Connection, caller: Caller, along: Axis) -> UpcomingJobs:
         with connection.snapshot() as reading:

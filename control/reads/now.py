@@ -39,11 +39,11 @@ class Slots:
 
     Args:
         busy: Runs of the tenant that hold one.
-        all: All slots.
+        all: All slots; None for a reader of one tenant, whom the other tenants' executors do not concern.
     """
 
     busy: int
-    all: int
+    all: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,13 @@ class Now:
 
 
 def read_now_of(
-    connection: Conn, tenant: str, shards: int, fleet: FleetStatus | None, *, open_runs: OpenRuns | None = None
+    connection: Conn,
+    tenant: str,
+    shards: int,
+    fleet: FleetStatus | None,
+    *,
+    sees_slots: bool,
+    open_runs: OpenRuns | None = None,
 ) -> Now:
     """Return the present of a tenant.
 
@@ -85,6 +91,7 @@ def read_now_of(
         tenant: The tenant.
         shards: The number of shards of the installation.
         fleet: The fleet, for a reader who sees all tenants.
+        sees_slots: True for a reader of all tenants.
         open_runs: The tenant's open runs, if the caller has read them.
     """
     now = read_now(connection)
@@ -98,7 +105,7 @@ def read_now_of(
         findings=tuple(find_needs(connection, tenant, now, found, fleet=fleet, hour=ended)),
         due_next_minute=_due(upcoming),
         running=found.states.get(RunState.RUNNING, 0),
-        slots=Slots(found.states.get(RunState.RUNNING, 0), _slots(connection)),
+        slots=Slots(found.states.get(RunState.RUNNING, 0), _slots(connection) if sees_slots else None),
         open=found.states,
         open_at_least=found.at_least,
         ended_hour=ended.succeeded + failed + ended.cancelled + ended.skipped,

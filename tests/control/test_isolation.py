@@ -162,7 +162,7 @@ def lived(clocked: ClockedDatabase, recording: Recording) -> Recording:
             list_jobs(reading, MINE)
             list_freezes(reading, MINE, counts_all=False)
             backfills(reading, MINE)
-            read_now_of(reading, MINE, 64, None)
+            read_now_of(reading, MINE, 64, None, sees_slots=True)
             read_activity(reading, MINE, [_NOON - span, _NOON + span], tuple(Stage))
             slowest_runs(reading, MINE, _NOON - span, _NOON + span, 10)
             read_run_changes(reading, MINE, "job", after=(_NOON - span, UUID(int=0)), until=_NOON + 99 * span, known=[])

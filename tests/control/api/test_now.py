@@ -175,6 +175,7 @@ def test_tenant_sees_its_own_figures_alone(database: Database, client: ApiClient
     with answering(database, token="correct-horse-battery") as keyed:
         keyed.headers["Authorization"] = f"Bearer {key_of(database, tenant='acme')}"
         found = read(keyed, "now")
+        assert found["slots"] == {"busy": 0, "all": None}
         assert (found["ended_hour"], found["open"], found["findings"]) == (0, {}, [])
         assert read(keyed, "runs/slowest")["runs"] == []
         assert keyed.get("/api/v1/now?tenant=default").status_code == HTTPStatus.NOT_FOUND
