@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tidewheel.api_keys import PREFIX, ApiKey, read_key
 from tidewheel.control.api.key_check import BODY_BYTES, KeyCheck, KeyUse, ShownKey
 from tidewheel.control.api.problems import Overloaded, on_unavailable, problem, unauthorized
-from tidewheel.control.console.door import PAGE, SIGN_IN, Door
+from tidewheel.control.console.door import KNOWN, PAGE, SIGN_IN, Door
 from tidewheel.control.console.sign_in import SignIn
 from tidewheel.errors import Unavailable
 from tidewheel.redaction import protect
@@ -84,18 +84,19 @@ class Guard:
         who = self._misdirected(Request(scope)) or self._caller(Request(scope))
         stranger = who == "strangers" or isinstance(who, Response)
         if isinstance(who, ApiKey | SignIn):
-            stranger = not self._keys.knows(who)
+            stranger = self._keys.known(who) is None
         # A full queue fails no probe: its answer costs as little as the refusal.
         if stranger and not await self._wait_for_turn() and scope["path"] not in PROBES:
             who = problem(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", _MANY_STRANGERS, headers={"Retry-After": "1"})
         use = await self._begin(who, Request(scope)) if isinstance(who, ApiKey | SignIn) else None
+        if isinstance(who, SignIn):
+            scope[SIGN_IN], scope[KNOWN] = who, self._keys.known(who)
         if isinstance(use, Response):
             who = use
         if isinstance(who, Response):
             await self._console.shown(Request(scope), who)(scope, receive, send)
         elif isinstance(who, ApiKey | SignIn) and isinstance(use, KeyUse):
             scope[KEY], scope[IS_OPEN] = use.stored, partial(self._keys.is_open, who)
-            scope[SIGN_IN] = who if isinstance(who, SignIn) else None
             try:
                 await self._serve("keys", scope, receive, send, use)
             finally:

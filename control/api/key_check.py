@@ -105,10 +105,10 @@ class KeyCheck:
         self._uses: dict[str, KeyUse] = {}
         self._reading: dict[str, asyncio.Task[StoredKey | None]] = {}
 
-    def knows(self, key: ShownKey) -> bool:
-        """Return True if the process has seen a key of this id with this secret."""
+    def known(self, key: ShownKey) -> StoredKey | None:
+        """Return the key of this id with this secret as the process has last read it; None if it has not."""
         use = self._uses.get(key.key_id)
-        return use is not None and key.fits(use.stored.secret_hash)
+        return use.stored if use is not None and key.fits(use.stored.secret_hash) else None
 
     async def begin(self, key: ShownKey) -> KeyUse | Response:
         """Return the use of a key, with one more request in progress; or the refusal.

@@ -14,6 +14,7 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.cancellations import read_number
 from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.console.paces import Paces
 from tidewheel.control.console.progress import KINDS, Kind, Work, of_backfill, of_cancellation, of_redrive, ordered
 from tidewheel.control.console.urls import Urls
@@ -25,6 +26,7 @@ from tidewheel.control.reads.redrives import Redriving, redrive, redrives
 from tidewheel.postgres.session import Conn
 
 _OF_EACH = 50
+_CHOSEN = 10  # of the dead letters that a redrive names one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,9 @@ class BulkWorkPage:
             row = _row(reading, caller.tenant, kind, number)
         work = self.paces.seen(work_of(row, now), now)
         stalled = work.state == "running" and not _has_scheduler(connection)
-        return View({"now": now, "work": work, "row": row, "stalled": stalled})
+        chosen = list((row.ids or ())[:_CHOSEN]) if isinstance(row, Redriving) else []
+        letters = DeadLetters(connection).list(ids=chosen, redriven=True).dead_letters if chosen else ()
+        return View({"now": now, "work": work, "row": row, "stalled": stalled, "letters": letters})
 
 
 def read_work(connection: Connection, caller: Caller, request: Request) -> Work:

@@ -16,7 +16,12 @@ FREELY = 100
 
 
 def bound(count: int, until: datetime) -> Sequence[Field]:
-    """Return the hidden fields with the number of things that a dialog shows, and the instant of its count."""
+    """Return the hidden fields that bind an action to what its dialog has counted.
+
+    Args:
+        count: The number of things that it shows.
+        until: The instant of the count.
+    """
     return (
         Field("counted", "", kind="hidden", value=str(count)),
         Field("counted_at", "", kind="hidden", value=until.astimezone(UTC).isoformat()),

@@ -9,17 +9,24 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from tidewheel.api_keys import Scope
+from tidewheel.audit import ALL_TENANTS
 from tidewheel.clock import Clock, SystemClock
-from tidewheel.control.console.rendering import Renderer
+from tidewheel.control.api.key_check import StoredKey
+from tidewheel.control.console.rendering import Renderer, Visitor
 from tidewheel.control.console.sign_in import COOKIE, LIFE_SECONDS, Signer, SignIn
 from tidewheel.control.console.urls import is_page, within
+from tidewheel.errors import InvalidInput, TenantDeleted, UnknownTenant
+from tidewheel.jobs.values import is_tenant
 from tidewheel.settings.api import ApiSettings
 
 PAGE = "tidewheel.page"  # in a request's scope: it is one for the console, and errors are pages
 SIGN_IN = "tidewheel.sign_in"  # in a request's scope: the sign-in that its key was taken from
+KNOWN = "tidewheel.known"  # in a request's scope: the key of that sign-in, as it was last read
 
 _OPEN = ("/sign-in", "/sign-out", "/theme")
 _STATIC = "/static/"
+_NO_TENANT = (UnknownTenant.code, TenantDeleted.code, InvalidInput.code)  # of a page whose tenant no other page has
 Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
 
 
@@ -74,7 +81,20 @@ class Door:
         if problem["status"] == HTTPStatus.UNAUTHORIZED:
             return self._to_sign_in(request, ended=True)
         headers = {name: answer.headers[name] for name in ("retry-after", "allow") if name in answer.headers}
-        return self.renderer.error(request, problem, headers, request.scope.get(SIGN_IN))
+        return self.renderer.error(request, problem, headers, self._reader(request, problem["code"]))
+
+    def _reader(self, request: Request, code: str) -> Visitor:
+        """Return the reader of an error page, as far as it is known without a read."""
+        sign_in: SignIn | None = request.scope.get(SIGN_IN)
+        key: StoredKey | None = request.scope.get(KNOWN)
+        named = request.query_params.get("tenant", "")
+        tenant = named if is_tenant(named) and code not in _NO_TENANT else "default"
+        if key is not None:
+            many = key.tenant == ALL_TENANTS
+            return Visitor(sign_in, key.name, tenant if many else key.tenant, many, frozenset(map(str, key.rights)))
+        if sign_in is not None or self.needs_key:
+            return Visitor(sign_in)
+        return Visitor(tenant=tenant, many=True, scopes=frozenset(map(str, Scope)))
 
     def as_page(self, handler: Handler) -> Handler:
         """Return an error handler that answers requests of the console by pages."""

@@ -15,7 +15,7 @@ from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.frozen import scope_address, thaw_filters
 from tidewheel.control.console.listing import pairs
-from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.freezes import FreezeSummary, count_freezable, list_freezes
@@ -25,10 +25,21 @@ from tidewheel.jobs.values import Queue
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 
+_LONGEST_BACK = 500
 _NARROW = ("queue", "labels", "key_prefix")
 
 
-class ScopeQuery(TenantQuery):
+class BackQuery(TenantQuery):
+    """The page that an operator comes from.
+
+    Attributes:
+        next: The address to go back to.
+    """
+
+    next: str | None = None
+
+
+class ScopeQuery(BackQuery):
     """The scope of a freeze.
 
     Attributes:
@@ -54,12 +65,12 @@ class ChooseFreezePage:
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the standing freezes, with what waits under each."""
         del urls
-        read_query(request, TenantQuery)
+        back = _back(read_query(request, BackQuery))
         with connection.snapshot() as reading:
             now = read_now(reading)
             freezes = list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)
         rows = [(each, thaw_filters(each.freeze)) for each in freezes]
-        return View({"now": now, "rows": rows, "may_freeze_fleet": _may_fleet(caller)})
+        return View({"now": now, "rows": rows, "may_freeze_fleet": _may_fleet(caller), "back": back})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,7 @@ class FreezeScope:
         words = _scope_words(document, caller.tenant)
         waiting = number(found.waiting, at_least=found.at_least)
         return Dialog(
-            f"Freeze {words}?", f"Freeze {words}", urls("freeze"),
+            f"Freeze {words}?", f"Freeze {words}", urls("freeze", next=_back(query)),
             will=(
                 f"{waiting} open run{'' if found.waiting == 1 else 's'} will not start until the thaw.",
                 f"Occurrences of {jobs} that are due meanwhile are recorded, and handled by on_resume of each job.",
@@ -94,7 +105,8 @@ class FreezeScope:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Freeze it."""
-        document = _document(read_query(request, ScopeQuery))
+        query = read_query(request, ScopeQuery)
+        document, to = _document(query), _to(query, urls)
         if document.get("scope") == "fleet":
             ensure_all_tenants(caller)
         sent = {
@@ -105,10 +117,10 @@ class FreezeScope:
         }
         unchanged = connection.request(sent, request_id_of(form)).unchanged
         words = _scope_words(document, caller.tenant)
-        thaw = urls("thaw", **scope_address(document))
+        thaw = urls("thaw", **scope_address(document), next=_back(query))
         if unchanged:
-            return Done(urls("overview"), f"{_first_upper(words)} was frozen already.")
-        return Done(urls("overview"), f"{_first_upper(words)} is frozen.", ("Thaw", thaw))
+            return Done(to, f"{_first_upper(words)} was frozen already.")
+        return Done(to, f"{_first_upper(words)} is frozen.", ("Thaw", thaw))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +131,12 @@ class ThawScope:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what starts again."""
-        document = _document(read_query(request, ScopeQuery))
+        query = read_query(request, ScopeQuery)
+        document = _document(query)
         found = _standing(connection, caller, document)
         words = _scope_words(document, caller.tenant)
         return Dialog(
-            f"Thaw {words}?", f"Thaw {words}", urls("overview"),
+            f"Thaw {words}?", f"Thaw {words}", _to(query, urls),
             will=(
                 f"{counted(found.waiting, 'run')} may start at once.",
                 f"{counted(found.held, 'job')} held by it: on_resume decides what came due meanwhile.",
@@ -133,13 +146,25 @@ class ThawScope:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Thaw it."""
-        document = _document(read_query(request, ScopeQuery))
+        query = read_query(request, ScopeQuery)
+        document = _document(query)
         if document.get("scope") == "fleet":
             ensure_all_tenants(caller)
         connection.request({"type": "thaw", **document}, request_id_of(form))
         words = _scope_words(document, caller.tenant)
-        freeze = urls("freeze_scope", **scope_address(document))
-        return Done(urls("overview"), f"{_first_upper(words)} is thawed.", ("Freeze", freeze))
+        freeze = urls("freeze_scope", **scope_address(document), next=_back(query))
+        return Done(_to(query, urls), f"{_first_upper(words)} is thawed.", ("Freeze", freeze))
+
+
+def _back(query: BackQuery) -> str | None:
+    """Return the address to go back to; None without one, and for one too long for a message's cookie."""
+    found = local_path(query.next or "")
+    return found if found != "/" and len(found) <= _LONGEST_BACK else None
+
+
+def _to(query: BackQuery, urls: Urls) -> str:
+    back = _back(query)
+    return urls("overview") if back is None else urls.here(back)
 
 
 def _jobs_of(connection: Conn, tenant: str, document: Mapping[str, Any]) -> str:

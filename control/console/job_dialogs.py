@@ -66,7 +66,8 @@ class TriggerJob:
         if text_of(form, "payload") is not None:
             document["payload"] = _typed(form, _PAYLOAD)
         reply = connection.request(document, request_id_of(form))
-        return Done(urls("run", run_id=reply.run_id), f"Run {reply.run_id} of {key} is made.")
+        undo = ("Cancel the run", urls("run_cancel", run_id=reply.run_id))
+        return Done(urls("run", run_id=reply.run_id), f"Run {reply.run_id} of {key} is made.", undo)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,12 +42,16 @@ HEADERS: Mapping[str, str] = {
 }
 """The headers of every page."""
 
+PART = "tidewheel-part"
+"""The header of a script's request for a part of a page: the message of an action waits for a whole page."""
+
 PATTERNS = 4
 """Patterns of named installations: a band under the top bar, and a mark in the favicon."""
 
 _HERE = Path(__file__).parent
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _LONGEST_WORDS = 400
+_NO_ORIGIN = ("/", "/freeze", "/freeze/scope", "/thaw", "/sign-in")  # no action leads back to these
 _FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -129,7 +133,8 @@ class Renderer:
         form_cookie = given or new_form_cookie()
         page_zone_name, zone = zone_of_page(request)
         query = request.scope["query_string"].decode("latin-1")
-        done = self._signer.unseal("done", request.cookies.get(DONE_COOKIE, ""))
+        done = None if PART in request.headers else self._signer.unseal("done", request.cookies.get(DONE_COOKIE, ""))
+        here = request.scope["path"] + (f"?{query}" if query else "")
         text = self._templates.get_template(template).render(
             url=self.urls(visitor),
             **looks_of(request),
@@ -138,7 +143,8 @@ class Renderer:
             page_zone=zone,
             page_zone_name=page_zone_name,
             form_token=self._signer.form_token(form_cookie, visitor.sign_in),
-            here=request.scope["path"] + (f"?{query}" if query else ""),
+            here=here,
+            origin=None if request.scope["path"] in _NO_ORIGIN else here,
             visitor=visitor,
             can=visitor.can,
             done=done,
@@ -160,10 +166,9 @@ class Renderer:
         self.set_cookie(request, answer, DONE_COOKIE, text, seconds=60)
 
     def error(
-        self, request: Request, problem: Mapping[str, Any], headers: Mapping[str, str], sign_in: SignIn | None
+        self, request: Request, problem: Mapping[str, Any], headers: Mapping[str, str], visitor: Visitor
     ) -> Response:
         """Return a problem as a page in the frame of the others."""
-        visitor = Visitor(sign_in)
         values: Mapping[str, object] = {
             "problem": problem, "place": "", "retry_after": headers.get("retry-after"),
             "lost": lost(request.scope["path"]) if problem["status"] == HTTPStatus.NOT_FOUND else None,

@@ -93,9 +93,8 @@ class RetryRun:
             "reason": text_of(form, "reason"),
         }  # fmt: skip
         made = connection.request(document, request_id_of(form)).run_id
-        return Done(
-            urls("run", run_id=made), f"This is the new run {made}.", ("Cancel it", urls("run_cancel", run_id=made))
-        )
+        undo = ("Cancel the run", urls("run_cancel", run_id=made))
+        return Done(urls("run", run_id=made), f"This is the new run {made}.", undo)
 
 
 def _open_run(connection: Connection, caller: Caller, request: Request) -> RunDetail:

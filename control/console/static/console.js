@@ -11,7 +11,8 @@ function made(tag, attributes = {}, ...children) {
   return element;
 }
 
-async function page(address, options = {}) {
+// Of a read only a part is shown: the message of an action waits for the page that shows it.
+async function page(address, options = { headers: { "Tidewheel-Part": "1" } }) {
   const answer = await fetch(address, { cache: "no-store", signal: AbortSignal.timeout(10000), ...options });
   const text = await answer.text();
   if (!(answer.headers.get("content-type") || "").startsWith("text/html")) throw new TypeError("no page");

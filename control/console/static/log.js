@@ -24,7 +24,7 @@ function followLog(lines) {
     if (more === undefined) return;
     if (!document.hidden) {
       try {
-        const answer = await fetch(more, { signal: AbortSignal.timeout(10000), cache: "no-store" });
+        const answer = await fetch(more, { signal: AbortSignal.timeout(10000), cache: "no-store", headers: { "Tidewheel-Part": "1" } });
         if (answer.redirected) { location.assign(answer.url); return; }
         if (answer.ok) {
           const page = new DOMParser().parseFromString(await answer.text(), "text/html");

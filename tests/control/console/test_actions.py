@@ -32,6 +32,14 @@ def test_pause_shows_its_message_once_and_offers_to_undo_it(pages: ApiClient) ->
     assert "Resume…" not in pages.get("/jobs/nightly").text
 
 
+def test_message_waits_for_a_whole_page(pages: ApiClient) -> None:
+    """A script's read of a part comes between the action and its page."""
+    submit(pages.database, "nightly")
+    posted(pages, "/jobs/nightly/pause")
+    assert "is paused." not in pages.get("/jobs/nightly", headers={"Tidewheel-Part": "1"}).text
+    assert "is paused." in pages.get("/jobs/nightly").text
+
+
 def test_message_and_undo_of_a_long_key_fit_a_cookie(pages: ApiClient) -> None:
     key = "\N{SNOWMAN WITHOUT SNOW}" * 255
     submit(pages.database, key)

@@ -82,6 +82,7 @@ def test_secret_of_a_new_key_is_shown_once_and_opens_the_api(pages: ApiClient) -
     found = SECRET.search(answer.text)
     assert found, answer.text
     secret = found[1]
+    assert f'data-copy="{secret}" hidden>Copy the key<' in answer.text
     assert answer.headers["cache-control"] == "no-store"
     assert secret not in str(answer.headers)
     assert f"&lt;script&gt;{RIGHT_TO_LEFT}" in answer.text

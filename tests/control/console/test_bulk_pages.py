@@ -97,6 +97,11 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     database.execute("UPDATE redrives SET rate = NULL")
     work_off(database)
     assert "3 redriven" in shown(pages, place)
+    made = re.search(r'href="([^"]+)">The dead letters that it named', shown(pages, place))
+    assert made
+    listed = shown(pages, unescape(made[1]))
+    for run in database.rows("SELECT redriven_run_id FROM dead_letters WHERE redriven_run_id IS NOT NULL"):
+        assert f'href="/runs/{run[0]}"' in listed
     assert "redrive" in shown(pages, "/bulk")
     assert "1 dead letter not redriven." in shown(pages, "/dead-letters")
     [run] = re.findall(r'href="/runs/([0-9a-f-]{36})"', shown(pages, "/dead-letters?show=redriven&limit=1"))
@@ -111,9 +116,10 @@ def test_dead_letter_shows_its_run_its_attempts_and_what_it_became(pages: ApiCli
     assert "Failed after 1 attempt: ValueError: no." in text
     assert "Not redriven." in text
     assert f'href="/runs/{run}"' in text
-    done(posted(pages, link(text, "Redrive…")))
+    place = done(posted(pages, link(text, "Redrive…")))
     work_off(pages.database)
     again = pages.database.value("SELECT redriven_run_id FROM dead_letters")
+    assert f'href="/runs/{again}"' in shown(pages, place)
     text = shown(pages, path)
     assert f'as <a class="mono" href="/runs/{again}">' in text
     assert "Redrive…" not in text
@@ -277,7 +283,7 @@ def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages
 def test_all_jobs_with_a_label_are_frozen_by_one_request(pages: ApiClient) -> None:
     apply_batch(pages.database, *(submission(f"many-{at}", labels={"team": "billing"}) for at in range(60)))
     page = shown(pages, "/jobs?label=team%3Dbilling")
-    assert 'href="/freeze/scope?label=team%3Dbilling"' in page
+    assert 'label=team%3Dbilling">Freeze all that match…</a>' in page
     assert "Freeze all that match" not in shown(pages, "/jobs")
     assert "Freeze all that match" not in shown(pages, "/jobs?label=team%3Dbilling&kind=manual")
     posted(pages, "/freeze/scope?label=team%3Dbilling")
@@ -326,6 +332,19 @@ def posted_refused(client: httpx.Client, path: str) -> bool:
 def test_scope_that_names_nothing_is_refused(pages: ApiClient) -> None:
     assert pages.get("/freeze/scope").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert pages.get("/freeze/scope?queue=").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+def test_freeze_and_thaw_lead_back_to_the_page_of_the_operator(pages: ApiClient) -> None:
+    place = "/jobs?prefix=a%20b"
+    choice = re.search(r'class="button plain freeze" href="([^"]+)"', shown(pages, place))
+    assert choice
+    assert f'name="next" value="{place}"' in shown(pages, unescape(choice[1]))
+    path = "/freeze/scope?queue=default&next=/jobs%3Fprefix%3Da%2520b"
+    assert done(posted(pages, path)) == place
+    thaw = link(shown(pages, place), "Thaw…")
+    assert f'href="{place}">Keep it frozen</a>' in shown(pages, thaw)
+    assert done(posted(pages, thaw)) == place
+    assert done(posted(pages, "/freeze/scope?queue=default&next=//example.org/")) == "/"
 
 
 def test_key_of_a_tenant_freezes_no_fleet(database: Database) -> None:

@@ -52,6 +52,10 @@ def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
     shown = pages.get(run[0]).text
     assert re.search(r"&#34;a&#34;(<[^>]+>|[: ])*2", shown), shown
     assert "team=x" in shown
+    undo = re.search(r'action="(/runs/[^/]+/cancel)".*?<button class="plain">Cancel the run</button>', shown)
+    assert undo
+    assert went_to(pages.post(undo[1], data=fields_of(pages.get(f"{run[0]}/cancel")))) == run[0]
+    assert "cancelled" in pages.get(run[0]).text
     for fields, word in (
         ({"payload": "{"}, "not valid JSON"), ({"delay": "soon"}, "soon"), ({"labels": SCRIPT}, "write name=value"),
     ):  # fmt: skip

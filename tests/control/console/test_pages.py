@@ -274,6 +274,22 @@ def test_head_of_a_page_has_no_content(pages: ApiClient) -> None:
     assert (answer.status_code, answer.content) == (HTTPStatus.OK, b"")
 
 
+def test_error_page_keeps_the_rail_of_the_signed_in_reader(database: Database) -> None:
+    with console(database) as client:
+        signed_in(client, key_of(database, "admin", all_tenants=True))
+        lost = client.get("/jobs/nothing?tenant=default").text
+        assert all(
+            label in lost for label in ('href="/fleet"', 'href="/admin/tenants"', 'plain freeze"', "key <bdi>ops")
+        )
+        assert 'href="/admin/tenants"' in client.get("/nowhere").text
+    with console(database) as client:
+        signed_in(client, key_of(database, tenant="default"))
+        refused = client.get("/fleet")
+        assert refused.status_code == HTTPStatus.FORBIDDEN
+        assert "Read only" in refused.text
+        assert 'href="/admin/tenants"' not in refused.text
+
+
 def test_without_database_a_page_says_so(database: Database) -> None:
     nowhere = Database(make_conninfo(database.url, dbname="there_is_none"), database.installation)
     with answering(nowhere) as client:
