@@ -189,7 +189,7 @@ _LOAD: tuple[LiteralString, ...] = (
     """,
     """
     INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)
-    SELECT 'tenant-' || n %% 10, now() - n * interval '1 s', 0, 'default', 'standard', 'succeeded', 1,
+    SELECT 'tenant-' || n %% 100, now() - n * interval '1 s', 0, 'default', 'standard', 'succeeded', 1,
            ARRAY[(1::bigint << 48) + 1], ARRAY[1.0], ARRAY[uuidv4()]
       FROM generate_series(1, %(rows)s) AS n
     """,
