@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-WIDTH, HEIGHT = 180, 44
+WIDTH, HEIGHT = 200, 44
 _GAP_X, _GAP_Y, _MARGIN = 48, 16, 8
 _BEND = 8  # the height that an edge takes in a layer that it crosses
 _PASSES = 4
@@ -38,12 +38,14 @@ class Drawing:
         height: The height of all.
         places: The left upper corner of each node.
         edges: The edges, by child and parent.
+        node_width: The width of a node.
     """
 
     width: int
     height: int
     places: Sequence[tuple[int, int]]
     edges: Sequence[Edge]
+    node_width: int = WIDTH
 
 
 @dataclass(slots=True)

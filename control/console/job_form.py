@@ -26,7 +26,7 @@ from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.job_race import Race, lay_on_top, read_race
 from tidewheel.control.console.paste import read_pasted
 from tidewheel.control.console.spec_check import Check, check, every_error
-from tidewheel.control.console.spec_fields import GROUPS, SCHEDULES, TARGETS
+from tidewheel.control.console.spec_fields import GROUPS, LABELS, SCHEDULES, TARGETS
 from tidewheel.control.console.spec_form import (
     Draft,
     draft_of,
@@ -133,7 +133,7 @@ class JobForms:
         back = urls("jobs") if state.key is None else urls.job(state.key, job_id(found.tenant, state.key))
         status = HTTPStatus.UNPROCESSABLE_ENTITY if state.errors else HTTPStatus.OK
         values: dict[str, object] = {
-            "place": "jobs", "typed": state, "groups": GROUPS, "at": at, "others": others,
+            "place": "jobs", "typed": state, "groups": GROUPS, "at": at, "others": others, "labels": LABELS,
             "kinds": {"schedule": SCHEDULES, "target": TARGETS}, "opened": _opened(state, at), "back": back,
         }  # fmt: skip
         status = HTTPStatus.CONFLICT if state.race else status

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from tidewheel.api_keys import Scope, read_key
+from tidewheel.api_keys import PREFIX, Scope, read_key
 from tidewheel.audit import person
 from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.console.door import Door
@@ -77,7 +77,7 @@ class SignInPage:
         status = HTTPStatus.UNPROCESSABLE_ENTITY if wrong else HTTPStatus.OK
         values: dict[str, object] = {
             "place": "", "wrong": wrong, "ended": ended, "next": local_path(form.get("next", "")),
-            "name": form.get("name", ""),
+            "name": form.get("name", ""), "host": request.url.netloc, "prefix": PREFIX,
         }  # fmt: skip
         return self.door.renderer.page(request, "sign-in.html", Visitor(), status=status, values=values)
 

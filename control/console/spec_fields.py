@@ -189,6 +189,7 @@ GROUPS: Sequence[Group] = (
 """Grouped as in the definition of a job; what the form lacks, the JSON view has."""
 
 FIELDS: Sequence[SpecField] = tuple(field for group in GROUPS for field in group.fields)
+LABELS: Mapping[str, str] = {field.path: field.label for field in FIELDS}
 
 
 def text_of(field: SpecField, value: object) -> str:

@@ -62,6 +62,11 @@ class Picture:
     links: Sequence[Link]
     is_folded: bool
 
+    @property
+    def is_retried(self) -> bool:
+        """True if a node's attempts are written in it."""
+        return any(len(part.nodes) == 1 and part.nodes[0].attempt > 1 for part in self.parts)
+
 
 def depths(nodes: Sequence[WorkflowNode]) -> list[int]:
     """Return the layer of each job, which comes after its parents."""

@@ -381,7 +381,8 @@ def _on_resume(facts: InstantFacts, version_span: VersionSpan, due: datetime, ho
 
 def not_yet(first_at: datetime | None) -> str:
     """Return why an instant before the first submit has no occurrence."""
-    return f"The job did not exist yet{f': it was first submitted at {instant(first_at)}' if first_at else ''}."
+    why = f"the job was first submitted at {instant(first_at)}" if first_at else "the job did not exist yet"
+    return f"Did not fire: {why}."
 
 
 def versions_removed(since: datetime) -> str:

@@ -104,7 +104,7 @@ function morphMain(body) {
 
 // Live: one stream per visible page; each news makes the page read itself once. A page without a stream reads itself slowly.
 
-const HIDDEN_MS = 10000, SILENT_MS = 10000, APART_MS = 1000, REFUSED_MS = 15000;
+const HIDDEN_MS = 10000, LATE_MS = 6000, SILENT_MS = 10000, APART_MS = 1000, REFUSED_MS = 15000;
 const live = { stream: null, heard: 0, at: null, stopped: false, reading: false, again: false, read: 0, hiding: 0, refused: 0 };
 
 function openLive() {
@@ -168,7 +168,7 @@ function indicate() {
   const [state, words] = live.stopped ? ["stopped", `■ As of ${clock(live.at || new Date())}`]
     : live.hiding ? ["paused", "◐ Paused, tab was hidden"]
       : live.refused && silence < REFUSED_MS + SILENT_MS ? ["slow", `◔ Not live, read each ${REFUSED_MS / 1000} s`]
-        : live.stream && silence < SILENT_MS ? ["on", "● Live"] : ["away", `○ Reconnecting, last heard ${seconds} s ago`];
+        : live.stream && silence < LATE_MS ? ["on", "● Live"] : ["away", `○ Not live, last heard ${seconds} s ago`];
   mark.hidden = false;
   mark.dataset.state = state;
   if (mark.textContent !== words) mark.textContent = words;
@@ -212,19 +212,20 @@ function openDialog(section, opener) {
   document.body.append(dialog);
   reveal();
   dialog.showModal();
-  ($(".buttons a", dialog) || $("input:not([type=hidden])", dialog))?.focus();
+  const field = $("button.danger", dialog) ? null : $("label:not([hidden]) :is(input, select, textarea)", dialog);
+  (field || $(".buttons a", dialog))?.focus();
   return dialog;
 }
 
-async function openLinked(link) {
+async function openLinked(address, opener) {
   try {
-    const found = await page(link.href);
+    const found = await page(address);
     const section = $(".dialog", found.body);
-    if (!section || !found.answer.ok) { location.assign(link.href); return; }
+    if (!section || !found.answer.ok) { location.assign(address); return; }
     const form = $("form", section);
-    restore(openDialog(section, link));
-    form?.setAttribute("action", form.getAttribute("action") || link.href);
-  } catch { location.assign(link.href); }
+    restore(openDialog(section, opener));
+    form?.setAttribute("action", form.getAttribute("action") || address);
+  } catch { location.assign(address); }
 }
 
 let signingIn = false;
@@ -292,6 +293,7 @@ function show(found, form) {
   document.title = found.body.title;
   document.body.replaceWith(document.importNode(found.body.body, true));
   begin();
+  $(`form[action="${form.getAttribute("action")}"] button`)?.focus();
 }
 
 const draftOf = (form) => `draft:${new URL(form.action).pathname}`;
@@ -487,7 +489,7 @@ function onClick(event) {
   const plain = !event.defaultPrevented && event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey;
   if (!link || !plain) return;
   if (link.matches("[data-copy]")) { event.preventDefault(); copy(link.dataset.copy, link); }
-  else if (isDialogLink(link)) { event.preventDefault(); openLinked(link); }
+  else if (isDialogLink(link)) { event.preventDefault(); openLinked(link.href, link); }
   else if (link.matches("#live")) toggleLive();
   else if (link.matches("#show-keys")) KEYS["?"]();
   else if (link.matches("dialog .buttons a:not(.primary), dialog button.close")) { event.preventDefault(); link.closest("dialog").close(); }
@@ -496,6 +498,11 @@ function onClick(event) {
 function onSubmit(event) {
   const form = event.target;
   if (form.matches("[data-sign-out]")) forgetAll();
+  if (form.matches("[data-dialog]")) {
+    event.preventDefault();
+    openLinked(`${form.action}?${new URLSearchParams(new FormData(form))}`, event.submitter);
+    return;
+  }
   if (form.matches("dialog [data-sign-in]")) { event.preventDefault(); sendSignIn(form); return; }
   if (form.method !== "post" || !$("[name=request_id]", form)) return;
   event.preventDefault();
@@ -528,6 +535,7 @@ document.addEventListener("change", async (event) => {
 });
 document.addEventListener("focusout", (event) => { if (event.target.matches(".ask input")) setTimeout(closeList, 200); });
 document.addEventListener("visibilitychange", onVisibility);
+addEventListener("beforeprint", () => $$("details.trace").forEach((trace) => { trace.open = true; }));
 addEventListener("popstate", () => location.reload());
 addEventListener("pagehide", closeLive);
 addEventListener("pageshow", (event) => { if (event.persisted) { openLive(); refresh(); } });
