@@ -530,6 +530,7 @@ document.addEventListener("input", (event) => {
   else if (event.target.form?.method === "post") keep(event.target.form);
 });
 document.addEventListener("change", async (event) => {
+  if (event.target.matches("[data-all]")) $$("tbody .choice input", event.target.form).forEach((box) => { box.checked = event.target.checked; });
   const into = event.target.dataset.into && event.target.form.elements[event.target.dataset.into];
   if (into && event.target.files[0]) into.value = await event.target.files[0].text();
 });
