@@ -28,6 +28,13 @@ def test_instant_of_a_job_is_explained_in_the_zone_that_is_named(pages: ApiClien
     assert "2040-01-01T02:30:00.000000Z" in pages.get("/ask", params={"q": "nightly at 1 Jan 2040 02:30"}).text
 
 
+def test_instant_before_the_first_submit_did_not_fire(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", schedule=DAILY)
+    page = pages.get("/ask", params={"q": "nightly at 2020-01-01"}).text
+    assert "Did not fire: the job was first submitted at" in page
+    assert "Not yet." not in page
+
+
 def test_what_is_not_understood_names_the_nearest_keys_and_three_examples(pages: ApiClient) -> None:
     submit(pages.database, "nightly")
     page = pages.get("/ask", params={"q": "<script>alert(1)</script>"})

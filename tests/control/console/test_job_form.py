@@ -124,6 +124,7 @@ def test_every_error_stands_at_its_field_and_what_was_typed_stays(pages: ApiClie
             assert f'href="#f-{path}"' in answer.text, path
             assert re.search(rf'id="f-{re.escape(path)}"[^>]*aria-invalid="true"', answer.text), path
             assert kept[path] == text
+        assert '<a href="#f-retry.max_attempts">max_attempts</a>: ' in answer.text
     assert version(pages.database) == 1
 
 

@@ -54,6 +54,32 @@ def test_pages_of_an_empty_installation_name_the_first_step(pages: ApiClient) ->
     assert "No run yet." in shown(pages, "/runs")
 
 
+@pytest.mark.parametrize(
+    ("path", "words", "place", "command"),
+    [
+        ("/bulk", "changes many runs at once", "/jobs", "tidewheel job backfill"),
+        ("/workflows", "is an occurrence of a job", "/jobs/new", "tidewheel job create publish --after load"),
+        ("/calendars", "to leave out its days", "/new-calendar", "tidewheel calendar put"),
+        ("/admin/keys", "scopes bound", "/admin/new-key", "tidewheel key create"),
+        ("/admin/tenants", "There is one tenant", "/admin/new-tenant", "tidewheel tenant create"),
+    ],
+)
+def test_empty_page_says_what_it_is_for_and_how_one_begins(
+    pages: ApiClient, path: str, words: str, place: str, command: str
+) -> None:
+    page = shown(pages, path)
+    assert words in page
+    assert command in page
+    assert page.count(f'href="{place}">') >= 1
+
+
+def test_fresh_overview_says_what_its_plots_will_show(pages: ApiClient) -> None:
+    page = shown(pages, "/")
+    assert "A bar has the runs that ended in its time" in page
+    assert "Two lines here show how long" in page
+    assert "each queue and lane is a row here" in page
+
+
 def test_one_job_and_its_run_are_shown_on_every_page(pages: ApiClient) -> None:
     submit(pages.database, schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"}, payload={"amount": 120.10})
     run = trigger(pages.database)
@@ -207,6 +233,9 @@ def test_unknown_ids_are_pages_of_404(pages: ApiClient) -> None:
         assert answer.status_code == HTTPStatus.NOT_FOUND, path
         assert "<h1>Not found</h1>" in answer.text, path
         assert 'aria-label="Places"' in answer.text
+        assert 'href="/runs">Runs</a>' in answer.text
+    hostile = pages.get("/jobs/id:%3Cscript%3E").text
+    assert '<input class="wide" name="q" value="&lt;script&gt;"' in hostile
 
 
 def test_addresses_of_rest_keep_problem_documents(pages: ApiClient) -> None:
