@@ -40,8 +40,9 @@ def test_print_leaves_out_what_acts_and_opens_the_trace(here: Tab, seeded: tuple
     client, _ = seeded
     submit(client.database, "traced", retry={"max_attempts": 1})
     started = begun(client.database, "traced")
-    failure = {"error_type": "E", "error_message": "no", "trace": "Traceback\n  line 1"}
-    end(client.database, ending(started, RunState.FAILED, **failure, output=b"x" * 10_000))
+    trace, output = "Traceback\n  line 1", b"x" * 10_000
+    failed = ending(started, RunState.FAILED, error_type="E", error_message="no", trace=trace, output=output)
+    end(client.database, failed)
     here.open(f"/runs/{started.run_id}")
     here.page.emulate_media(media="print")
     assert here.page.locator(":is(.rail, .top, .actions, .tabs, .copy, form):visible").count() == 0
