@@ -254,14 +254,18 @@ async function sendSignIn(form) {
   refresh();
 }
 
-function say(form, words) {
+function say(form, words, button) {
   const line = $(".said", form) || made("p", { className: "said wrong" });
   line.setAttribute("role", "alert");
   line.textContent = words;
-  form.append(line);
+  const beside = button?.closest(".title, .buttons");
+  if (beside?.matches(".title")) beside.after(line);
+  else if (beside) beside.prepend(line);
+  else form.append(line);
+  line.scrollIntoView({ block: "nearest" });
 }
 
-// Forms: an answer that never came is repeated with the same request_id; what was typed is kept until it is saved.
+// Forms: an answer that never came is repeated with the same request_id.
 
 async function send(form, submitter) {
   const button = submitter || $("button", form);
@@ -272,52 +276,130 @@ async function send(form, submitter) {
     const found = await page(form.action, { method: "POST", body: new URLSearchParams(fields) });
     if (isSignIn(found)) { signInAgain(); return; }
     if (found.answer.redirected) forget(form);
-    show(found, form);
+    show(found, form, submitter);
   } catch {
-    say(form, "Not known whether it was saved. Trying again is safe.");
-    button.textContent = "Try again";
+    const saves = button.name !== "do" || button.value === "save";
+    say(form, saves ? "Not known whether it was saved. Trying again is safe." : "The API has not answered. Nothing was saved.", button);
   } finally { button.disabled = false; }
 }
 
-function show(found, form) {
+function show(found, form, submitter) {
   const dialog = form.closest("dialog");
   const section = $(".dialog", found.body);
-  if (dialog && section && !found.answer.redirected) {
+  const answered = !found.answer.redirected;
+  if (dialog && section && answered) {
     dialog.replaceChildren(document.importNode(section, true));
+    carry(form, $("form", dialog));
     ($("[aria-invalid]", dialog) || $("button", dialog))?.focus();
     return;
   }
   dialog?.close();
   closeLive();
-  if (found.answer.redirected && found.answer.url !== location.href) history.pushState({}, "", found.answer.url);
+  if (!answered && found.answer.url !== location.href) history.pushState({}, "", found.answer.url);
   document.title = found.body.title;
   document.body.replaceWith(document.importNode(found.body.body, true));
-  begin();
-  $(`form[action="${form.getAttribute("action")}"] button`)?.focus();
+  begin(answered);
+  if (!answered) { $(`form[action="${form.getAttribute("action")}"] button`)?.focus(); return; }
+  carry(form, $(".spec, .dialog form"));
+  const again = submitter?.name && $(`main button[name="${submitter.name}"][value="${submitter.value}"]`);
+  ($("main [data-answer]") || $("main [aria-invalid]") || again)?.focus();
 }
 
-const draftOf = (form) => `draft:${new URL(form.action).pathname}`;
-const kept = (form) => [...form.elements].filter((field) => field.name && !["hidden", "password", "submit"].includes(field.type));
-const valueOf = (field) => field.type === "checkbox" || field.type === "radio" ? field.checked : field.value;
+// Drafts: what was typed is kept until it is saved or thrown away, by the version that it was typed on. A draft has only
+// the fields that differ from the page as served, and goes only into a page that was read, never into an answer to a form.
+
+const draftOf = (form) => `draft:${new URL(form.action).pathname}${new URL(form.action).search}`;
+const baseOf = (form) => $("[name=base]", form)?.value || "";
+const isPicked = (field) => field.type === "checkbox" || field.type === "radio";
+const kept = (form) => [...form.elements].filter((field) => field.name && !["hidden", "password", "submit", "file"].includes(field.type));
+const idOf = (field) => isPicked(field) ? `${field.name}=${field.value}` : field.name;
+const valueOf = (field) => isPicked(field) ? field.checked : field.value;
+
+function servedOf(field) {
+  if (isPicked(field)) return field.defaultChecked;
+  if (!field.options) return field.defaultValue;
+  return ([...field.options].find((option) => option.defaultSelected) || field.options[0])?.value;
+}
+
+function put(field, value) {
+  if (isPicked(field)) field.checked = value; else field.value = value;
+}
+
+const draftsOf = (form) => JSON.parse(sessionStorage.getItem(draftOf(form)) || "{}");
+
+function store(form, drafts) {
+  if (Object.keys(drafts).length) sessionStorage.setItem(draftOf(form), JSON.stringify(drafts));
+  else sessionStorage.removeItem(draftOf(form));
+}
 
 function keep(form) {
   if (!$("[name=request_id]", form)) return;
-  sessionStorage.setItem(draftOf(form), JSON.stringify(kept(form).map((field) => [field.name, valueOf(field)])));
+  const drafts = draftsOf(form), base = baseOf(form);
+  const fields = drafts[base]?.fields || {};
+  for (const field of kept(form)) {
+    const id = idOf(field), value = valueOf(field);
+    const served = id in fields ? fields[id][1] : servedOf(field);
+    if (value === served) delete fields[id]; else fields[id] = [value, served];
+  }
+  delete drafts[base];
+  if (Object.keys(fields).length) drafts[base] = { at: Date.now(), fields };
+  store(form, drafts);
 }
 
-const forget = (form) => sessionStorage.removeItem(draftOf(form));
+function forget(form, base = baseOf(form)) {
+  const drafts = draftsOf(form);
+  delete drafts[base];
+  store(form, drafts);
+}
+
+// An answer to a form has what was typed, perhaps on top of a later version: its draft is from now on that of the answer.
+function carry(form, answer) {
+  const drafts = draftsOf(form), mine = drafts[baseOf(form)];
+  if (!answer || !mine) return;
+  delete drafts[baseOf(form)];
+  drafts[baseOf(answer)] = mine;
+  store(form, drafts);
+  keep(answer);
+}
 
 function restore(within) {
   for (const form of $$("form", within)) {
-    const text = $("[name=request_id]", form) && sessionStorage.getItem(draftOf(form));
-    if (!text || $("[aria-invalid]", form)) continue;
-    const drafts = JSON.parse(text);
-    kept(form).forEach((field, at) => {
-      const [name, value] = drafts[at] || [];
-      if (name !== field.name) return;
-      if (typeof value === "boolean") field.checked = value; else field.value = value;
-    });
+    if (!$("[name=request_id]", form)) continue;
+    const base = baseOf(form);
+    for (const [typedOn, draft] of Object.entries(draftsOf(form))) {
+      const found = kept(form).filter((field) => idOf(field) in draft.fields);
+      if (found.length && base && typedOn === base) apply(form, draft, found);
+      else if (found.length) offer(form, draft, found, typedOn, base);
+    }
   }
+}
+
+function apply(form, draft, found, words = "") {
+  for (const field of found) put(field, draft.fields[idOf(field)][0]);
+  note(form, `Restored what you typed at ${clock(new Date(draft.at)).slice(0, 5)}.${words}`, ["Discard", () => { forget(form); form.reset(); }]);
+}
+
+function offer(form, draft, found, typedOn, base) {
+  const meets = found.filter((field) => {
+    const [typed, served] = draft.fields[idOf(field)];
+    return valueOf(field) !== served && valueOf(field) !== typed;
+  });
+  const both = meets.length && base ? ` Both of you changed: ${[...new Set(meets.map((field) => field.name))].join(", ")}.` : "";
+  const words = base ? `You typed changes to version ${typedOn}; version ${base} is now in force.${both}` : `You typed something here at ${clock(new Date(draft.at)).slice(0, 5)}.`;
+  const take = () => { apply(form, draft, found, both); forget(form, typedOn); keep(form); };
+  note(form, words, ["Restore", take], ["Discard", () => forget(form, typedOn)]);
+}
+
+function note(form, words, ...choices) {
+  const line = made("p", { className: "draft caption" }, `${words} `);
+  line.setAttribute("role", "status");
+  for (const [label, act] of choices) {
+    const button = made("button", { type: "button", className: "plain", textContent: label });
+    button.onclick = () => { line.remove(); act(); };
+    line.append(button, " ");
+  }
+  const title = $(":scope > .title", form);
+  if (title) title.after(line); else form.prepend(line);
 }
 
 function forgetAll() {
@@ -488,6 +570,7 @@ function onClick(event) {
   const link = event.target.closest("a, button, tr");
   const plain = !event.defaultPrevented && event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey;
   if (!link || !plain) return;
+  if (link.matches("form .buttons a:not(.primary)")) forget(link.closest("form"));
   if (link.matches("[data-copy]")) { event.preventDefault(); copy(link.dataset.copy, link); }
   else if (isDialogLink(link)) { event.preventDefault(); openLinked(link.href, link); }
   else if (link.matches("#live")) toggleLive();
@@ -509,12 +592,12 @@ function onSubmit(event) {
   send(form, event.submitter);
 }
 
-function begin() {
+function begin(answered = false) {
   offerZone();
   root.dataset.script = "1";
   reveal();
   $$(".toast").forEach((note) => { document.body.append(note); fade(note); }); // outside of what is swapped
-  restore(document);
+  if (!answered) restore(document);
   absoluteTimes();
   const field = $(".ask input[name=q]");
   if (field) for (const [name, value] of [["role", "combobox"], ["aria-expanded", "false"], ["aria-controls", "ask-list"], ["aria-autocomplete", "list"]]) field.setAttribute(name, value);

@@ -238,6 +238,7 @@ def test_draft_of_a_form_is_kept_until_it_is_saved(here: Tab) -> None:
     here.open("/jobs/nightly/pause")
     at.fill("input[name=reason]", "maintenance")
     at.reload()
+    at.locator(".draft").get_by_role("button", name="Restore").click()
     assert at.input_value("input[name=reason]") == "maintenance"
     at.click("button.primary")
     expect(at.locator(".toast")).to_contain_text("paused")
