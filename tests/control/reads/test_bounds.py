@@ -27,6 +27,7 @@ from tidewheel.control.reads.run_detail import show_run
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.control.reads.tenants import list_tenants, tenant_usage
 from tidewheel.control.reads.versions import versions
+from tidewheel.control.reads.workflows import list_workflows
 from tidewheel.postgres.session import Conn
 
 pytestmark = pytest.mark.slow
@@ -125,6 +126,7 @@ LISTS: dict[str, Callable[[Conn, str], object]] = {
     "/api/v1/redrives": lambda connection, tenant: redrives(connection, tenant),
     "/api/v1/freezes": lambda connection, tenant: list_freezes(connection, tenant),
     "/api/v1/batches": lambda connection, tenant: batches(connection, tenant),
+    "/api/v1/workflows": lambda connection, tenant: list_workflows(connection, tenant),
     "/api/v1/limits": lambda connection, tenant: list_limits(connection, tenant),
     "/api/v1/limits/keys": lambda connection, tenant: list_keys(connection, tenant),
     "/api/v1/ordering-keys": lambda connection, tenant: list_blocked_keys(connection, tenant),
