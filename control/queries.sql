@@ -1659,20 +1659,22 @@ SELECT width_bucket(t.due_at, %(edges)s::timestamptz[]) - 1 AS bin, count(*) AS 
  GROUP BY 1
 
 -- name: group_open_runs
--- Returns the oldest `look` open runs of a tenant by queue, lane, handler and state, each with the oldest of them.
+-- Returns the oldest `look` open runs of a tenant by queue, lane, handler, state and hold, each with the oldest of them.
+-- A buffered run has no time of a claim: it is due from its scheduled time, and not before its row.
 -- Index: job_runs_by_tenant, from the tenant's begin. No lock.
 -- Why: the rows are sorted by instant before they are grouped. To sort them by queue, lane and handler too takes three times as long.
-SELECT o.queue, o.lane, o.handler, o.state, o.ahead, count(*) AS runs, min(o.publish_at) AS oldest_at,
+SELECT o.queue, o.lane, o.handler, o.state, o.is_held, o.ahead, count(*) AS runs, min(o.publish_at) AS oldest_at,
        (array_agg(o.run_id))[1] AS run_id
-  FROM (SELECT f.*
-          FROM (SELECT r.queue, r.lane, r.handler, r.state, nullif(r.publish_at, 'infinity') AS publish_at,
-                       r.publish_at > (SELECT tidewheel_now()) AS ahead, r.run_id
+  FROM (SELECT f.*, coalesce(f.publish_at > (SELECT tidewheel_now()), true) AS ahead
+          FROM (SELECT r.queue, r.lane, r.handler, r.state, r.waits_for IS NOT NULL AS is_held, r.run_id,
+                       CASE WHEN r.state = 'buffered' THEN greatest(r.scheduled_at, r.created_at)
+                            ELSE nullif(r.publish_at, 'infinity') END AS publish_at
                   FROM job_runs AS r
                  WHERE r.tenant = %(tenant)s AND r.shard >= 0
                  ORDER BY r.tenant, r.run_id
                  LIMIT %(look)s) AS f
          ORDER BY f.publish_at, f.run_id) AS o
- GROUP BY o.queue, o.lane, o.handler, o.state, o.ahead
+ GROUP BY o.queue, o.lane, o.handler, o.state, o.is_held, o.ahead
 
 -- name: find_failing_jobs
 -- Returns the jobs of a tenant of which at least `least` last runs failed, or a `share` of the runs of the last hour, among the

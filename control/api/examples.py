@@ -312,7 +312,7 @@ NOW: Json = {
         "key": "nightly", "job_id": JOB_ID,
     }],
     "due_next_minute": {"jobs": 312, "at_least": False}, "running": 46, "slots": {"busy": 46, "all": 132},
-    "open": {"running": 46, "queued": 3, "scheduled": 20}, "open_at_least": False, "ended_hour": 4229,
+    "open": {"running": 46, "queued": 3, "scheduled": 20}, "open_at_least": False, "ended_hour": 4229, "ran_hour": 4224,
     "failed_hour": 17, "on_time_rate": 0.992,
 }  # fmt: skip
 ACTIVITY: Json = {"at_least": False, "bins": [{
@@ -321,7 +321,8 @@ ACTIVITY: Json = {"at_least": False, "bins": [{
 }], "stages": {"claimed": {"runs": 61, "p50": 0.0113, "p99": 0.0241}}}  # fmt: skip
 UPCOMING_JOBS: Json = {"bins": [{"at": _AT, "jobs": 312}], "jobs": 312, "at_least": False}
 BACKLOG: Json = {"backlog": [{
-    "queue": "reports", "lane": "standard", "count": 312, "at_least": False, "oldest_at": _AT, "oldest_run_id": RUN_ID,
+    "queue": "reports", "lane": "standard", "state": "queued", "count": 312, "at_least": False, "oldest_at": _AT,
+    "oldest_run_id": RUN_ID,
     "why": {
         "code": "no_handler", "words": "no live executor of queue reports has the handler render-pdf",
         "remedy": "tidewheel executor --queues reports", "until": None, "behind_run_id": None, "executor_id": None,

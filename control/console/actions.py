@@ -64,7 +64,7 @@ class Dialog:
 
     Args:
         question: The title, with the number of things that it touches.
-        button: Verb and object of the button.
+        button: Verb and object of the button; empty if there is nothing to do.
         back: The address to go back to without the action.
         will: What happens, in at most three lines.
         stays: What does not.

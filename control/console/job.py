@@ -148,6 +148,7 @@ class JobPage:
                 "sentence": about_job(
                     job, _or(latest, ()), None if isinstance(coming, Failed) else coming, now,
                     unfired=() if isinstance(past, Failed) else past[0].skips,
+                    more_unfired=not isinstance(past, Failed) and past[0].more_skips,
                 ),
                 "chosen": {"window": query.window} if query.from_at is None else {
                     "from": format_timestamp(query.from_at), "to": format_timestamp(query.to_at or now)},

@@ -70,8 +70,10 @@ def filtered(rows: Sequence[Row], show: Show, took_p95: timedelta | None) -> lis
 
 
 def counts(rows: Sequence[Row], took_p95: timedelta | None) -> Mapping[Show, int]:
-    """Return the number of rows of each filter."""
-    return {show: len(filtered(rows, show, took_p95)) for show in Show}
+    """Return the number of runs and occurrences of each filter."""
+    return {
+        show: sum(row.span.occurrences if row.span else 1 for row in filtered(rows, show, took_p95)) for show in Show
+    }
 
 
 _FITS: Mapping[Show, Callable[[Row, timedelta | None], bool]] = {

@@ -13,16 +13,16 @@ from starlette.requests import Request
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import LabelFilter, TenantQuery, read_query
-from tidewheel.control.api.runs import RunsQuery
+from tidewheel.control.api.runs import RunsQuery, Status
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.runs import Runs
+from tidewheel.control.client.runs import CancelResult, Runs
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, until_of
 from tidewheel.control.console.forms import Form
-from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, number
-from tidewheel.control.reads.runs import RunSummary, read_runs
+from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs, read_runs
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
 from tidewheel.jobs.values import Key, Queue
 from tidewheel.runs import FINAL, RunState
@@ -48,8 +48,10 @@ class SelectedQuery(TenantQuery):
 
     Attributes:
         run: Their ids.
+        next: The list of which they are.
     """
 
+    next: str | None = None
     run: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()
 
 
@@ -63,13 +65,16 @@ class CancelRuns:
         """Return which of them have started."""
         del caller
         found = _selected(connection, request)
+        if not found:
+            return _nothing(request, urls)
         still_open = [run for run in found if run.status not in FINAL]
         started = sum(run.status in {RunState.RUNNING, RunState.WAITING, RunState.RETRYING} for run in still_open)
         will = [f"{counted(started, 'run')} under way: requested to stop."] if started else []
         ended = len(found) - len(still_open)
         return Dialog(
-            f"Cancel {counted(len(still_open), 'run')}?", f"Cancel {counted(len(still_open), 'run')}", urls("runs"),
-            place="runs", will=("Runs that have not started end at once.", *will), fields=(_REASON,), danger=True,
+            f"Cancel {counted(len(still_open), 'run')}?", f"Cancel {counted(len(still_open), 'run')}",
+            _back(request, urls), place="runs",
+            will=("Runs that have not started end at once.", *will), fields=(_REASON,), danger=True,
             stays=(f"{counted(ended, 'run')} of these ended already.",) if ended else (), keep="Keep them",
             sample=_sample(still_open), warnings=() if still_open else (_NONE_OPEN,),
         )  # fmt: skip
@@ -84,7 +89,7 @@ class CancelRuns:
 
         changed, rest = _each(request, cancel, _NONE_OPEN)
         words = f"{counted(changed, 'run')} cancelled." + (f" {number(rest)} had ended already." if rest else "")
-        return Done(urls("runs"), words)
+        return Done(_back(request, urls), words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +102,13 @@ class RetryRuns:
         """Return which of them have ended."""
         del caller
         found = _selected(connection, request)
+        if not found:
+            return _nothing(request, urls)
         ended = [run for run in found if run.status in FINAL]
         left = len(found) - len(ended)
         return Dialog(
-            f"Retry {counted(len(ended), 'run')}?", f"Retry {counted(len(ended), 'run')}", urls("runs"), place="runs",
+            f"Retry {counted(len(ended), 'run')}?", f"Retry {counted(len(ended), 'run')}", _back(request, urls),
+            place="runs",
             will=("Each becomes a new run: its payload, its job's version in force.",), keep="Leave them",
             stays=(f"{counted(left, 'run')} of these not ended: only an ended run can be retried.",) if left else (),
             sample=_sample(ended), warnings=() if ended else (_NONE_ENDED,),
@@ -124,6 +132,7 @@ class MatchingQuery(TenantQuery):
     """The filter of a cancellation, in the words of the list of runs.
 
     Attributes:
+        status: The state that the list shows; no filter of a cancellation.
         job: Of the job with this key.
         label: Of jobs that have this label now; repeatable.
         queue: Of this queue.
@@ -131,6 +140,7 @@ class MatchingQuery(TenantQuery):
         cause: Of this cause.
     """
 
+    status: Status | None = None
     job: Key | None = None
     label: LabelFilter = PydanticField(default_factory=dict[str, str])
     queue: Queue | None = None
@@ -146,13 +156,15 @@ class CancelMatching:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Count them by a dry run."""
-        del caller
         query = read_query(request, MatchingQuery)
         runs, now = Runs(connection), page_now(connection)
         document = _document(query, now)
         found = runs.cancel_matching(document, None, dry_run=True)
         waiting = runs.cancel_matching({**document, "include_started": False}, None, dry_run=True)
         started = max(found.matched - waiting.matched, 0)
+        if query.status in _NOT_STARTED:
+            found, started = waiting, 0
+        stays = [*_ended_too(connection, caller, query, found), *([_ANY_STATE] if query.status else [])]
         many = number(found.matched, at_least=found.at_least)
         plural = "" if found.matched == 1 else "s"
         question = f"Cancel {many} run{plural} of {query.job}?" if query.job else f"Cancel {many} run{plural}?"
@@ -160,11 +172,12 @@ class CancelMatching:
             question, f"Cancel {many} run{plural}", urls("runs", **_shown(query)), place="runs", danger=True,
             will=(
                 "No executor starts one of them any more, and schedulers end them.",
-                f"{counted(started, 'run')} under way: requested to stop.",
+                *([f"{counted(started, 'run')} under way: requested to stop."] if started else []),
             ),
-            stays=("Runs that are created from now on are not cancelled.",), keep="Keep them",
+            stays=(*stays, "Runs that are created from now on are not cancelled."), keep="Keep them",
             fields=(
-                Field("include_started", "Cancel runs that have started too", kind="check", value="yes"),
+                Field("include_started", "Cancel runs that have started too", kind="check",
+                      value="yes" if query.status not in _NOT_STARTED else ""),
                 _REASON, *confirmation(found.matched), *bound(found.matched, now),
             ),
             sample=[f"{name} {value}" for name, value in document.items() if name != "created_before"],
@@ -189,6 +202,9 @@ class CancelMatching:
         return Done(to, f"{many} run{'' if done.matched == 1 else 's'} to cancel. No executor starts one any more.")
 
 
+_ANY_STATE = "The state is no filter of a cancellation: it concerns runs of all open states."
+_NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
+_NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")
 _NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")
 _NONE_ENDED = FieldError("run", "none of the selected runs has ended", "go back and select others")
 _NONE_MATCHES = FieldError("", "no open run matches", "go back and choose other filters")
@@ -199,16 +215,17 @@ def matching_filters(query: RunsQuery, *, is_narrowed: bool) -> Mapping[str, obj
 
     Args:
         query: The filters of the list.
-        is_narrowed: True if the list has a filter by state or by time.
+        is_narrowed: True if the list has a filter by time.
     """
-    others = (query.status, query.run_label, query.concurrency_key, query.ordering_key, query.since, query.until)
+    keys, time = (query.concurrency_key, query.ordering_key), (query.since, query.until)
+    others = (query.status in FINAL, query.run_label, *keys, *time)
     found = _shown(query)
     return None if is_narrowed or any(others) or not found else found
 
 
 def _shown(query: RunsQuery | MatchingQuery) -> Mapping[str, object]:
     given: dict[str, object] = {
-        "job": query.job, "queue": query.queue, "lane": query.lane, "cause": query.cause,
+        "status": query.status, "job": query.job, "queue": query.queue, "lane": query.lane, "cause": query.cause,
         "label": [f"{name}={value}" for name, value in query.label.items()] or None,
     }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
@@ -220,6 +237,34 @@ def _document(query: MatchingQuery, until: datetime) -> dict[str, object]:
         "cause": query.cause, "created_before": until.isoformat(),
     }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _ended_too(connection: Connection, caller: Caller, query: MatchingQuery, found: CancelResult) -> Sequence[str]:
+    """Return how many of the runs that match are open, if some are not; nothing for labels of all jobs."""
+    if query.label and query.job is None:
+        return ()
+    filters = RunFilter(
+        key=query.job, labels=query.label or None, queue=query.queue, lane=query.lane, cause=query.cause
+    )
+    with connection.snapshot() as reading:
+        listed = list_runs(reading, caller.tenant, filters, limit=1)
+    if listed.total <= found.matched:
+        return ()
+    still = number(found.matched, at_least=found.at_least)
+    return (f"{still} of the {number(listed.total, at_least=listed.at_least)} that match are concerned.",)
+
+
+def _back(request: Request, urls: Urls) -> str:
+    """Return the list that an operator comes from, with its filters."""
+    found = local_path(read_query(request, SelectedQuery).next or "")
+    return urls("runs") if found == "/" else urls.here(found)
+
+
+def _nothing(request: Request, urls: Urls) -> Dialog:
+    return Dialog(
+        "No run is selected", "", _back(request, urls), place="runs", warnings=(_NONE_SELECTED,),
+        keep="Back to the list",
+    )  # fmt: skip
 
 
 def _selected(connection: Connection, request: Request) -> Sequence[RunSummary]:

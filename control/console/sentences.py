@@ -17,7 +17,6 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import RunState
 
 _LONGEST = 300  # characters of an error in a sentence
-_UNWANTED = ("overlap", "misfire", "catch_up_limit")  # reasons of skips that no person intends
 
 
 def about_job(
@@ -27,6 +26,7 @@ def about_job(
     now: datetime,
     *,
     unfired: Sequence[Unfired] = (),
+    more_unfired: bool = False,
 ) -> str:
     """Return how a job is, and when it fires next.
 
@@ -35,9 +35,10 @@ def about_job(
         latest: Its latest runs, the last one first.
         coming: Its next instants; None if they could not be read.
         now: The database's clock.
-        unfired: The occurrences that did not fire, as far as the page has read them.
+        unfired: The occurrences of the time shown that did not fire.
+        more_unfired: True if there are more.
     """
-    return f"{_present(job, latest, unfired, now)} {_coming(job, coming, now)}".strip()
+    return f"{_present(job, latest, _skipped(unfired, at_least=more_unfired), now)} {_coming(job, coming, now)}".strip()
 
 
 def about_run(run: RunDetail, now: datetime) -> str:
@@ -64,7 +65,7 @@ def about_run(run: RunDetail, now: datetime) -> str:
             return f"{state(status).capitalize()}."
 
 
-def _present(job: JobDetail, latest: Sequence[RunSummary], unfired: Sequence[Unfired], now: datetime) -> str:
+def _present(job: JobDetail, latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:
     summary = job.summary
     if job.error is not None:
         since = f" {when(job.quarantined_at, now)}" if job.quarantined_at else ""
@@ -81,7 +82,7 @@ def _present(job: JobDetail, latest: Sequence[RunSummary], unfired: Sequence[Unf
     streak = len(list(takewhile(lambda run: run.status == last.status, ended)))
     match last.status:
         case RunState.SUCCEEDED:
-            return _well(streak, _skipped(unfired, ended[streak - 1].scheduled_at))
+            return _well(streak, skipped)
         case RunState.FAILED | RunState.TIMED_OUT:
             error = f": {last.error_type}" if last.error_type else ""
             ends = f"The last {streak} runs" if streak > 1 else "The last run"
@@ -96,15 +97,15 @@ def _well(streak: int, skipped: str) -> str:
     return f"The last {f'{streak} runs' if streak > 1 else 'run'} succeeded{skipped}."
 
 
-def _skipped(unfired: Sequence[Unfired], since: datetime) -> str:
-    """Return the number of occurrences skipped since an instant, and the last reason."""
-    spans = [each for each in unfired if each.last_at >= since and each.reason in _UNWANTED]
-    if not spans:
+def _skipped(unfired: Sequence[Unfired], *, at_least: bool) -> str:
+    """Return the number of occurrences skipped in the time shown, and the reasons."""
+    if not unfired:
         return ""
-    occurrences = sum(each.occurrences for each in spans)
-    found = number(occurrences, at_least=not all(each.exact for each in spans))
+    occurrences = sum(each.occurrences for each in unfired)
+    found = number(occurrences, at_least=at_least or not all(each.exact for each in unfired))
     were = "occurrence was" if occurrences == 1 else "occurrences were"
-    return f", but {found} {were} skipped: {state(spans[0].reason)}"
+    reasons = ", ".join(dict.fromkeys(state(each.reason) for each in unfired))
+    return f", but {found} {were} skipped in the time shown: {reasons}"
 
 
 def _coming(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -17,7 +18,7 @@ _GROUP_OPEN_RUNS = Statements("tidewheel.control")["group_open_runs"]
 
 COUNTED = 10_000
 """The open runs that are counted, the oldest: more are shown as at least so many."""
-_CLAIMABLE = frozenset(sources(Move.CLAIM))
+_NOT_STARTED = frozenset({*sources(Move.CLAIM), RunState.BUFFERED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Backlog:
     Args:
         queue: The queue.
         lane: The lane.
+        state: `buffered` where a limit, an order or another run of the job holds them; else `queued`.
         count: Their number.
         at_least: True if there may be more.
         oldest_at: The time from which the oldest might start.
@@ -36,6 +38,7 @@ class Backlog:
 
     queue: str
     lane: str
+    state: Literal["queued", "buffered"]
     count: int
     at_least: bool
     oldest_at: datetime
@@ -51,7 +54,7 @@ class OpenRuns:
         states: Their number by state; `scheduled` are those before their time.
         at_least: True if there may be more.
         backlogs: What is due, the oldest first.
-        waiting: The same by queue, lane and handler: runs of different handlers wait for different reasons.
+        waiting: The same by handler and by hold too: these wait for different reasons.
     """
 
     states: Mapping[str, int]
@@ -66,6 +69,7 @@ class _Row:
     lane: str
     handler: str
     state: str
+    is_held: bool
     ahead: bool
     runs: int
     oldest_at: datetime | None
@@ -81,10 +85,10 @@ def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
     states = Counter[str]()
     for row in rows:
         states[SCHEDULED if row.ahead and row.state == RunState.QUEUED else row.state] += row.runs
-    due = [row for row in rows if row.state in _CLAIMABLE and not row.ahead and row.oldest_at is not None]
-    waiting = list(_groups(due, by_handler=True, at_least=at_least))
+    due = [row for row in rows if row.state in _NOT_STARTED and not row.ahead and row.oldest_at is not None]
+    waiting = list(_groups(due, by_reason=True, at_least=at_least))
     waits = read_waits(connection, [each.oldest_run_id for each in waiting])
-    backlogs = _groups(due, by_handler=False, at_least=at_least)
+    backlogs = _groups(due, by_reason=False, at_least=at_least)
     return OpenRuns(
         states=dict(states),
         at_least=at_least,
@@ -93,13 +97,15 @@ def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
     )
 
 
-def _groups(rows: Sequence[_Row], *, by_handler: bool, at_least: bool) -> Iterator[Backlog]:
-    groups: dict[tuple[str, str, str], list[_Row]] = {}
+def _groups(rows: Sequence[_Row], *, by_reason: bool, at_least: bool) -> Iterator[Backlog]:
+    groups: dict[tuple[str, str, bool, tuple[str, bool] | None], list[_Row]] = {}
     for row in rows:
-        groups.setdefault((row.queue, row.lane, row.handler if by_handler else ""), []).append(row)
+        reason = (row.handler, row.is_held) if by_reason else None
+        groups.setdefault((row.queue, row.lane, row.state == RunState.BUFFERED, reason), []).append(row)
     found: list[Backlog] = []
-    for (queue, lane, _), parts in groups.items():
+    for (queue, lane, buffered, _), parts in groups.items():
         oldest_at, run_id = min((part.oldest_at, part.run_id) for part in parts if part.oldest_at is not None)
         count = sum(part.runs for part in parts)
-        found.append(Backlog(queue, lane, count, at_least, oldest_at, run_id, None))
+        state: Literal["queued", "buffered"] = "buffered" if buffered else "queued"
+        found.append(Backlog(queue, lane, state, count, at_least, oldest_at, run_id, None))
     yield from sorted(found, key=lambda each: each.oldest_at)

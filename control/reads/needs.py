@@ -15,7 +15,7 @@ from tidewheel.control.reads.findings import Severity
 from tidewheel.control.reads.freezes import FreezeSummary, list_freezes
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.status import FleetStatus
-from tidewheel.control.reads.waits import WaitCode
+from tidewheel.control.reads.waits import Wait, WaitCode
 from tidewheel.ids import first_run_id
 from tidewheel.jobs.values import format_duration
 from tidewheel.outbox import OutboxLane
@@ -36,7 +36,9 @@ _LETTERS = 1000  # the newest ones, which are looked at
 _LATE = timedelta(seconds=30)
 _SET_ASIDE = 20
 _SETTLED = timedelta(seconds=5)  # an executor that has just started is known by then
+_HELD = timedelta(minutes=1)
 _STUCK = frozenset({WaitCode.NO_EXECUTOR, WaitCode.NO_HANDLER, WaitCode.NO_TARGET})
+_LIMITS = frozenset({WaitCode.TENANT, WaitCode.TENANT_RATE, WaitCode.KEY, WaitCode.ORDER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ class Need:
     """One thing that needs a person.
 
     Args:
-        kind: The kind: `freeze`, `fleet`, `failing_job`, `failed_runs`, `set_aside`, `waiting_runs`, `dead_letters`,
-            `outbox` or `timers`.
+        kind: The kind: `freeze`, `fleet`, `failing_job`, `failed_runs`, `set_aside`, `waiting_runs`, `held_runs`,
+            `dead_letters`, `outbox` or `timers`.
         severity: Its effect on work.
         words: The fault, as a sentence.
         evidence: The figures that show it.
@@ -98,6 +100,7 @@ def find_needs(
         *(failing or _of_failed_runs(hour)),
         *_of_set_aside(connection, tenant),
         *_of_waits(found.waiting, now),
+        *_of_limits(found.waiting, now),
         *_of_dead_letters(connection, tenant),
     ]
     return sorted(needs, key=lambda need: need.severity != Severity.ERROR)
@@ -205,6 +208,21 @@ def _of_waits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:
         yield Need(
             "waiting_runs", Severity.ERROR, each.why.words, evidence, each.oldest_at, each.count, each.why.remedy or ""
         )
+
+
+def _of_limits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:
+    """Yield one need for each reason, whatever queues and handlers it concerns."""
+    held: dict[str, list[tuple[Backlog, Wait]]] = {}
+    for each in waiting:
+        if each.why is not None and each.why.code in _LIMITS:
+            held.setdefault(each.why.words, []).append((each, each.why))
+    for reason, parts in held.items():
+        oldest, why = min(parts, key=lambda part: part[0].oldest_at)
+        if now - oldest.oldest_at < _HELD:
+            continue
+        count, plus = sum(each.count for each, _ in parts), "+" if oldest.at_least else ""
+        words = f"{count:,}{plus} {'run is' if count == 1 else 'runs are'} held: the oldest {reason}"
+        yield Need("held_runs", Severity.WARNING, words, "", oldest.oldest_at, count, why.remedy or "")
 
 
 def _age(span: timedelta) -> str:

@@ -59,7 +59,8 @@ class Now:
         open: The open runs by state; `scheduled` are those before their time.
         open_at_least: True if there may be more open runs.
         ended_hour: The runs that ended within the last hour.
-        failed_hour: Those of them that failed or timed out.
+        ran_hour: Those of them that succeeded, failed or timed out.
+        failed_hour: Those of these that failed or timed out.
         on_time_rate: The share of those that were claimed within a second of their time; None without one.
     """
 
@@ -71,6 +72,7 @@ class Now:
     open: Mapping[str, int]
     open_at_least: bool
     ended_hour: int
+    ran_hour: int
     failed_hour: int
     on_time_rate: float | None
 
@@ -109,6 +111,7 @@ def read_now_of(
         open=found.states,
         open_at_least=found.at_least,
         ended_hour=ended.succeeded + failed + ended.cancelled + ended.skipped,
+        ran_hour=ended.succeeded + failed,
         failed_hour=failed,
         on_time_rate=on_time_rate(connection, tenant, now - _HOUR, now + _HOUR),
     )

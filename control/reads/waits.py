@@ -283,9 +283,8 @@ def _parents(facts: WaitFacts) -> Wait:
 def _key(facts: WaitFacts, key: str) -> Wait:
     held, places = facts.key_running or 0, facts.key_at_once
     if not key:
-        words = (
-            f"waits for a place of its tenant: {held} runs are in flight, of {places if places is not None else held}"
-        )
+        runs = "run is" if held == 1 else "runs are"
+        words = f"waits for a place of its tenant: {held} {runs} in flight, of {held if places is None else places}"
         return Wait(WaitCode.TENANT, words, "raise the limit by `tidewheel tenant limits NAME --in-flight`")
     if places is not None and held >= places:
         words = f"waits for a place of the concurrency key {key!r}: runs hold {held} of {places}"

@@ -9,10 +9,12 @@ from urllib.parse import urlencode
 import pytest
 
 from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import key_of
+from tests.control.console.pages import HTML, key_of
 from tests.fixtures.database import Database
 from tests.transitions.acts import about, apply_batch, begin, submit, trigger
 from tests.transitions.figures import finish, forget_figures
+from tests.transitions.test_tenant_places import Executor
+from tidewheel.control.client.client import Client
 from tidewheel.jobs.values import parse_timestamp
 from tidewheel.runs import RunState
 
@@ -116,6 +118,41 @@ def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Databa
         )
         assert [each["kind"] for each in read(keyed, "now")["findings"]] == ["set_aside", "freeze"]
     assert {"fleet", "set_aside"} <= {each["kind"] for each in read(client, "now")["findings"]}
+
+
+def test_runs_that_a_limit_holds_are_backlog_and_a_finding_after_a_minute(client: ApiClient) -> None:
+    database = client.database
+    submit(database, "job", overlap="allow_all")
+    with Client(database.url) as limiting:
+        limiting.tenants.limit("default", in_flight=1)
+    Executor(database).claim(*(trigger(database) for _ in range(3)))
+    [held] = read(client, "backlog")["backlog"]
+    assert (held["state"], held["count"]) == ("buffered", 2)
+    assert held["why"]["words"] == "waits for a place of its tenant: 1 run is in flight, of 1"
+    kinds = {each["kind"] for each in read(client, "now")["findings"]}
+    assert "held_runs" not in kinds
+    with answering(database) as pages:
+        overview = pages.get("/", headers=HTML).text
+        assert 'href="/runs?status=buffered&amp;queue=default&amp;lane=standard">2<' in overview
+        assert 'aria-current="page">Buffered</a>' in pages.get("/runs?status=buffered", headers=HTML).text
+        assert "No run is due" not in overview
+        assert 'href="/?tenant=default#backlog">2 wait<' in pages.get("/admin/tenants/default", headers=HTML).text
+    then = database.now() - timedelta(minutes=2)
+    database.execute("UPDATE job_runs SET scheduled_at = %s, created_at = %s", [then, then])
+    [finding] = [each for each in read(client, "now")["findings"] if each["kind"] == "held_runs"]
+    assert (finding["count"], finding["words"]) == (2, f"2 runs are held: the oldest {held['why']['words']}")
+    assert "--in-flight" in finding["remedy"]
+
+
+def test_share_of_failures_leaves_skips_and_cancellations_out(client: ApiClient) -> None:
+    submit(client.database, "job", retry={"max_attempts": 1}, overlap="allow_all")
+    finish(client.database, "job", RunState.SUCCEEDED, RunState.FAILED)
+    client.database.execute(
+        "INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)"
+        " SELECT tenant, at, grain, queue, lane, 'skipped', 1, stages, took, slowest FROM activity LIMIT 1"
+    )
+    found = read(client, "now")
+    assert (found["ended_hour"], found["ran_hour"], found["failed_hour"]) == (3, 2, 1)
 
 
 def test_activity_has_bins_with_states_and_stages(client: ApiClient) -> None:

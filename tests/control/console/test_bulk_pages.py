@@ -14,9 +14,11 @@ from tests.control.client.test_dead_letters import fail, garble, work_off
 from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
 from tests.control.console.test_actions import posted
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, submission, submit, trigger
+from tests.transitions.acts import apply_batch, begun, submission, submit, trigger
+from tests.transitions.figures import finish
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
+from tidewheel.runs import RunState
 from tidewheel.scheduler.bulk_cancel import BulkCancel
 
 REASON = "<script>alert(1)</script>\u202e"
@@ -253,7 +255,7 @@ def test_selected_runs_are_cancelled_and_retried(pages: ApiClient) -> None:
     assert "1 run queued. 1 could not be retried." in shown(pages, "/runs")
     assert "1 run matches." in shown(pages, "/runs?cause=retry&last=1h")
     for wrong in ("/runs/cancel", "/runs/retry"):
-        assert "none of the selected runs" in shown(pages, wrong)
+        assert "no run is selected" in shown(pages, wrong)
     assert pages.get("/runs/cancel?run=x").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
 
 
@@ -416,3 +418,29 @@ def test_unknown_bulk_work_and_empty_lists_say_so(pages: ApiClient) -> None:
     for path in (*unknown, "dead-letters/7", "dead-letters/99999999999999999999"):
         assert pages.get(f"/{path}").status_code == HTTPStatus.NOT_FOUND, path
     assert pages.get("/dead-letters?status=none").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: ApiClient) -> None:
+    database = pages.database
+    begun(database, "other")
+    finish(database, "job", RunState.SUCCEEDED)
+    triggered(database, "job", 2)
+    path = link(shown(pages, "/runs?status=queued&job=job"), "Cancel all that match…")
+    dialog = re.sub(r"</?bdi>", "", shown(pages, path))
+    assert "Cancel 2 runs of job?" in dialog
+    assert "2 of the 3 that match are concerned." in dialog
+    assert "The state is no filter of a cancellation" in dialog
+    assert 'href="/runs?status=queued&amp;job=job">Keep them' in dialog
+    assert "Cancel all that match…" not in shown(pages, "/runs?status=succeeded&job=job")
+    assert "Cancel all that match…" in shown(pages, "/runs?status=running")
+
+
+def test_cancel_of_nothing_says_so_and_leads_back_to_the_filter(pages: ApiClient) -> None:
+    triggered(pages.database, "job", 1)
+    assert 'name="next" value="/runs?status=queued&amp;job=job"' in shown(pages, "/runs?status=queued&job=job")
+    for action in ("cancel", "retry"):
+        text = shown(pages, f"/runs/{action}?next=%2Fruns%3Fstatus%3Dqueued%26job%3Djob")
+        assert "No run is selected" in text
+        assert '<a class="button" href="/runs?status=queued&amp;job=job">Back to the list</a></p>' in text
+    [run] = pages.database.rows("SELECT run_id FROM job_runs")
+    assert 'href="/runs?job=job">Keep them' in shown(pages, f"/runs/cancel?run={run[0]}&next=%2Fruns%3Fjob%3Djob")

@@ -74,6 +74,8 @@ def test_slow_runs_are_listed_and_hostile_text_is_text(pages: ApiClient) -> None
     [run] = finish(pages.database, HOSTILE, RunState.SUCCEEDED)
     for path in ("/runs/slow", "/runs/slow?last=7d", "/"):
         assert "<script>alert" not in shown(pages, path)
-    assert f'href="/runs/{run}"' in shown(pages, "/runs/slow")
+    slow = shown(pages, "/runs/slow")
+    assert f'href="/runs/{run}"' in slow
+    assert '<th class="right">last attempt</th><th class="right">due to end</th>' in slow
     assert pages.get("/runs/slow?last=1y").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert 'href="/runs/slow"' in shown(pages, "/runs")
