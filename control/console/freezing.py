@@ -97,6 +97,7 @@ class FreezeScope:
             will=(
                 f"{waiting} open run{'' if found.waiting == 1 else 's'} will not start until the thaw.",
                 f"Occurrences of {jobs} that are due meanwhile are recorded, and handled by on_resume of each job.",
+                "Jobs whose on_resume is skip lose these: the thaw skips them, and only a backfill runs them.",
             ),
             stays=(f"{number(found.under_way, at_least=found.at_least)} under way go on.",),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),

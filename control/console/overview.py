@@ -39,6 +39,7 @@ STAGES = {
 """The stages of which one plot shows one, and their names."""
 _LISTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "dead_letters": ("dead_letters", {}),
+    "freeze": ("freeze", {}),
     "held_runs": ("runs", {"status": "buffered"}),
     "failed_runs": ("runs", {"status": "failed", "last": "1h"}),
 }  # by the kind of a need: the list that shows it

@@ -9,7 +9,7 @@ import pytest
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, console, key_of, signed_in
 from tests.fixtures.database import Database
-from tests.transitions.acts import begun, submit
+from tests.transitions.acts import apply_batch, begun, submit
 from tests.transitions.figures import finish, forget_figures
 from tidewheel.runs import RunState
 
@@ -56,6 +56,13 @@ def test_overview_with_failures_is_not_all_well(database: Database) -> None:
     assert "2 things need you." in page
     assert '<a href="/runs?status=failed&amp;last=1h"><bdi>1 of 2 runs of the last hour failed' in page
     assert '<a href="/dead-letters"><bdi>1 dead letter waits' in page
+
+
+def test_freeze_among_the_findings_leads_to_its_thaw_and_says_what_is_lost(pages: ApiClient) -> None:
+    assert "on_resume is skip lose these" in shown(pages, "/freeze/scope?queue=reports")
+    apply_batch(pages.database, {"type": "freeze", "queue": "reports"})
+    assert '<span class="what"><a href="/freeze"><bdi>' in shown(pages, "/")
+    assert "Thaw…" in shown(pages, "/freeze")
 
 
 def test_first_steps_are_ticked_off(pages: ApiClient) -> None:
