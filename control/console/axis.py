@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 
+LEAST_SPAN = timedelta(minutes=2)
+"""The shortest time that a link zooms to."""
+
 _DAY = timedelta(days=1)
 
 

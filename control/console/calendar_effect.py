@@ -10,8 +10,8 @@ from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.upcoming import UpcomingOccurrence, upcoming
 from tidewheel.control.reads.calendars import CalendarDetail
 from tidewheel.errors import TidewheelError
+from tidewheel.jobs.values import WEEKDAYS
 
-_WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _JOBS, _OCCURRENCES, _DAYS = 10, 50, 8  # that are looked at, and named
 _FIRES = {OccurrenceOutcome.SCHEDULED, OccurrenceOutcome.PAUSED, OccurrenceOutcome.WAITING}
 
@@ -26,7 +26,7 @@ class DaySet:
     @classmethod
     def of(cls, found: CalendarDetail) -> "DaySet":
         """Return those of a calendar."""
-        return cls(frozenset(found.days), frozenset(map(_WEEKDAYS.index, found.weekdays)))
+        return cls(frozenset(found.days), frozenset(map(WEEKDAYS.index, found.weekdays)))
 
     def __contains__(self, day: date) -> bool:
         return day in self.days or day.isoweekday() % 7 in self.weekdays
@@ -58,7 +58,7 @@ def _of_days(now: DaySet, then: DaySet, today: date) -> Iterator[str]:
 def _of_weekdays(now: DaySet, then: DaySet) -> Iterator[str]:
     for verb, days in (("Adds", then.weekdays - now.weekdays), ("Removes", now.weekdays - then.weekdays)):
         if days:
-            yield f"{verb} every {', '.join(_WEEKDAYS[day] for day in sorted(days))}."
+            yield f"{verb} every {', '.join(WEEKDAYS[day] for day in sorted(days))}."
 
 
 def _of_job(connection: Connection, tenant: str, key: str, now: DaySet, then: DaySet) -> Iterator[str]:

@@ -5,11 +5,13 @@ that instant. If this is more than the number, the dialog is shown again with th
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from tidewheel.control.console.actions import Field
 from tidewheel.control.console.forms import Form
 from tidewheel.errors import refuse
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.values import format_timestamp, parse_timestamp
 
 FREELY = 100
 """So many things a click may change."""
@@ -24,7 +26,7 @@ def bound(count: int, until: datetime) -> Sequence[Field]:
     """
     return (
         Field("counted", "", kind="hidden", value=str(count)),
-        Field("counted_at", "", kind="hidden", value=until.astimezone(UTC).isoformat()),
+        Field("counted_at", "", kind="hidden", value=format_timestamp(until)),
     )
 
 
@@ -38,8 +40,8 @@ def confirmation(count: int) -> Sequence[Field]:
 def until_of(form: Form, now: datetime) -> datetime:
     """Return the instant of the count of a form's dialog; never a later one than now."""
     try:
-        return min(datetime.fromisoformat(form.get("counted_at", "")).astimezone(UTC), now)
-    except (ValueError, OverflowError):
+        return min(parse_timestamp(form.get("counted_at", "")), now)
+    except InvalidValue:
         return now
 
 

@@ -6,6 +6,7 @@ The same graph has the same picture. An edge over several layers has a bend in e
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 WIDTH, HEIGHT = 200, 44
 _GAP_X, _GAP_Y, _MARGIN = 48, 16, 8
@@ -38,14 +39,14 @@ class Drawing:
         height: The height of all.
         places: The left upper corner of each node.
         edges: The edges, by child and parent.
-        node_width: The width of a node.
     """
+
+    node_width: ClassVar[int] = WIDTH
 
     width: int
     height: int
     places: Sequence[tuple[int, int]]
     edges: Sequence[Edge]
-    node_width: int = WIDTH
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from typing import ClassVar, Literal, Self, TypeVar, cast
 from urllib.parse import unquote
@@ -16,7 +16,7 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.job_times import MOST_DAYS
 from tidewheel.control.api.queries import TenantQuery, as_key
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.axis import Axis, Window, axis, axis_between
+from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_between
 from tidewheel.control.console.job_line import job_line
 from tidewheel.control.console.job_rows import Show, counts, filtered, job_rows
 from tidewheel.control.console.jobs import hold_words
@@ -35,7 +35,7 @@ from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
 from tidewheel.control.schedule_words import schedule_words
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.jobs.values import Instant, format_timestamp
+from tidewheel.jobs.values import Instant, format_second, format_timestamp
 from tidewheel.schedules.describe import describe
 
 T = TypeVar("T")
@@ -47,7 +47,6 @@ _UNFIRED = {
     OccurrenceOutcome.SKIPPED, OccurrenceOutcome.WAITING, OccurrenceOutcome.PAUSED, OccurrenceOutcome.WILL_BE_SKIPPED,
     OccurrenceOutcome.WILL_BE_EXCLUDED,
 }  # fmt: skip
-_LEAST_SPAN = timedelta(minutes=2)
 
 
 class JobQuery(TenantQuery):
@@ -189,17 +188,13 @@ def _zoom(along: Axis) -> Mapping[str, Mapping[str, str]]:
     longest = timedelta(days=MOST_DAYS - 2)
 
     def around(at: datetime, length: timedelta) -> Mapping[str, str]:
-        length = min(max(length, _LEAST_SPAN), longest)
-        return {"from": _whole(at - length / 2), "to": _whole(at + length / 2)}
+        length = min(max(length, LEAST_SPAN), longest)
+        return {"from": format_second(at - length / 2), "to": format_second(at + length / 2)}
 
     return {
         "out": around(middle, span * 2), "in": around(middle, span / 2), "back": around(middle - span / 2, span),
         "on": around(middle + span / 2, span),
     }  # fmt: skip
-
-
-def _whole(at: datetime) -> str:
-    return format_timestamp(at.astimezone(UTC).replace(microsecond=0))
 
 
 def schedule_text(schedule: Mapping[str, object]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import accumulate
 
-from tidewheel.control.console.axis import Axis, Tick
+from tidewheel.control.console.axis import LEAST_SPAN, Axis, Tick
 from tidewheel.control.console.tide import Bar, Size
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import between, counted, duration, family_of, number, state
@@ -26,7 +26,6 @@ _LEAST, _MOST = 4.0, 46.0
 _HOLLOW = 12.0
 _THINNEST = 0.35  # percent
 _RETRIES = 4
-_LEAST_SPAN = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +232,7 @@ def _bin(along: Axis, each: TimelineBin, address: Callable[..., str]) -> Iterato
 
 def _span_of(each: TimelineBin) -> dict[str, str]:
     """Return the time of a bin as a query has it, and two minutes at least."""
-    until = max(each.until, each.at + _LEAST_SPAN)
+    until = max(each.until, each.at + LEAST_SPAN)
     return {"from": format_second(each.at), "to": format_second(until)}
 
 

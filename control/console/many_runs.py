@@ -24,7 +24,7 @@ from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs, read_runs
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
-from tidewheel.jobs.values import Key, Queue
+from tidewheel.jobs.values import Key, Queue, format_timestamp
 from tidewheel.runs import FINAL, RunState
 
 _SAMPLE = 5
@@ -234,7 +234,7 @@ def _shown(query: RunsQuery | MatchingQuery) -> Mapping[str, object]:
 def _document(query: MatchingQuery, until: datetime) -> dict[str, object]:
     given: dict[str, object] = {
         "key": query.job, "labels": dict(query.label) or None, "queue": query.queue, "lane": query.lane,
-        "cause": query.cause, "created_before": until.isoformat(),
+        "cause": query.cause, "created_before": format_timestamp(until),
     }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
 

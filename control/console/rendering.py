@@ -24,7 +24,7 @@ from tidewheel.control.console.sign_in import (
     SignIn,
     new_form_cookie,
 )
-from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.urls import PATHS, Urls
 from tidewheel.control.reads.freezes import Freeze
 from tidewheel.settings.api import ApiSettings
 
@@ -51,7 +51,7 @@ PATTERNS = 4
 _HERE = Path(__file__).parent
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _LONGEST_WORDS = 400
-_NO_ORIGIN = ("/", "/freeze", "/freeze/scope", "/thaw", "/sign-in")  # no action leads back to these
+_NO_ORIGIN = {PATHS[name] for name in ("overview", "freeze", "freeze_scope", "thaw", "sign_in")}  # no action leads back
 _FOREVER = "public, max-age=31536000, immutable"
 
 

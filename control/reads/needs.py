@@ -220,7 +220,7 @@ def _of_limits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:
         oldest, why = min(parts, key=lambda part: part[0].oldest_at)
         if now - oldest.oldest_at < _HELD:
             continue
-        count, plus = sum(each.count for each, _ in parts), "+" if oldest.at_least else ""
+        count, plus = sum(each.count for each, _ in parts), "+" if any(each.at_least for each, _ in parts) else ""
         words = f"{count:,}{plus} {'run is' if count == 1 else 'runs are'} held: the oldest {reason}"
         yield Need("held_runs", Severity.WARNING, words, "", oldest.oldest_at, count, why.remedy or "")
 

@@ -71,7 +71,7 @@ _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 _CALENDAR = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TASK_TOKEN = re.compile(r"[A-Za-z0-9_-]{48}", re.ASCII)
-_WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 # Source: W3C Trace Context, "traceparent Header Field Values": neither id is all zeros, and ff is no version.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
@@ -412,11 +412,11 @@ def _day(value: object) -> date:
 
 
 def _weekday(value: object) -> int:
-    if isinstance(value, str) and value.upper() in _WEEKDAYS:
-        return _WEEKDAYS.index(value.upper())
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(_WEEKDAYS):
+    if isinstance(value, str) and value.upper() in WEEKDAYS:
+        return WEEKDAYS.index(value.upper())
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(WEEKDAYS):
         return value
-    raise _wrong(value, f"write one of {', '.join(_WEEKDAYS)}")
+    raise _wrong(value, f"write one of {', '.join(WEEKDAYS)}")
 
 
 def _priority(value: object) -> int:
