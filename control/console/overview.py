@@ -117,6 +117,7 @@ class OverviewPage:
         found = here.findings if isinstance(here, Now) else ()
         failed = [each for each in (present, figures, upcoming, steps) if isinstance(each, Failed)]
         running = here.running if isinstance(here, Now) else 0
+        backlogs = open_runs.backlogs if isinstance(open_runs, OpenRuns) else ()
         return View(
             {
                 "now": now, "present": here, "open_runs": open_runs, "needs": found[:_FINDINGS],
@@ -126,8 +127,8 @@ class OverviewPage:
                 "query": query, "windows": _WINDOWS, "stages": STAGES,
                 "plot": _plot(along, figures, upcoming, urls, running),
                 "late": _late(along, figures, query.stage),
-                "backlogs": open_runs.backlogs[:_BACKLOGS] if isinstance(open_runs, OpenRuns) else (),
-                "left_out": len(open_runs.backlogs) - _BACKLOGS if isinstance(open_runs, OpenRuns) else 0,
+                "backlogs": backlogs[:_BACKLOGS], "left_out": len(backlogs) - _BACKLOGS,
+                "most_waiting": max((each.count for each in backlogs[:_BACKLOGS]), default=1),
                 "since": format_timestamp(along.begin), "upcoming": upcoming,
             }
         )  # fmt: skip

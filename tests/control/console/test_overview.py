@@ -9,7 +9,7 @@ import pytest
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, console, key_of, signed_in
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, begun, submit
+from tests.transitions.acts import apply_batch, begun, submit, trigger
 from tests.transitions.figures import finish, forget_figures
 from tidewheel.runs import RunState
 
@@ -45,6 +45,16 @@ def test_overview_draws_what_ended_and_what_comes(pages: ApiClient) -> None:
     for stage in ("claimed", "written", "ended"):
         assert "Lateness, due" in shown(pages, f"/?stage={stage}")
     assert shown(pages, "/?window=1y"), "an unknown window is the first one"
+
+
+def test_backlog_is_drawn_beside_its_counts(pages: ApiClient) -> None:
+    submit(pages.database, "job", overlap="allow_all")
+    submit(pages.database, "render", queue="reports", overlap="allow_all")
+    for key in ("job", "render", "render", "render", "render"):
+        trigger(pages.database, key)
+    pages.database.execute("UPDATE job_runs SET publish_at = publish_at - interval '1 min'")
+    page = shown(pages, "/")
+    assert sorted(re.findall(r'<rect class="moving" width="([0-9.]+)%" height="8"/>', page)) == ["100.0", "25.0"]
 
 
 def test_overview_with_failures_is_not_all_well(database: Database) -> None:
