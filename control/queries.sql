@@ -1602,10 +1602,13 @@ SELECT w.job_id, r.run_id, r.scheduled_at, r.state, r.started_at, r.finished_at
  ORDER BY w.job_id, r.scheduled_at DESC
 
 -- name: read_activity
--- Returns the ended runs of a tenant by bin and state, and the number of rows; of the newest `look` rows.
+-- Returns the ended runs of a tenant by bin and state, and the number of rows; of the newest `look` rows. A queue and a lane
+-- leave the runs of others out.
 -- Index: activity_pkey, a range of it backwards. No lock.
-SELECT width_bucket(a.at, %(edges)s::timestamptz[]) - 1 AS bin, a.state, sum(a.runs)::bigint AS runs, count(*) AS rows
-  FROM (SELECT e.at, e.state, e.runs
+SELECT width_bucket(a.at, %(edges)s::timestamptz[]) - 1 AS bin, a.state,
+       coalesce(sum(a.runs) FILTER (WHERE a.queue = coalesce(%(queue)s, a.queue) AND a.lane = coalesce(%(lane)s, a.lane)), 0)::bigint AS runs,
+       count(*) AS rows
+  FROM (SELECT e.at, e.queue, e.lane, e.state, e.runs
           FROM activity AS e
          WHERE e.tenant = %(tenant)s
            AND e.at >= (%(edges)s::timestamptz[])[1] AND e.at < (%(edges)s::timestamptz[])[cardinality(%(edges)s::timestamptz[])]
@@ -1617,7 +1620,7 @@ SELECT width_bucket(a.at, %(edges)s::timestamptz[]) - 1 AS bin, a.state, sum(a.r
 -- Returns the runs of a tenant by bin, stage and bucket of lateness; of the newest `look` rows.
 -- Index: activity_pkey, a range of it backwards. No lock.
 SELECT width_bucket(a.at, %(edges)s::timestamptz[]) - 1 AS bin, u.packed >> 32 AS bucket, sum(u.packed & 4294967295)::bigint AS runs
-  FROM (SELECT e.at, e.stages
+  FROM (SELECT e.at, e.queue, e.lane, e.stages
           FROM activity AS e
          WHERE e.tenant = %(tenant)s
            AND e.at >= (%(edges)s::timestamptz[])[1] AND e.at < (%(edges)s::timestamptz[])[cardinality(%(edges)s::timestamptz[])]
@@ -1625,6 +1628,8 @@ SELECT width_bucket(a.at, %(edges)s::timestamptz[]) - 1 AS bin, u.packed >> 32 A
          LIMIT %(look)s) AS a
  CROSS JOIN unnest(a.stages) AS u (packed)
  WHERE u.packed >> 48 = ANY (%(stages)s::bigint[])
+   AND a.queue = coalesce(%(queue)s, a.queue)
+   AND a.lane = coalesce(%(lane)s, a.lane)
  GROUP BY 1, 2
 
 -- name: find_slowest_runs

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import BeforeValidator, Field
@@ -26,7 +26,7 @@ from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.status import FleetStatus, read_status
 from tidewheel.control.reads.upcoming import UpcomingJobs, read_upcoming
 from tidewheel.errors import refuse
-from tidewheel.jobs.values import Instant
+from tidewheel.jobs.values import Instant, Queue
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 
@@ -42,12 +42,16 @@ class ActivityQuery(TenantQuery):
         until: The end of the last bin; now by default.
         step: The length of a bin in seconds. Figures older than 2 hours have minutes, those older than 2 days hours.
         stages: True adds the lateness by stage.
+        queue: Only runs of this queue.
+        lane: Only runs of this lane.
     """
 
     since: Instant | None = None
     until: Instant | None = None
     step: Annotated[int, Field(ge=5, le=86_400), BeforeValidator(whole)] = 60
     stages: Flag = False
+    queue: Queue | None = None
+    lane: Literal["critical", "standard", "batch"] | None = None
 
 
 class UpcomingQuery(TenantQuery):
@@ -127,7 +131,8 @@ class NowApi:
         def read(reading: Conn, now: datetime) -> ActivityFigures:
             until = query.until or now
             edges = edges_of(query.since or until - _HOUR, until, timedelta(seconds=query.step))
-            return read_activity(reading, caller.tenant, edges, tuple(Stage) if query.stages else ())
+            stages = tuple(Stage) if query.stages else ()
+            return read_activity(reading, caller.tenant, edges, stages, queue=query.queue, lane=query.lane)
 
         return await self._answer(caller, read)
 

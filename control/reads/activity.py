@@ -95,7 +95,13 @@ class SlowRun:
 
 
 def read_activity(
-    connection: Conn, tenant: str, edges: Sequence[datetime], stages: Collection[Stage] = ()
+    connection: Conn,
+    tenant: str,
+    edges: Sequence[datetime],
+    stages: Collection[Stage] = (),
+    *,
+    queue: str | None = None,
+    lane: str | None = None,
 ) -> ActivityFigures:
     """Return the runs of a tenant that ended between the first and the last edge.
 
@@ -104,8 +110,12 @@ def read_activity(
         tenant: The tenant.
         edges: The begin of each bin, and the end of the last one, in ascending order.
         stages: The stages whose lateness is read.
+        queue: Only runs of this queue.
+        lane: Only runs of this lane.
     """
-    columns: dict[str, object] = {"tenant": tenant, "edges": list(edges), "look": LOOKED_AT}
+    columns: dict[str, object] = {
+        "tenant": tenant, "edges": list(edges), "look": LOOKED_AT, "queue": queue, "lane": lane,
+    }  # fmt: skip
     counts: list[dict[str, int]] = [{} for _ in edges[1:]]
     looked_at = 0
     rows = cast("list[tuple[int, str, int, int]]", connection.execute(_READ_ACTIVITY, columns, binary=True).fetchall())
@@ -123,9 +133,12 @@ def read_activity(
 
 def on_time_rate(connection: Conn, tenant: str, since: datetime, until: datetime) -> float | None:
     """Return the share of runs that were claimed within a second of their time; None without one."""
-    columns: dict[str, object] = {"tenant": tenant, "edges": [since, until], "look": LOOKED_AT}
+    columns: dict[str, object] = {
+        "tenant": tenant, "edges": [since, until], "look": LOOKED_AT, "stages": [Stage.CLAIMED],
+        "queue": None, "lane": None,
+    }  # fmt: skip
     counts = Counter[int]()
-    for by_stage in _buckets(connection, {**columns, "stages": [Stage.CLAIMED]}).values():
+    for by_stage in _buckets(connection, columns).values():
         counts += by_stage[Stage.CLAIMED]
     if not counts:
         return None

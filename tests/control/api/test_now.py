@@ -167,6 +167,12 @@ def test_activity_has_bins_with_states_and_stages(client: ApiClient) -> None:
     assert set(stages) == {"claimed", "ended"}
     assert stages["ended"]["p50"] <= stages["ended"]["p99"]
     assert read(client, "activity")["bins"][0]["stages"] is None
+    span = {"since": since, "until": until, "step": 7200, "stages": "true"}
+    [mine] = read(client, "activity", **span, queue="default", lane="standard")["bins"]
+    assert (mine["succeeded"], mine["stages"]["ended"]["runs"]) == (2, 3)
+    for other in ({"queue": "reports"}, {"lane": "batch"}):
+        [none] = read(client, "activity", **span, **other)["bins"]
+        assert (none["succeeded"], none["failed"], none["stages"]) == (0, 0, {})
 
 
 def test_spans_are_bounded_and_refusals_name_the_field(client: ApiClient) -> None:

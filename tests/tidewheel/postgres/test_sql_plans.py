@@ -359,7 +359,8 @@ _EARLY: Mapping[str, object] = {
     "attempt": 0, "job_version": 1, "free": "allow_all", "running": RunState.RUNNING, "succeeded": RunState.SUCCEEDED
 }  # fmt: skip
 
-_TODAY = SystemClock().now().replace(hour=0, minute=0, second=0, microsecond=0)
+_NOW = SystemClock().now()
+_TODAY = _NOW.replace(hour=0, minute=0, second=0, microsecond=0)
 _DAY: Mapping[str, object] = {
     "first": _TODAY, "end": _TODAY + timedelta(days=1), "before": _TODAY - timedelta(days=1),
     "after_at": _LONG_AGO, "after_id": UUID(int=0),
@@ -378,10 +379,11 @@ _WINDOWS: Mapping[str, object] = {"ids": list(range(BATCH))} | dict.fromkeys(
 
 _ACTIVITY: Mapping[str, object] = {
     "tenant": "tenant-1", "edges": [_TODAY - timedelta(days=1), _TODAY, _FAR_AHEAD], "since": _TODAY,
-    "until": _FAR_AHEAD, "stages": [1], "look": 100_000, "limit": 50,
+    "until": _FAR_AHEAD, "stages": [1], "look": 100_000, "limit": 50, "queue": "default",
+    "lane": None,
 }  # fmt: skip
 
-_SLICE: Mapping[str, object] = {"grain": 0, "first": _TODAY, "end": _TODAY + timedelta(minutes=10)}
+_SLICE: Mapping[str, object] = {"grain": 0, "first": _NOW - timedelta(hours=1), "end": _NOW - timedelta(minutes=50)}
 
 # Parameters besides those of, or different from, `facts` has it.
 SPECIAL: Mapping[str, Mapping[str, object]] = {
