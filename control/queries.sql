@@ -1498,7 +1498,7 @@ SELECT o.id, o.topic, o.publish_at
 -- name: read_job_days
 -- Returns the counts of the last days of a job, the newest first.
 -- Index: job_days_pkey, walked backwards. No lock.
-SELECT day, succeeded, failed, timed_out, cancelled, skipped, attempts, durations, lateness
+SELECT day, succeeded, failed, timed_out, cancelled, skipped, attempts, durations, lateness, longest, longest_run_id
   FROM job_days
  WHERE job_id = %(job_id)s AND day >= (tidewheel_now() AT TIME ZONE 'UTC')::date - %(days)s::integer
  ORDER BY day DESC

@@ -165,7 +165,7 @@ CASE WHEN x.ms <= 1 THEN 0 ELSE ceil(ln(x.ms) / ln(1.1))::bigint END
 -- Adds the runs of a slice of the jobs to their counts.
 -- Index: job_days_pkey; it reads the whole day. Lock: the counts; one scheduler counts at a time.
 WITH part AS MATERIALIZED (
-    SELECT f.job_id, f.tenant, f.state, f.attempt,
+    SELECT f.job_id, f.tenant, f.state, f.attempt, f.run_id, extract(epoch FROM f.finished_at - f.started_at)::float8 AS took,
            (SELECT {{bucket(x)}}
               FROM (SELECT (extract(epoch FROM f.finished_at - f.started_at) * 1000)::float8 AS ms) AS x
              WHERE f.started_at IS NOT NULL) AS duration,
@@ -184,10 +184,16 @@ WITH part AS MATERIALIZED (
     SELECT b.job_id, array_agg((b.late << 32) + b.runs ORDER BY b.late) AS buckets
       FROM (SELECT p.job_id, p.late, count(*) AS runs FROM part AS p WHERE p.late IS NOT NULL GROUP BY p.job_id, p.late) AS b
      GROUP BY b.job_id
+), longest AS (
+    SELECT DISTINCT ON (p.job_id) p.job_id, p.took, p.run_id
+      FROM part AS p
+     WHERE p.took IS NOT NULL
+     ORDER BY p.job_id, p.took DESC
 )
-INSERT INTO job_days AS d (job_id, day, tenant, succeeded, failed, timed_out, cancelled, skipped, attempts, durations, lateness)
+INSERT INTO job_days AS d (job_id, day, tenant, succeeded, failed, timed_out, cancelled, skipped, attempts, durations, lateness,
+                           longest, longest_run_id)
 SELECT c.job_id, %(day)s::date, c.tenant, c.succeeded, c.failed, c.timed_out, c.cancelled, c.skipped, c.attempts,
-       coalesce(o.buckets, '{}'), coalesce(l.buckets, '{}')
+       coalesce(o.buckets, '{}'), coalesce(l.buckets, '{}'), m.took, m.run_id
   FROM (SELECT p.job_id, min(p.tenant) AS tenant, count(*) FILTER (WHERE p.state = 'succeeded') AS succeeded,
                count(*) FILTER (WHERE p.state = 'failed') AS failed, count(*) FILTER (WHERE p.state = 'timed_out') AS timed_out,
                count(*) FILTER (WHERE p.state = 'cancelled') AS cancelled, count(*) FILTER (WHERE p.state = 'skipped') AS skipped,
@@ -196,12 +202,16 @@ SELECT c.job_id, %(day)s::date, c.tenant, c.succeeded, c.failed, c.timed_out, c.
          GROUP BY p.job_id) AS c
   LEFT JOIN durations AS o USING (job_id)
   LEFT JOIN lateness AS l USING (job_id)
+  LEFT JOIN longest AS m USING (job_id)
 ON CONFLICT (job_id, day) DO UPDATE
    SET succeeded = d.succeeded + excluded.succeeded, failed = d.failed + excluded.failed,
        timed_out = d.timed_out + excluded.timed_out, cancelled = d.cancelled + excluded.cancelled,
        skipped = d.skipped + excluded.skipped, attempts = d.attempts + excluded.attempts,
        durations = (SELECT {{merged(x)}} FROM (SELECT d.durations || excluded.durations AS listed) AS x),
-       lateness = (SELECT {{merged(x)}} FROM (SELECT d.lateness || excluded.lateness AS listed) AS x)
+       lateness = (SELECT {{merged(x)}} FROM (SELECT d.lateness || excluded.lateness AS listed) AS x),
+       longest = greatest(d.longest, excluded.longest),
+       longest_run_id = CASE WHEN d.longest >= excluded.longest OR excluded.longest IS NULL THEN d.longest_run_id
+                             ELSE excluded.longest_run_id END
 
 -- name: advance_count
 -- Stores the position of the count of a day; without one the day is counted.

@@ -76,6 +76,7 @@ UPCOMING: Json = {"key": "nightly", "zone": "Europe/Berlin", "now": _AT, "occurr
 _DAY: Json = {
     "day": "2026-11-19", "succeeded": 23, "failed": 1, "timed_out": 0, "cancelled": 0, "skipped": 0, "attempts": 26,
     "duration": {"p50": 1.25, "p90": 2.21, "p99": 2.94}, "lateness": {"p50": 0.01, "p90": 0.02, "p99": 0.05},
+    "longest": {"run_id": RUN_ID, "took": 2.9},
 }  # fmt: skip
 STATISTICS: Json = {"key": "nightly", "days": [_DAY], "total": _DAY}
 TIMELINE: Json = {

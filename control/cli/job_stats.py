@@ -33,6 +33,8 @@ def stats(
     else:
         rows = [_row(day.day.isoformat(), day) for day in found.days]
         print_table(_HEADINGS, [*rows, _row("total", found.total)])
+        if found.total.longest is not None:
+            typer.echo(f"the longest run: {found.total.longest.run_id}, {found.total.longest.took:.3g} s")
 
 
 def _row(name: str, day: JobDay) -> tuple[Cell, ...]:

@@ -4,7 +4,7 @@ Retention counts a day an hour after its end, and keeps the counts for years aft
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from uuid import UUID
@@ -41,6 +41,19 @@ class Quantiles:
 
 
 @dataclass(frozen=True, slots=True)
+class LongestRun:
+    """The run whose last attempt took the longest.
+
+    Args:
+        run_id: The run; it may be removed.
+        took: The duration of that attempt, in seconds.
+    """
+
+    run_id: UUID
+    took: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobDay:
     """The runs of a job that ended on a day of UTC, or on several.
 
@@ -54,6 +67,7 @@ class JobDay:
         attempts: The number of their attempts.
         duration: Of their last attempts.
         lateness: From the time at which a last attempt might start to its start.
+        longest: The longest run; None if no run started, or if a release before 0.2 counted the day.
     """
 
     day: date
@@ -65,6 +79,7 @@ class JobDay:
     attempts: int
     duration: Quantiles
     lateness: Quantiles
+    longest: LongestRun | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +110,8 @@ class CountedDay:
     attempts: int
     durations: list[int]
     lateness: list[int]
+    longest: float | None
+    longest_run_id: UUID | None
 
 
 def job_statistics(connection: Conn, tenant: str, key: str, days: int = 30) -> JobStatistics:
@@ -139,7 +156,14 @@ def _day(rows: Sequence[CountedDay]) -> JobDay:
         attempts=sum(row.attempts for row in rows),
         duration=_quantiles(durations),
         lateness=_quantiles(lateness),
+        longest=max(_longest(rows), key=lambda each: each.took, default=None),
     )
+
+
+def _longest(rows: Sequence[CountedDay]) -> Iterator[LongestRun]:
+    for row in rows:
+        if row.longest is not None and row.longest_run_id is not None:
+            yield LongestRun(row.longest_run_id, row.longest)
 
 
 def _quantiles(counts: Mapping[int, int]) -> Quantiles:

@@ -35,6 +35,10 @@ SECONDS: LiteralString = """
 SELECT extract(epoch FROM finished_at - started_at)::float8, extract(epoch FROM started_at - publish_at)::float8
   FROM finished_runs WHERE job_id = %s AND started_at IS NOT NULL
 """
+LONGEST: LiteralString = """
+SELECT run_id, extract(epoch FROM finished_at - started_at)::float8
+  FROM finished_runs WHERE job_id = %s AND started_at IS NOT NULL ORDER BY finished_at - started_at DESC LIMIT 1
+"""
 
 
 class Killed(BaseException):
@@ -76,6 +80,10 @@ def test_each_run_is_counted_once_though_a_scheduler_dies(
     with Client(fresh_database.url) as client:
         for key, job in jobs.items():
             found = client.statistics(key)
+            [longest] = fresh_database.rows(LONGEST, [job])
+            assert found.total is not None
+            assert found.total.longest is not None
+            assert (found.total.longest.run_id, found.total.longest.took) == longest
             [counted] = found.days
             assert found.total == counted
             assert (counted.day, counted.succeeded, counted.failed, counted.attempts) == (day, 36, 4, 60)
@@ -85,7 +93,7 @@ def test_each_run_is_counted_once_though_a_scheduler_dies(
                     exact = true[ceil(part * len(true)) - 1]
                     assert estimate == pytest.approx(exact, rel=0.05, abs=0.001)
     assert json_output(fresh_database, "job", "stats", "a")["days"][0]["day"] == day.isoformat()
-    assert tidewheel(fresh_database, "job", "stats", "a").lines[-1].split()[:3] == ["total", "36", "4"]
+    assert tidewheel(fresh_database, "job", "stats", "a").lines[-2].split()[:3] == ["total", "36", "4"]
     with answering(fresh_database) as api:
         assert answer_of(api.get("/api/v1/jobs/a/statistics?days=3"))["total"]["succeeded"] == 36
         assert answer_of(api.get("/api/v1/jobs/b/statistics?days=1"))["total"] is None
