@@ -114,6 +114,17 @@ def test_new_rows_of_runs_wait_behind_their_number_and_nothing_else_moves(here: 
     assert before is not None
 
 
+def test_last_runs_of_jobs_move_no_column(here: Tab, database: Database) -> None:
+    here.open("/jobs")
+    places = "[...document.querySelectorAll('main th')].map((each) => each.getBoundingClientRect().x)"
+    expect(here.page.locator("main tbody")).to_contain_text("never ran")
+    before = here.page.evaluate(places)
+    end(database, ending(begun(database, "nightly"), RunState.FAILED, error_type="ConnectionResetError"))
+    here.page.reload()
+    expect(here.page.locator("main tbody")).to_contain_text("ConnectionResetError")
+    assert here.page.evaluate(places)[-2:] == before[-2:]
+
+
 def test_selected_text_and_focus_stay_while_the_page_changes(here: Tab, database: Database) -> None:
     here.open("/jobs/nightly")
     expect(here.page.locator(ON)).to_be_visible()
