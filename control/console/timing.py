@@ -1,4 +1,4 @@
-"""The waterfall of one run: a row for each stage, with its bar on one axis that breaks long waits."""
+"""The waterfall of one run: a row for each stage, with its bar on one linear axis."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,8 @@ from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import OWNED
 
-BREAK = 8.0
-"""The width of a broken wait, in percent of the axis."""
-
-_BROKEN = 0.4  # of the whole: a longer wait is broken
-_THINNEST = 0.4
+_THINNEST = 0.15  # percent: a pixel of a wide page
+_TICK = 0.4
 _ATTEMPTS = 12
 _NOT_RECORDED = "not recorded"
 
@@ -26,7 +23,7 @@ class Stage:
         name: Its name.
         words: Its duration or its instant, and what came of it.
         family: The colour family of its bar.
-        shape: `bar`, `broken`, `tick`, `hollow` for another clock than the database's, or `dotted` if not recorded.
+        shape: `bar`, `tick`, `hollow` for another clock than the database's, or `dotted` if not recorded.
         x: The left edge of its bar; None outside of the axis.
         width: The width of its bar.
         took: Its duration.
@@ -86,7 +83,7 @@ def timing(run: RunDetail, now: datetime) -> Timing:
     begin = starts[0] if starts and left_out else min([first, *starts])
     end = max(summary.finished_at or now, begin)
     spans = list(_spans(run, attempts, begin if left_out else first, now))
-    axis = _Axis.of(begin, max(end - begin, timedelta(milliseconds=1)), spans)
+    axis = _Axis(begin, max(end - begin, timedelta(milliseconds=1)))
     stages = [*_ticks(run, axis), *(axis.bar(each) for each in spans), *_not_kept(run)]
     took: dict[str, timedelta] = {}
     for each in spans:
@@ -99,48 +96,25 @@ def timing(run: RunDetail, now: datetime) -> Timing:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """An axis on which a broken wait has a fixed width, and all else one scale."""
+    """The time of a run from its begin to its end, or to now."""
 
     begin: datetime
     span: timedelta
-    broken: tuple[tuple[datetime, datetime], ...]
 
-    @classmethod
-    def of(cls, begin: datetime, span: timedelta, spans: Sequence[_Span]) -> "_Axis":
-        waits = [each for each in spans if each.name in {"wait", "back-off"}]
-        found = ((each.since, each.until) for each in waits if each.took > span * _BROKEN)
-        return cls(begin, span, tuple(found))
-
-    def place(self, instant: datetime) -> float | None:
-        """Return the place of an instant in percent; None outside of the axis."""
-        if not timedelta(0) <= instant - self.begin <= self.span:
-            return None
-        lost = sum((until - since for since, until in self.broken), timedelta(0))
-        scale = (100 - BREAK * len(self.broken)) / max((self.span - lost) / timedelta(microseconds=1), 1.0)
-        at, since = 0.0, self.begin
-        for left, right in self.broken:
-            if instant <= left:
-                break
-            at += (left - since) / timedelta(microseconds=1) * scale
-            at += BREAK * min((instant - left) / (right - left), 1.0)
-            since = right
-        at += max((instant - since) / timedelta(microseconds=1), 0.0) * scale
-        return min(round(at, 2), 100.0)
+    def place(self, instant: datetime) -> float:
+        """Return the place of an instant in percent, outside of 0 to 100 if it is outside of the axis."""
+        return 100 * ((instant - self.begin) / self.span)
 
     def bar(self, given: _Span) -> Stage:
-        last = self.begin + self.span
-        left = self.place(min(max(given.since, self.begin), last)) or 0.0
-        right = self.place(min(max(given.until, self.begin), last)) or 0.0
+        left, right = (min(max(self.place(at), 0.0), 100.0) for at in (given.since, given.until))
         width = max(right - left, _THINNEST)
-        is_broken = (given.since, given.until) in self.broken
-        words = f"{given.words}, drawn short" if is_broken else given.words
-        shape = "broken" if is_broken else "bar"
-        x = round(min(left, 100 - width), 2)
-        return Stage(given.name, words, given.family, shape, x, round(width, 2), given.took)
+        x = min(left, 100 - width)
+        return Stage(given.name, given.words, given.family, "bar", round(x, 2), round(width, 2), given.took)
 
     def tick(self, name: str, words: str, at: datetime, shape: str = "tick") -> Stage:
         place = self.place(at)
-        return Stage(name, words, "undone", shape, None if place is None else min(place, 100 - _THINNEST), _THINNEST)
+        x = round(min(place, 100 - _TICK), 2) if 0 <= place <= 100 else None
+        return Stage(name, words, "undone", shape, x, _TICK)
 
 
 def _ticks(run: RunDetail, axis: _Axis) -> Iterator[Stage]:

@@ -93,7 +93,7 @@ def test_page_with_a_hundred_attempts_folds_the_older_and_stays_small(pages: Api
     assert "Log, attempt 7<" in shown(pages, f"/runs/{run}?attempt=7")
 
 
-def test_waterfall_breaks_a_long_wait_and_names_the_slowest_stage(pages: ApiClient) -> None:
+def test_waterfall_is_true_to_its_axis_and_marks_the_slowest_stage(pages: ApiClient) -> None:
     submit(pages.database, retry={"max_attempts": 3})
     run = trigger(pages.database)
     requeue(pages.database, begin(pages.database, run), AttemptOutcome.FAILED)
@@ -105,7 +105,9 @@ def test_waterfall_breaks_a_long_wait_and_names_the_slowest_stage(pages: ApiClie
         " scheduled_at = scheduled_at - interval '1 hour'"
     )
     page = shown(pages, f"/runs/{run}")
-    assert '<tr class="broken"><td class="nowrap">back-off</td>' in page
+    [marked] = re.findall(r'<tr class="bar slowest">.*?</tr>', page, re.DOTALL)
+    assert '<td class="nowrap">back-off</td>' in marked
+    assert float(re.findall(r'width="([\d.]+)%" height', marked)[0]) > 99
     assert re.search(r"slowest: back-off, 1 h 00 min of 1 h 00 min", page)
     assert re.search(r"handler&#39;s start</td>.*not recorded", page)
 
