@@ -14,11 +14,14 @@ LEAST_SPAN = timedelta(minutes=2)
 """The shortest time that a link zooms to."""
 
 _DAY = timedelta(days=1)
+_HALF_MINUTE = timedelta(seconds=30)
 
 
 class Window(StrEnum):
     """The windows that a page offers."""
 
+    TWO_MINUTES = "2m"
+    TEN_MINUTES = "10m"
     HOUR = "1h"
     SIX_HOURS = "6h"
     DAY = "24h"
@@ -47,7 +50,7 @@ class _Bins:
         parts: The parts of a local day.
         behind: The number of bins up to now.
         ahead: Of those behind now.
-        every: The distance of ticks: minutes, or local days.
+        every: The distance of ticks: seconds, or local days.
     """
 
     words: str
@@ -60,9 +63,11 @@ class _Bins:
 
 
 _WINDOWS = {
-    Window.HOUR: _Bins("hour", "half minute", timedelta(seconds=30), 0, 120, 30, 15),
-    Window.SIX_HOURS: _Bins("6 hours", "4 minutes", timedelta(minutes=4), 0, 90, 22, 60),
-    Window.DAY: _Bins("24 hours", "quarter of an hour", timedelta(minutes=15), 0, 96, 24, 240),
+    Window.TWO_MINUTES: _Bins("2 minutes", "second", timedelta(seconds=1), 0, 120, 30, 30),
+    Window.TEN_MINUTES: _Bins("10 minutes", "5 seconds", timedelta(seconds=5), 0, 120, 30, 120),
+    Window.HOUR: _Bins("hour", "half minute", timedelta(seconds=30), 0, 120, 30, 900),
+    Window.SIX_HOURS: _Bins("6 hours", "4 minutes", timedelta(minutes=4), 0, 90, 22, 3_600),
+    Window.DAY: _Bins("24 hours", "quarter of an hour", timedelta(minutes=15), 0, 96, 24, 14_400),
     Window.WEEK: _Bins("7 days", "twelfth of a day", None, 12, 84, 21, 1),
     Window.MONTH: _Bins("30 days", "quarter of a day", None, 4, 120, 30, 5),
     Window.QUARTER: _Bins("90 days", "day", None, 1, 90, 22, 15),
@@ -142,8 +147,10 @@ class Axis:
 
     def clock(self, at: datetime) -> str:
         """Return an instant as sentences about this axis name it."""
-        local = at.astimezone(self.zone)
-        return f"{local:%H:%M}" if _WINDOWS[self.window].step else f"{local:%a} {local.day} {local:%b %H:%M}"
+        local, step = at.astimezone(self.zone), _WINDOWS[self.window].step
+        if step is None:
+            return f"{local:%a} {local.day} {local:%b %H:%M}"
+        return f"{local:%H:%M:%S}" if step < _HALF_MINUTE else f"{local:%H:%M}"
 
     def ticks(self) -> Iterator[Tick]:
         """Yield the ticks, the earliest first."""
@@ -151,8 +158,8 @@ class Axis:
         for at in self.edges[:-1]:
             local = at.astimezone(self.zone)
             if bins.step is not None:
-                if local.second == 0 and (local.hour * 60 + local.minute) % bins.every == 0:
-                    yield Tick(self.x(at), f"{local:%H:%M}")
+                if (local.hour * 3_600 + local.minute * 60 + local.second) % bins.every == 0:
+                    yield Tick(self.x(at), f"{local:%H:%M}" if bins.every % 60 == 0 else f"{local:%H:%M:%S}")
             elif at == _midnight(local.date(), self.zone) and local.toordinal() % bins.every == 0:
                 shift = _midnight(local.date() + _DAY, self.zone) - at - _DAY
                 text = f"{local:%a} {local.day}" if bins.every == 1 else f"{local.day} {local:%b}"
@@ -217,7 +224,20 @@ def axis_between(begin: datetime, end: datetime, now: datetime, zone: tzinfo = U
     return Axis(edges, min(max(bisect_right(edges, now), 0), len(edges) - 1), now, zone, window)
 
 
+def window_of(past: timedelta) -> Window:
+    """Return the shortest window that reaches so far back, else the longest.
+
+    >>> window_of(timedelta(seconds=40)).value, window_of(timedelta(hours=20)).value, window_of(_DAY * 400).value
+    ('2m', '24h', '90d')
+    """
+    return next((each for each in Window if past <= _length(each) * _WINDOWS[each].behind), Window.QUARTER)
+
+
 def _span(window: Window) -> timedelta:
     bins = _WINDOWS[window]
-    length = bins.step if bins.step is not None else _DAY / bins.parts
-    return length * (bins.behind + bins.ahead)
+    return _length(window) * (bins.behind + bins.ahead)
+
+
+def _length(window: Window) -> timedelta:
+    bins = _WINDOWS[window]
+    return bins.step if bins.step is not None else _DAY / bins.parts

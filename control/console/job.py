@@ -16,7 +16,7 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.job_times import MOST_DAYS
 from tidewheel.control.api.queries import TenantQuery, as_key
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_between
+from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_between, window_of
 from tidewheel.control.console.job_line import job_line
 from tidewheel.control.console.job_rows import Show, counts, filtered, job_rows
 from tidewheel.control.console.jobs import hold_words
@@ -28,7 +28,7 @@ from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
 from tidewheel.control.explain.month import Counted, coming_counts
 from tidewheel.control.explain.recent import Around, around
-from tidewheel.control.explain.upcoming import Upcoming, upcoming
+from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
 from tidewheel.control.reads.job_keys import key_of_job
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
@@ -43,6 +43,7 @@ T = TypeVar("T")
 _RUNS = 50
 _NEXT = 10
 _LATEST = 20
+_DOZENS = 20
 _UNFIRED = {
     OccurrenceOutcome.SKIPPED, OccurrenceOutcome.WAITING, OccurrenceOutcome.PAUSED, OccurrenceOutcome.WILL_BE_SKIPPED,
     OccurrenceOutcome.WILL_BE_EXCLUDED,
@@ -53,13 +54,13 @@ class JobQuery(TenantQuery):
     """Query of the page of a job.
 
     Attributes:
-        window: The time up to now.
+        window: The time up to now; without one, that of some dozens of occurrences.
         from_at: The begin of a time, in place of a window.
         to_at: Its end.
         show: The filter of the list.
     """
 
-    window: Literal["1h", "6h", "24h", "7d", "30d", "90d"] | None = None
+    window: Literal["2m", "10m", "1h", "6h", "24h", "7d", "30d", "90d"] | None = None
     from_at: Instant | None = Field(default=None, alias="from")
     to_at: Instant | None = Field(default=None, alias="to")
     show: Literal["all", "failed", "skipped", "slow", "retried"] = "all"
@@ -96,13 +97,23 @@ class JobPage:
         now, tenant = page_now(connection), caller.tenant
         with connection.snapshot() as reading:
             job = show_job(reading, tenant, key)
-        along = _axis(query, now, zone)
 
-        def list_coming() -> tuple[Upcoming, Sequence[Counted]]:
+        def list_coming() -> Upcoming:
+            with connection.snapshot() as reading:
+                return upcoming(reading, tenant, key, _NEXT)
+
+        def list_latest() -> Sequence[RunSummary]:
+            with connection.snapshot() as reading:
+                return list_runs(reading, tenant, RunFilter(key=key, until=now), limit=_LATEST).runs
+
+        coming, latest = part(list_coming), part(list_latest)
+        ahead = () if isinstance(coming, Failed) else coming.occurrences
+        along = _axis(query, now, zone, _window(query, now, ahead, _or(latest, ())))
+
+        def count_coming() -> Sequence[Counted]:
             with connection.snapshot() as reading:
                 edges = along.edges[max(along.behind - 1, 0) :]
-                counted = coming_counts(reading, tenant, key, edges) if along.end > now else []
-                return upcoming(reading, tenant, key, _NEXT), counted
+                return coming_counts(reading, tenant, key, edges) if along.end > now else []
 
         def list_past() -> tuple[JobTimeline, Sequence[TimelineRun | RunSummary]]:
             late = connection.installation.misfire_after
@@ -114,25 +125,20 @@ class JobPage:
                 narrowed = RunFilter(key=key, status=status, since=along.begin, until=min(now, along.until))
                 return found, list_runs(reading, tenant, narrowed, limit=_RUNS).runs
 
-        def list_latest() -> Sequence[RunSummary]:
-            with connection.snapshot() as reading:
-                return list_runs(reading, tenant, RunFilter(key=key, until=now), limit=_LATEST).runs
-
         def read_why() -> str:
             with connection.snapshot() as reading:
                 return why(around(reading, tenant, key, misfire_after=connection.installation.misfire_after))
 
         address = partial(urls.job, key, job_id(tenant, key), show=query.show)
-        past, ahead, latest, reason = part(list_past), part(list_coming), part(list_latest), part(read_why)
-        coming = ahead if isinstance(ahead, Failed) else ahead[0]
+        past, counted, reason = part(list_past), part(count_coming), part(read_why)
         values: dict[str, object] = {"line": None, "rows": [], "counts": {}, "more": False}
         if not isinstance(past, Failed):
             timeline, runs = past
             rows = job_rows(runs, timeline)
             shown = filtered(rows, Show(query.show), timeline.took_p95)
-            special, counted = ((), ()) if isinstance(ahead, Failed) else (ahead[0].occurrences, ahead[1])
             values = {
-                "line": job_line(along, timeline, counted, special, urls, address=address), "rows": shown[:_RUNS],
+                "line": job_line(along, timeline, _or(counted, ()), ahead, urls, address=address),
+                "rows": shown[:_RUNS],
                 "more": len(shown) > _RUNS or timeline.mode == "bins",
                 "counts": counts(rows, timeline.took_p95) if timeline.mode == "runs" else {},
             }  # fmt: skip
@@ -140,7 +146,7 @@ class JobPage:
             {
                 "now": now, "job": job, "coming": coming, "past": past, "query": query, "errors": errors,
                 "windows": list(Window), "shows": list(Show), "zoom": _zoom(along), "zone": zone_name,
-                "tab": "timeline",
+                "tab": "timeline", "window": along.window if query.from_at is None else None,
                 "span": {"from": format_timestamp(along.begin), "to": format_timestamp(along.end)},
                 "why": _or(reason, ""),
                 "held": hold_words(job.summary), "schedule": schedule_text(job.summary.schedule),
@@ -176,10 +182,24 @@ def moved_to(request: Request, urls: Urls, key: str, job_id: UUID, name: str = "
     return None if address.partition("?")[0] == given.partition("?")[0] else address
 
 
-def _axis(query: JobQuery, now: datetime, zone: tzinfo) -> Axis:
+def _axis(query: JobQuery, now: datetime, zone: tzinfo, window: Window) -> Axis:
     if query.from_at is not None and query.to_at is not None:
         return axis_between(query.from_at, query.to_at, now, zone)
-    return axis(Window(query.window or Window.DAY), now, zone)
+    return axis(window, now, zone)
+
+
+def _window(
+    query: JobQuery, now: datetime, ahead: Sequence[UpcomingOccurrence], latest: Sequence[RunSummary]
+) -> Window:
+    """Return the window of a query, else one of some dozens of occurrences, with the latest run in it."""
+    if query.window is not None:
+        return Window(query.window)
+    ages = [now - each.scheduled_at for each in latest]
+    many = sum(each.occurrences for each in ahead)
+    if many > 1:
+        period = ((ahead[-1].last_at or ahead[-1].at) - ahead[0].at) / (many - 1)
+        return window_of(max(_DOZENS * period, min(ages, default=period)))
+    return window_of(max(ages)) if ages else Window.DAY
 
 
 def _zoom(along: Axis) -> Mapping[str, Mapping[str, str]]:

@@ -1,5 +1,6 @@
 """The pages of a job on its time axis: timeline, list, next, settings, and actions on one occurrence."""
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from http import HTTPStatus
@@ -67,6 +68,25 @@ def test_zoom_is_a_link_and_a_wrong_time_is_refused(clocked: ClockedDatabase, pa
         answer = pages.get(f"/jobs/job?{query}")
         assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
         assert word in answer.text
+
+
+def test_axis_has_some_dozens_of_occurrences_and_the_latest_run(clocked: ClockedDatabase, pages: ApiClient) -> None:
+    def window(key: str) -> str:
+        [found] = re.findall(r'aria-current="page">(\d+[mhd])</a>', shown(pages, f"/jobs/{key}"))
+        return str(found)
+
+    clocked.stop_clock(t("03-02T08:00"))
+    for interval, expected in (("2s", "2m"), ("20s", "10m"), ("1m", "1h"), ("1h", "24h"), ("1d", "30d")):
+        submit(clocked, f"each-{interval}", schedule={"interval": interval})
+        assert window(f"each-{interval}") == expected
+    submit(clocked, "manual")
+    assert window("manual") == "24h"
+    trigger(clocked, "manual")
+    clocked.stop_clock(t("03-02T08:05"))
+    assert window("manual") == "10m"
+    fire_all(clocked)
+    clocked.stop_clock(t("03-02T12:00"))
+    assert window("each-2s") == "6h"
 
 
 def test_job_of_a_second_is_drawn_in_bins(clocked: ClockedDatabase, pages: ApiClient) -> None:
