@@ -838,6 +838,39 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
  WHERE f.thawed_at IS NULL AND (f.tenant IS NULL OR f.tenant = %(tenant)s)
  ORDER BY f.id
 
+-- name: read_frozen_timers
+-- Returns the timers that the freeze of exactly this scope holds, and no other one: of one tenant only if `only` names it.
+-- Index: timers_frozen, job_versions_pkey, jobs_pkey; frozen_jobs_pkey for a freeze by jobs; a few rows of freezes. No lock.
+SELECT j.key, t.job_id, t.tenant, t.scheduled_at, v.schedule_json, v.policy_json, t.catch_up_end, t.overridden
+  FROM freezes AS f
+  JOIN timers AS t ON t.hold_reason = 'freeze' AND t.tenant = coalesce(f.tenant, %(only)s, t.tenant)
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+  JOIN jobs AS j ON j.job_id = t.job_id
+ WHERE {{tidewheel.intake.same_scope(f)}}
+   AND (f.queue IS NULL OR f.queue = v.queue)
+   AND (NOT f.by_job OR EXISTS (SELECT FROM frozen_jobs AS k WHERE k.freeze_id = f.id AND k.job_id = t.job_id OFFSET 0))
+   AND NOT EXISTS (SELECT FROM freezes AS z
+                    WHERE z.id <> f.id
+                      AND z.thawed_at IS NULL
+                      AND (z.queue IS NULL OR z.queue = v.queue)
+                      AND (z.tenant IS NULL OR z.tenant = t.tenant)
+                      AND (NOT z.by_job
+                           OR EXISTS (SELECT FROM frozen_jobs AS k WHERE k.freeze_id = z.id AND k.job_id = t.job_id OFFSET 0))
+                   OFFSET 0)
+ ORDER BY t.job_id
+ LIMIT %(limit)s
+
+-- name: read_paused_timers
+-- Returns the timers of paused jobs.
+-- Index: timers_pkey, job_versions_pkey, jobs_pkey. No lock.
+SELECT j.key, t.job_id, t.tenant, t.scheduled_at, v.schedule_json, v.policy_json, t.catch_up_end, t.overridden
+  FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+  JOIN jobs AS j ON j.job_id = t.job_id
+ WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND t.tenant = %(tenant)s AND t.hold_reason = 'pause'
+ ORDER BY t.job_id
+ LIMIT %(limit)s
+
 -- name: find_standing_freezes
 -- Returns the standing freezes of a tenant and of the fleet, the oldest first, without counts.
 -- No index: a row for each freeze that is not thawed, or not yet settled. No lock.

@@ -145,6 +145,13 @@ FREEZES: Json = {"freezes": [{
     },
     "jobs": None, "waiting": 312, "held": 14,
 }]}  # fmt: skip
+RESUMPTION: Json = {
+    "jobs": [{"key": "nightly", "fires": 1, "skips": 13, "at_least": False}], "fires": 1, "skips": 13,
+    "at_least": False, "words": [
+        "Occurrences that came due meanwhile: 1 fires at once; 13 are skipped, of 1 job.",
+        "Only a backfill runs a skipped occurrence.",
+    ],
+}  # fmt: skip
 _RUN: dict[str, Json] = {
     "run_id": RUN_ID, "key": "nightly", "job_id": JOB_ID, "job_version": 3, "status": "succeeded", "cause": "timer",
     "queue": "default", "lane": "standard", "attempt": 1, "scheduled_at": _AT, "created_at": "2026-11-20T00:59:59.8Z",

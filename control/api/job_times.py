@@ -1,4 +1,4 @@
-"""A job on its time axis: `/api/v1/jobs/{key}/timeline` and `/calendar`."""
+"""A job on its time axis: `/api/v1/jobs/{key}/timeline`, `/calendar` and `/resume-preview`."""
 
 import re
 from dataclasses import dataclass
@@ -20,6 +20,8 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.explain.job_timeline import JobTimeline, equal_edges, job_timeline
 from tidewheel.control.explain.month import JobCalendar, job_calendar
+from tidewheel.control.explain.resuming import Resumption, preview_resume
+from tidewheel.control.reads.jobs import show_job
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import Instant
@@ -94,6 +96,8 @@ class JobTimesApi:
                   answer=JobTimeline, example=examples.TIMELINE)  # fmt: skip
         add_route(router, "GET", f"{_ONE}/calendar", self.get_job_calendar, scope=Scope.READ, query=CalendarQuery,
                   answer=JobCalendar, example=examples.CALENDAR_MONTH)  # fmt: skip
+        add_route(router, "GET", f"{_ONE}/resume-preview", self.preview_resume, scope=Scope.READ, query=TenantQuery,
+                  answer=Resumption, example=examples.RESUMPTION)  # fmt: skip
 
     async def get_job_timeline(self, request: Request, caller: Reader) -> Response:
         """Return the runs of a job in a time, one by one or counted by bins, with skips, pauses and versions."""
@@ -114,5 +118,17 @@ class JobTimesApi:
         def read(connection: Connection) -> JobCalendar:
             with connection.snapshot() as reading:
                 return job_calendar(reading, caller.tenant, key, first_day(query.month) if query.month else None)
+
+        return await answer(self.reads, caller, read)
+
+    async def preview_resume(self, request: Request, caller: Reader) -> Response:
+        """Return what the end of a job's pause does with the occurrences that came due meanwhile."""
+        read_query(request, TenantQuery)
+        key = read_key(request)
+
+        def read(connection: Connection) -> Resumption:
+            with connection.snapshot() as reading:
+                job = show_job(reading, caller.tenant, key).summary
+                return preview_resume(reading, caller.tenant, [job.job_id])
 
         return await answer(self.reads, caller, read)

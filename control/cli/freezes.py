@@ -1,6 +1,7 @@
 """`tidewheel freeze | thaw | freezes`: start no run of a scope, from one moment to another."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,8 @@ from tidewheel.errors import refuse
 
 if TYPE_CHECKING:
     from tidewheel.control.client.freezes import Scope
+
+_SHOWN = 20  # jobs of a preview
 
 Fleet = Annotated[bool, typer.Option("--fleet", help="The runs of all tenants; with --queue those of that queue.")]
 WholeTenant = Annotated[bool, typer.Option("--all", help="All runs of the tenant.")]
@@ -54,12 +57,19 @@ def thaw(
     queue: Queue = None,
     label: LabelOption = None,
     key_prefix: KeyPrefix = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show which occurrences fire, and which are skipped.")
+    ] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """End the freeze of a scope; on_resume decides what came due meanwhile."""
     scope = _scope(fleet, everything, queue, label, key_prefix)
     with requesting(tenant) as client:
+        if dry_run:
+            found = client.freezes.preview_thaw(**scope)
+            print_result([*found.words, *(each.words for each in found.jobs[:_SHOWN])], asdict(found), output)
+            return
         client.freezes.thaw(**scope)
         left = client.freezes.list()
     others = f"; {len(left)} other freeze{'' if len(left) == 1 else 's'} left" if left else ""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TypedDict, Unpack
 
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.explain.resuming import Resumption, preview_thaw
 from tidewheel.control.reads.freezes import FreezeSummary, list_freezes
 
 
@@ -54,6 +55,20 @@ class Freezes:
             Unavailable: The database does not answer.
         """
         self._connection.request({"type": "thaw", **scope})
+
+    def preview_thaw(self, **scope: Unpack[Scope]) -> Resumption:
+        """Return what a thaw of exactly this scope does with the occurrences that came due meanwhile.
+
+        Raises:
+            Refused: No standing freeze has this scope.
+            Unavailable: The database does not answer.
+        """
+        tenant = None if scope.get("scope") == "fleet" else self._connection.tenant
+        with self._connection.snapshot(all_tenants=True) as connection:
+            return preview_thaw(
+                connection, tenant, queue=scope.get("queue"), labels=scope.get("labels"),
+                key_prefix=scope.get("key_prefix"),
+            )  # fmt: skip
 
     def list(self) -> list[FreezeSummary]:
         """Return the standing freezes of the tenant and of the fleet, with what waits under each."""

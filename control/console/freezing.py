@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
-from pydantic import Field as PydanticField
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller, ensure_all_tenants
-from tidewheel.control.api.queries import LabelFilter, TenantQuery, Text, read_query
+from tidewheel.control.api.freezes import ScopeQuery as FreezeScopeQuery
+from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.forms import Form
@@ -21,11 +21,11 @@ from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.freezes import FreezeSummary, count_freezable, list_freezes
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.errors import UnknownFreeze, refuse
-from tidewheel.jobs.values import Queue
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 
 _LONGEST_BACK = 500
+_SAMPLE = 5
 _NARROW = ("queue", "labels", "key_prefix")
 
 
@@ -39,20 +39,8 @@ class BackQuery(TenantQuery):
     next: str | None = None
 
 
-class ScopeQuery(BackQuery):
-    """The scope of a freeze.
-
-    Attributes:
-        scope: `fleet`, the runs of all tenants, or `tenant`.
-        queue: Of this queue.
-        label: Of jobs that have this label; repeatable.
-        key_prefix: Of jobs whose keys begin so.
-    """
-
-    scope: Literal["fleet", "tenant"] | None = None
-    queue: Queue | None = None
-    label: LabelFilter = PydanticField(default_factory=dict[str, str])
-    key_prefix: Text | None = None
+class ScopeQuery(FreezeScopeQuery, BackQuery):
+    """The scope of a freeze, and the page that an operator comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +54,7 @@ class ChooseFreezePage:
         """Read the standing freezes, with what waits under each."""
         del urls
         back = _back(read_query(request, BackQuery))
-        with connection.snapshot() as reading:
+        with connection.snapshot(all_tenants=caller.all_tenants) as reading:
             now = read_now(reading)
             freezes = list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)
         rows = [(each, thaw_filters(each.freeze)) for each in freezes]
@@ -135,14 +123,13 @@ class ThawScope:
         query = read_query(request, ScopeQuery)
         document = _document(query)
         found = _standing(connection, caller, document)
+        due = query.preview_thaw(connection, caller)
         words = _scope_words(document, caller.tenant)
         return Dialog(
             f"Thaw {words}?", f"Thaw {words}", _to(query, urls),
-            will=(
-                f"{counted(found.waiting, 'run')} may start at once.",
-                f"{counted(found.held, 'job')} held by it: on_resume decides what came due meanwhile.",
-            ),
+            will=(f"{counted(found.waiting, 'run')} may start at once.", *due.words),
             stays=(f"It is {found.freeze.words}.", "Jobs that are paused stay paused."), keep="Keep it frozen",
+            sample=[each.words for each in due.jobs[:_SAMPLE]],
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -178,7 +165,7 @@ def _jobs_of(connection: Conn, tenant: str, document: Mapping[str, Any]) -> str:
 
 
 def _standing(connection: Connection, caller: Caller, document: Mapping[str, object]) -> FreezeSummary:
-    with connection.snapshot() as reading:
+    with connection.snapshot(all_tenants=caller.all_tenants) as reading:
         found = list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)
     for each in found:
         if thaw_filters(each.freeze) == scope_address(document):

@@ -13,6 +13,7 @@ from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.urls import Urls
+from tidewheel.control.explain.resuming import preview_resume
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.ids import job_id
 
@@ -54,9 +55,12 @@ class ResumeJob:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what fires again."""
         key = _shown_key(connection, caller, request)
+        found = job_id(caller.tenant, key)
+        with connection.snapshot() as reading:
+            due = preview_resume(reading, caller.tenant, [found])
         return Dialog(
-            f"Resume {key}?", f"Resume {key}", urls.job(key, job_id(caller.tenant, key)), place="jobs",
-            will=("It fires again. Occurrences that were due meanwhile are handled by on_resume.",),
+            f"Resume {key}?", f"Resume {key}", urls.job(key, found), place="jobs",
+            will=("It fires again.", *due.words),
             keep="Keep it paused",
         )  # fmt: skip
 

@@ -18,6 +18,7 @@ from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.many_runs import MOST, IdOfQuery
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, number
+from tidewheel.control.explain.resuming import preview_resume
 from tidewheel.control.reads.job_keys import SelectedJob, read_selected_jobs
 from tidewheel.errors import FieldError, InvalidInput
 
@@ -72,9 +73,11 @@ class ResumeJobs:
         """Return how many of them are paused."""
         found = _selected(connection, caller, request)
         paused = sum(each.paused for each in found)
+        with connection.snapshot() as reading:
+            due = preview_resume(reading, caller.tenant, [each.job_id for each in found])
         return Dialog(
             f"Resume {counted(paused, 'job')}?", f"Resume {counted(paused, 'job')}", urls("jobs"), place="jobs",
-            will=("They fire again. Occurrences that were due meanwhile are handled by on_resume.",),
+            will=("They fire again.", *due.words),
             stays=_already(len(found) - paused, "not paused"), keep="Keep them paused",
             sample=_sample(found), warnings=() if found else (_NONE,),
         )  # fmt: skip

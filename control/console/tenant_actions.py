@@ -16,8 +16,9 @@ from tidewheel.control.console.tenants import gauges, named_tenant
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import part
 from tidewheel.control.console.words import number
+from tidewheel.control.explain.resuming import preview_thaw
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage
-from tidewheel.errors import FieldError, InvalidInput, refuse
+from tidewheel.errors import FieldError, InvalidInput, UnknownFreeze, refuse
 
 _HELP = {
     "jobs": "More are refused.",
@@ -149,11 +150,16 @@ class ResumeTenant:
         """Return what starts again."""
         name = named_tenant(request, caller)
         waiting = Tenants(connection).usage(name).waiting
+        with connection.snapshot(all_tenants=caller.all_tenants) as reading:
+            try:
+                due = preview_thaw(reading, name).words
+            except UnknownFreeze:
+                due = ("It is not paused.",)
         return Dialog(
             f"Resume tenant {name}?", f"Resume {name}", urls("tenant", name=name), place="admin",
             will=(
                 f"Its runs start again: {number(waiting.count, at_least=waiting.at_least)} wait.",
-                "Occurrences that were due meanwhile are handled by on_resume of each job.",
+                *due,
             ),
             stays=("Jobs that are paused by themselves stay so.",), keep="Keep it paused",
         )  # fmt: skip

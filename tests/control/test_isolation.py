@@ -22,12 +22,14 @@ from tests.transitions.test_workflows import play
 from tidewheel.activity import Stage
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.explain.resuming import preview_resume, preview_thaw
 from tidewheel.control.reads.activity import read_activity, slowest_runs
 from tidewheel.control.reads.backfills import backfills
 from tidewheel.control.reads.freezes import list_freezes
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.control.reads.now import read_now_of
 from tidewheel.control.reads.run_changes import read_run_changes
+from tidewheel.ids import job_id
 from tidewheel.migrations.row_security import TENANT_ROLE
 from tidewheel.postgres.pg_copy import Field, FieldDumper
 from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, connect
@@ -161,6 +163,8 @@ def lived(clocked: ClockedDatabase, recording: Recording) -> Recording:
             span = timedelta(hours=1)
             list_jobs(reading, MINE)
             list_freezes(reading, MINE, counts_all=False)
+            preview_thaw(reading, MINE, labels={"team": "a"}, only=MINE)
+            preview_resume(reading, MINE, [job_id(MINE, "job")])
             backfills(reading, MINE)
             read_now_of(reading, MINE, 64, None, sees_slots=True)
             read_activity(reading, MINE, [_NOON - span, _NOON + span], tuple(Stage))

@@ -10,20 +10,27 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import lru_cache
-from typing import cast
+from typing import Protocol, cast
 from uuid import UUID
 
 from tidewheel.postgres.pg_arrays import instants, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import DaySet, Override
-from tidewheel.transitions.timers import LockedTimer
+from tidewheel.schedules.timer_state import Timer
 
 _SQL = Statements("tidewheel.transitions")
 _READ_DAY_SETS = _SQL["read_day_sets"]
 _READ_OVERRIDES = _SQL["read_overrides"]
 
 _CALENDARS = 'calendars":["'  # in the canonical text of a policy that names one
+
+
+class DecidedTimer(Timer, Protocol):
+    """The columns of a timer that its inputs depend on."""
+
+    @property
+    def overridden(self) -> bool: ...  # noqa: D102 - the column of that name
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +45,13 @@ class DecisionInputs:
     day_sets: Mapping[tuple[str, str], DaySet] = field(default_factory=dict[tuple[str, str], DaySet])
     overrides: Mapping[UUID, Sequence[Override]] = field(default_factory=dict[UUID, Sequence[Override]])
 
-    def of(self, timer: LockedTimer) -> Sequence[Override]:
+    def of(self, timer: DecidedTimer) -> Sequence[Override]:
         """Return the overrides of one timer."""
         return self.overrides.get(timer.job_id, ())
 
 
-def read_decision_inputs(connection: Conn, timers: Sequence[LockedTimer]) -> DecisionInputs:
-    """Read the inputs for these timers, in the transaction that has locked them."""
+def read_decision_inputs(connection: Conn, timers: Sequence[DecidedTimer]) -> DecisionInputs:
+    """Read the inputs for these timers, in the transaction that has locked them or only shows them."""
     names = {
         (timer.tenant, name)
         for timer in timers
@@ -90,7 +97,7 @@ def _names(policy: str) -> list[str]:
     return [*document.get("exclude_calendars", ()), *document.get("include_calendars", ())]
 
 
-def _read_overrides(connection: Conn, timers: Sequence[LockedTimer]) -> dict[UUID, list[Override]]:
+def _read_overrides(connection: Conn, timers: Sequence[DecidedTimer]) -> dict[UUID, list[Override]]:
     columns = {
         "job_ids": uuids(timer.job_id for timer in timers),
         "cursors": instants(timer.scheduled_at for timer in timers),

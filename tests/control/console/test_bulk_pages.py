@@ -319,6 +319,7 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
         assert "&lt;script&gt;" in text
     thaw = link(shown(pages, "/runs"), "Thaw…")
     assert "1 run may start at once." in shown(pages, thaw)
+    assert "Occurrences that came due meanwhile: none." in shown(pages, thaw)
     done(posted(pages, thaw))
     text = shown(pages, "/")
     assert "is thawed." in text

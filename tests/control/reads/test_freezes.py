@@ -1,9 +1,12 @@
 """Reads name the freeze for which a run or a job waits."""
 
 from datetime import timedelta
+from http import HTTPStatus
 
 import pytest
 
+from tests.control.api.answering import answer_of, answering
+from tests.control.cli.command import tidewheel
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import submit, trigger
@@ -45,6 +48,38 @@ def test_run_job_and_occurrence_say_frozen(frozen: ClockedDatabase) -> None:
     with frozen.transaction() as connection:
         job = show_job(connection, "default", "job")
     assert (job.summary.hold_reason, job.freezes) == ("freeze", (freeze,))
+
+
+def test_preview_of_a_thaw_and_of_a_resume_counts_what_they_do(frozen: ClockedDatabase) -> None:
+    for key, policy in (("once", "fire_once"), ("all", "fire_all")):
+        submit(frozen, key, schedule="@every 1m", labels={"team": "billing"}, on_resume=policy)
+    submit(frozen, "paused", schedule="@every 1m", on_resume="fire_once")
+    frozen.advance(4 * MINUTE)
+    with Client(frozen.url) as client, answering(frozen) as api:
+        client.pause("paused")
+        fire_due(frozen)
+        frozen.advance(3 * MINUTE)
+        found = client.freezes.preview_thaw(labels={"team": "billing"})
+        assert {each.key: (each.fires, each.skips) for each in found.jobs} == {
+            "job": (0, 9), "once": (1, 6), "all": (7, 0),
+        }  # fmt: skip
+        assert found.words[0] == "Occurrences that came due meanwhile: 8 fire at once; 15 are skipped, of 2 jobs."
+        shown = answer_of(api.get("/api/v1/freezes/thaw-preview?label=team%3Dbilling"))
+        assert (shown["fires"], shown["skips"], shown["at_least"]) == (8, 15, False)
+        resumed = answer_of(api.get("/api/v1/jobs/paused/resume-preview"))
+        assert (resumed["fires"], resumed["skips"]) == (1, 2)
+        assert tidewheel(frozen, "thaw", "--label", "team=billing", "--dry-run").lines[0] == found.words[0]
+        client.freezes.freeze(queue="default")
+        assert client.freezes.preview_thaw(labels={"team": "billing"}).jobs == ()
+        assert api.get("/api/v1/freezes/thaw-preview?queue=other").status_code == HTTPStatus.NOT_FOUND
+        client.freezes.thaw(queue="default")
+        client.freezes.thaw(labels={"team": "billing"})
+        thaws = Thaws(frozen.session(), frozen.installation)
+        while thaws.step():
+            pass
+        fire_due(frozen)
+    fired = "SELECT count(*) FROM job_runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s"
+    assert [frozen.value(fired, [key]) for key in ("job", "once", "all")] == [0, 1, 7]
 
 
 def test_skipped_occurrence_says_frozen_after_the_thaw(frozen: ClockedDatabase) -> None:

@@ -383,6 +383,10 @@ _ACTIVITY: Mapping[str, object] = {
     "lane": None,
 }  # fmt: skip
 
+_FREEZE: Mapping[str, object] = {
+    "tenant": "default", "queue": "reports", "labels": None, "key_prefix": None, "only": None, "limit": 201,
+}  # fmt: skip
+
 _SLICE: Mapping[str, object] = {"grain": 0, "first": _NOW - timedelta(hours=1), "end": _NOW - timedelta(minutes=50)}
 
 # Parameters besides those of, or different from, `facts` has it.
@@ -439,6 +443,8 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "read_activity": _ACTIVITY,
     "read_stages": _ACTIVITY,
     "find_slowest_runs": _ACTIVITY,
+    "read_frozen_timers": _FREEZE,
+    "read_paused_timers": {"limit": 201},
     "count_upcoming": {"edges": [_NOON, _FAR_AHEAD], "look": 100},
     "group_open_runs": {"look": 10_000},
     "find_failing_jobs": {
@@ -717,7 +723,7 @@ _HOT = {
         show_failed_run
         read_past_attempts list_dead_letters last_dead_letter_looked_at find_open_states
         list_blocked_keys read_blocked_key
-        find_jobs_named find_keys_from
+        find_jobs_named find_keys_from read_frozen_timers read_paused_timers
         find_workflows find_workflows_of_root
         list_key_limits list_keys_in_use list_batches read_batch_runs read_run_edges
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs

@@ -1,0 +1,172 @@
+"""Preview what the end of a freeze or of a pause does with the occurrences that came due meanwhile.
+
+The decision is that of the scheduler, `on_resume` of tidewheel/schedules/decide.py, about the timers that are held now.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import LiteralString, NamedTuple
+from uuid import UUID
+
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from tidewheel.errors import ScheduleRefused, UnknownFreeze
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.schedules.decide import MAX_CAUGHT_UP, on_resume
+from tidewheel.schedules.schedule import TICK
+from tidewheel.schedules.simple import FixedDelay
+from tidewheel.schedules.timer_state import TimerState, timer_state
+from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
+
+_SQL = Statements("tidewheel.control")
+_READ_FROZEN_TIMERS = _SQL["read_frozen_timers"]
+_READ_PAUSED_TIMERS = _SQL["read_paused_timers"]
+_FIND_FREEZE = Statements("tidewheel.intake")["find_freeze"]
+
+MAX_JOBS = 200
+"""The held jobs that one preview decides about."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedJob:
+    """A job whose timer is held.
+
+    Args:
+        key: Its key.
+        fires: The number of its occurrences that fire at once.
+        skips: The number of its occurrences that are skipped.
+        at_least: True if there may be more of both.
+    """
+
+    key: str
+    fires: int
+    skips: int
+    at_least: bool
+
+    @property
+    def words(self) -> str:
+        """The job in a line.
+
+        >>> ResumedJob("nightly", 1, 13, at_least=False).words
+        'nightly: 1 fires, 13 skipped'
+        """
+        least = "at least " if self.at_least else ""
+        return f"{self.key}: {least}{self.fires:,} fire{'s' if self.fires == 1 else ''}, {least}{self.skips:,} skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """The occurrences that came due while jobs were held.
+
+    Args:
+        jobs: The jobs with such occurrences, those that lose most of them first.
+        fires: The number of occurrences that fire at once.
+        skips: The number of occurrences that are skipped.
+        at_least: True if there may be more of each.
+        words: The same in sentences.
+    """
+
+    jobs: tuple[ResumedJob, ...]
+    fires: int
+    skips: int
+    at_least: bool
+    words: tuple[str, ...]
+
+
+def preview_thaw(
+    connection: Conn,
+    tenant: str | None,
+    *,
+    queue: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    key_prefix: str | None = None,
+    only: str | None = None,
+) -> Resumption:
+    """Return what a thaw of exactly this scope does. Jobs that another freeze names stay held.
+
+    Args:
+        connection: Reads the rows.
+        tenant: The tenant of the freeze; None for that of the fleet.
+        queue: Its queue.
+        labels: The labels of its jobs.
+        key_prefix: The beginning of their keys.
+        only: Only jobs of this tenant.
+
+    Raises:
+        UnknownFreeze: No standing freeze has this scope.
+    """
+    columns: dict[str, object] = {
+        "tenant": tenant, "queue": queue, "labels": Jsonb(dict(labels)) if labels else None, "key_prefix": key_prefix,
+        "only": only, "limit": MAX_JOBS + 1,
+    }  # fmt: skip
+    if connection.execute(_FIND_FREEZE, columns).fetchone() is None:
+        named = {"key_prefix": key_prefix, "labels": labels, "queue": queue}
+        raise UnknownFreeze(next((name for name, value in named.items() if value), "scope"))
+    return _resumption(connection, _READ_FROZEN_TIMERS, columns)
+
+
+def preview_resume(connection: Conn, tenant: str, job_ids: Sequence[UUID]) -> Resumption:
+    """Return what the end of the pauses of these jobs does."""
+    columns: dict[str, object] = {"tenant": tenant, "job_ids": uuids(job_ids), "limit": MAX_JOBS + 1}
+    return _resumption(connection, _READ_PAUSED_TIMERS, columns)
+
+
+class _HeldTimer(NamedTuple):
+    key: str
+    job_id: UUID
+    tenant: str
+    scheduled_at: datetime
+    schedule_json: str
+    policy_json: str
+    catch_up_end: datetime | None
+    overridden: bool
+
+
+def _resumption(connection: Conn, statement: LiteralString, columns: dict[str, object]) -> Resumption:
+    with connection.cursor(row_factory=class_row(_HeldTimer), binary=True) as cursor:
+        found = cursor.execute(statement, columns).fetchall()
+    timers, now = found[:MAX_JOBS], read_now(connection)
+    inputs = read_decision_inputs(connection, timers)
+    decided = [each for timer in timers if (each := _decide(timer, inputs, now)) is not None]
+    jobs = sorted((each for each in decided if each.fires or each.skips), key=lambda each: -each.skips)
+    fires, skips = sum(each.fires for each in jobs), sum(each.skips for each in jobs)
+    at_least = len(found) > MAX_JOBS or any(each.at_least for each in jobs)
+    losing = sum(each.skips > 0 for each in jobs)
+    return Resumption(tuple(jobs), fires, skips, at_least, tuple(_words(fires, skips, losing, at_least=at_least)))
+
+
+def _words(fires: int, skips: int, losing: int, *, at_least: bool) -> Iterator[str]:
+    least = "at least " if at_least else ""
+    parts = [f"{least}{fires:,} fire{'s' if fires == 1 else ''} at once"] if fires else []
+    if skips:
+        jobs = f"{losing:,} job{'' if losing == 1 else 's'}"
+        parts.append(f"{least}{skips:,} {'is' if skips == 1 else 'are'} skipped, of {jobs}")
+    yield f"Occurrences that came due meanwhile: {'; '.join(parts) or 'none'}."
+    if skips:
+        yield "Only a backfill runs a skipped occurrence."
+
+
+def _decide(timer: _HeldTimer, inputs: DecisionInputs, now: datetime) -> ResumedJob | None:
+    """Return the job of a timer; None if its schedule cannot be read: firing sets the job aside."""
+    try:
+        state = timer_state(timer, inputs.day_sets, inputs.of(timer))
+    except ScheduleRefused:
+        return None
+    decision = on_resume(state, now=now)
+    fires, exact = _fires(state, decision.next_at, now)
+    fires += sum(to <= now and at not in decision.moved for at, to in state.moved.items())
+    exact = exact and all(skip.exact for skip in decision.skips)
+    return ResumedJob(timer.key, fires, sum(skip.occurrences for skip in decision.skips), at_least=not exact)
+
+
+def _fires(state: TimerState, first: datetime | None, now: datetime) -> tuple[int, bool]:
+    if first is None or first > now:
+        return 0, True
+    if isinstance(state.schedule, FixedDelay):
+        return 1, True
+    return state.live.count(first - TICK, now, MAX_CAUGHT_UP)
