@@ -51,9 +51,14 @@ def ensure_counted(form: Form, count: int) -> None:
     Raises:
         InvalidInput: There are more.
     """
-    counted = _number(form, "counted")
+    counted = counted_of(form)
     if counted is not None and count > counted:
         refuse("typed", f"{count:,} match now, and {counted:,} when they were counted", "read the new number")
+
+
+def counted_of(form: Form) -> int | None:
+    """Return the number of things that a form's dialog has counted; None for a form of no dialog."""
+    return _number(form, "counted")
 
 
 def ensure_confirmed(form: Form, count: int) -> None:
@@ -65,7 +70,7 @@ def ensure_confirmed(form: Form, count: int) -> None:
         InvalidInput: The number is missing, or is another one, or there are more things than it.
     """
     ensure_counted(form, count)
-    if count > FREELY and _number(form, "typed") not in {count, _number(form, "counted") or count}:
+    if count > FREELY and _number(form, "typed") not in {count, counted_of(form) or count}:
         refuse("typed", f"it is not the number of things that change, {count}", "type the number")
 
 

@@ -17,7 +17,7 @@ from tidewheel.control.api.runs import RunsQuery, Status
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.runs import CancelResult, Runs
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
-from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, until_of
+from tidewheel.control.console.confirming import bound, confirmation, counted_of, ensure_confirmed, until_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import page_now
@@ -193,7 +193,7 @@ class CancelMatching:
             "include_started": "include_started" in form, "reason": text_of(form, "reason"),
         }  # fmt: skip
         found = runs.cancel_matching(document, None, dry_run=True)
-        if not found.matched:
+        if not found.matched and not counted_of(form):  # the runs of a repeat may have ended
             refuse(_NONE_MATCHES.path, _NONE_MATCHES.problem, _NONE_MATCHES.remedy)
         ensure_confirmed(form, found.matched)
         done = runs.cancel_matching(document, request_id_of(form))

@@ -221,11 +221,12 @@ async function openLinked(address, opener) {
   try {
     const found = await page(address);
     const section = $(".dialog", found.body);
+    if (found.answer.status >= 500) throw found.answer.status;
     if (!section || !found.answer.ok) { location.assign(address); return; }
     const form = $("form", section);
     restore(openDialog(section, opener));
     form?.setAttribute("action", form.getAttribute("action") || address);
-  } catch { location.assign(address); }
+  } catch { toast("The API has not answered. Nothing was changed; try again."); }
 }
 
 let signingIn = false;

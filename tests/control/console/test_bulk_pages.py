@@ -178,6 +178,18 @@ def test_what_comes_after_the_count_of_a_dialog_is_left_alone(pages: ApiClient) 
     assert "0 of 1 dead letter" in shown(pages, done(posted(pages, letters, **before[letters])))
 
 
+def test_repeat_of_a_cancellation_gets_its_first_answer_after_the_runs_have_ended(pages: ApiClient) -> None:
+    triggered(pages.database, "other", 2)
+    path = "/runs/cancel-all?job=other"
+    page = pages.get(path)
+    fields = fields_of(page) | counted(pages, path) | {"include_started": "yes"}
+    first = done(pages.post(path, data=fields))
+    work_off_cancellations(pages.database)
+    assert done(pages.post(path, data=fields)) == first
+    assert pages.database.value("SELECT count(*) FROM cancellations") == 1
+    assert "no open run matches" in posted(pages, path, counted="").text
+
+
 def test_number_that_has_grown_is_shown_before_anything_changes(pages: ApiClient) -> None:
     """The form names the future, or a smaller number than that of its dialog."""
     for offset in range(3):

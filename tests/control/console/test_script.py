@@ -146,6 +146,8 @@ def test_silent_api_is_named_in_a_band_until_it_answers(here: Tab) -> None:
     expect(here.page.locator("#live")).to_contain_text("Not live, last heard")
     here.page.clock.run_for(4_000)
     expect(here.page.locator(".stale")).to_contain_text("The API has not answered since")
+    here.page.locator(".freeze").first.click()
+    expect(here.page.locator(".toast.own")).to_contain_text("The API has not answered. Nothing was changed")
     here.page.context.set_offline(False)
     here.page.evaluate("openLive()")
     expect(here.page.locator(".stale")).to_have_count(0)
