@@ -272,6 +272,11 @@ def first_reply(connection: Conn, tenant: str, request_id: str, content: bytes) 
     return stored and stored[1]
 
 
+def has_reply(connection: Conn, tenant: str, request_id: str) -> bool:
+    """Return True if a request of this id has its reply: it is a repeat."""
+    return bool(_find_replies(connection, [(tenant, request_id)]))
+
+
 def store_refusal(connection: Conn, installation: Installation, received: ReceivedRequest, reply: Reply) -> None:
     """Store the refusal that a request has got from a database that was lost; a stored reply stays.
 

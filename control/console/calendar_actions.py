@@ -13,6 +13,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.calendar_effect import DaySet, effect_of
 from tidewheel.control.console.calendars import calendar_of_page
+from tidewheel.control.console.confirming import as_shown, ensure_as_shown
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
@@ -139,12 +140,13 @@ class PutCalendar:
         use = f"{counted(found.jobs, 'job')} that name it follow at once." if found.jobs else "No job names it."
         return Dialog(
             f"Change calendar {found.name}", "Save the days", urls("calendar", name=found.name), place="jobs",
-            will=(use,), stays=("Runs that exist stay.",), fields=_fields(found),
+            will=(use,), stays=("Runs that exist stay.",), fields=(as_shown(str(found.version)), *_fields(found)),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:
         """Return what changes for the jobs that name it; replace the days once that was seen."""
         found = calendar_of_page(connection, caller, request)
+        ensure_as_shown(connection, form, str(found.version), f"Another change has made version {found.version} of it.")
         name, document = found.name, _document(connection, form, found.name)
         then = _days_of(document)
         seen = _digest(found, then)

@@ -1,15 +1,18 @@
 """Confirmation of what changes many things: it is bound to the things that the dialog has counted.
 
 The form has the number that its dialog showed, and the instant of its count. The action concerns only what existed at
-that instant. If this is more than the number, the dialog is shown again with the new one.
+that instant. If this is more than the number, the dialog is shown again with the new one. An action on one thing is
+bound to the state that its dialog shows.
 """
 
 from collections.abc import Sequence
 from datetime import datetime
 
-from tidewheel.control.console.actions import Field
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.actions import Field, request_id_of
 from tidewheel.control.console.forms import Form
 from tidewheel.errors import refuse
+from tidewheel.intake.apply import has_reply
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 
@@ -28,6 +31,32 @@ def bound(count: int, until: datetime) -> Sequence[Field]:
         Field("counted", "", kind="hidden", value=str(count)),
         Field("counted_at", "", kind="hidden", value=format_timestamp(until)),
     )
+
+
+def as_shown(state: str) -> Field:
+    """Return the hidden field that binds an action to the state that its dialog shows."""
+    return Field("shown", "", kind="hidden", value=state)
+
+
+def ensure_as_shown(connection: Connection, form: Form, state: str, news: str) -> None:
+    """Refuse to change what is no longer as the dialog has shown it. A repeat gets its first reply.
+
+    Args:
+        connection: The caller's.
+        form: The form of the dialog; one without the field is of no dialog.
+        state: The state now.
+        news: The sentence about it.
+
+    Raises:
+        InvalidInput: Another person has changed it.
+    """
+    if form.get("shown", state) == state:
+        return
+    request_id = request_id_of(form)
+    with connection.snapshot() as reading:
+        if request_id is not None and has_reply(reading, connection.tenant, request_id):
+            return
+    refuse("", news, "nothing was changed: read the dialog again, then decide")
 
 
 def confirmation(count: int) -> Sequence[Field]:

@@ -10,12 +10,13 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.results import job_of
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.confirming import as_shown, ensure_as_shown
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.resuming import preview_resume
-from tidewheel.control.reads.jobs import show_job
-from tidewheel.ids import job_id
+from tidewheel.control.reads.jobs import JobDetail, show_job
+from tidewheel.jobs.values import format_second, format_timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,15 @@ class PauseJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a pause stops."""
-        key = _shown_key(connection, caller, request)
+        job = _shown(connection, caller, key_of_page(connection, caller, request))
+        key = job.summary.key
+        stays = [f"{_news(job)} This pause replaces that one."] if job.summary.paused else []
         return Dialog(
-            f"Pause {key}?", f"Pause {key}", urls.job(key, job_id(caller.tenant, key)), place="jobs",
+            f"Pause {key}?", f"Pause {key}", urls.job(key, job.summary.job_id), place="jobs",
             will=("No occurrence fires until it is resumed. What is due meanwhile is handled by on_resume.",),
-            stays=("Runs under way go on. Triggers still run.",),
+            stays=("Runs under way go on. Triggers still run.", *stays),
             fields=(
+                as_shown(_state(job)),
                 Field("until", "Resume by itself at (optional)", help="With its offset: 2026-12-24T08:00:00Z"),
                 Field("reason", "Reason (optional)", help="Stored with the pause and in the audit log."),
             ),
@@ -39,7 +43,7 @@ class PauseJob:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Pause it."""
-        key = key_of_page(connection, caller, request)
+        key = _unchanged(connection, caller, form, request)
         document = {"type": "job.pause", "key": key, "until": text_of(form, "until"), "reason": text_of(form, "reason")}
         found = job_of(connection.request(document, request_id_of(form)))
         undo = ("Resume", urls.job(key, found.job_id, "job_resume"))
@@ -54,30 +58,53 @@ class ResumeJob:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what fires again."""
-        key = _shown_key(connection, caller, request)
-        found = job_id(caller.tenant, key)
+        job = _shown(connection, caller, key_of_page(connection, caller, request))
+        key, found = job.summary.key, job.summary.job_id
         with connection.snapshot() as reading:
             due = preview_resume(reading, caller.tenant, [found])
         return Dialog(
             f"Resume {key}?", f"Resume {key}", urls.job(key, found), place="jobs",
-            will=("It fires again.", *due.words),
+            will=("It fires again.", *due.words), stays=(_news(job),), fields=(as_shown(_state(job)),),
             keep="Keep it paused",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Resume it."""
-        key = key_of_page(connection, caller, request)
+        key = _unchanged(connection, caller, form, request)
         found = job_of(connection.request({"type": "job.resume", "key": key}, request_id_of(form)))
         undo = ("Pause", urls.job(key, found.job_id, "job_pause"))
         return Done(urls.job(key, found.job_id), f"{key} fires again.", undo)
 
 
-def _shown_key(connection: Connection, caller: Caller, request: Request) -> str:
-    """Return the key of a job.
+def _shown(connection: Connection, caller: Caller, key: str) -> JobDetail:
+    """Return a job.
 
     Raises:
         UnknownJob: There is none.
     """
-    key = key_of_page(connection, caller, request)
     with connection.snapshot() as reading:
-        return show_job(reading, caller.tenant, key).summary.key
+        return show_job(reading, caller.tenant, key)
+
+
+def _unchanged(connection: Connection, caller: Caller, form: Form, request: Request) -> str:
+    """Return the key of a job whose pause is as its dialog has shown it.
+
+    Raises:
+        InvalidInput: Another person has paused or resumed it.
+    """
+    key = key_of_page(connection, caller, request)
+    job = _shown(connection, caller, key)
+    ensure_as_shown(connection, form, _state(job), _news(job))
+    return key
+
+
+def _state(job: JobDetail) -> str:
+    return format_timestamp(job.paused_at) if job.paused_at is not None else ""
+
+
+def _news(job: JobDetail) -> str:
+    if job.paused_at is None:
+        return "It is not paused."
+    by = f" by {job.paused_by}" if job.paused_by else ""
+    why = f": {job.pause_reason}" if job.pause_reason else ""
+    return f"It is paused since {format_second(job.paused_at)}{by}{why}."

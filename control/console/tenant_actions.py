@@ -11,6 +11,7 @@ from tidewheel.control.api.callers import Caller, ensure_all_tenants
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.tenants import Tenants
 from tidewheel.control.console.actions import Dialog, Done, Field, text_of
+from tidewheel.control.console.confirming import as_shown
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.tenants import gauges, named_tenant
 from tidewheel.control.console.urls import Urls
@@ -39,6 +40,11 @@ def _fields(tenant: TenantSummary | None, usage: TenantUsage | None) -> Sequence
         value = "" if each.limit is None else f"{each.limit:.10g}"
         made.append(Field(each.name, each.name, "number", value, _HELP[each.name] + used))
     return tuple(made)
+
+
+def _limits_of(tenant: TenantSummary) -> str:
+    """Return the limits in a line, which also names their state."""
+    return ", ".join(f"{each.label}: {each.words}" for each in gauges(tenant, None))
 
 
 def _limits(form: Form) -> dict[str, Any]:
@@ -100,14 +106,19 @@ class LimitTenant:
         return Dialog(
             f"Limits of {name}", "Set the limits", urls("tenant", name=name), place="admin",
             will=("They hold from now on. An empty limit is no bound.",), stays=("Runs under way go on.",),
-            fields=_fields(tenant, usage if isinstance(usage, TenantUsage) else None),
+            fields=(as_shown(_limits_of(tenant)), *_fields(tenant, usage if isinstance(usage, TenantUsage) else None)),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Change them."""
         ensure_all_tenants(caller)
         name = named_tenant(request, caller)
-        changed = Tenants(connection).limit(name, **_limits(form))
+        tenants, limits = Tenants(connection), _limits(form)
+        now = tenants.get(name)
+        is_repeat = all(getattr(now, each) == value for each, value in limits.items())
+        if not is_repeat and form.get("shown", _limits_of(now)) != _limits_of(now):
+            refuse("", f"the limits are others now: {_limits_of(now)}", "nothing was changed: compare, then set yours")
+        changed = tenants.limit(name, **limits)
         words = f"Limits of {name} are set." if changed else f"Limits of {name} are as before."
         return Done(urls("tenant", name=name), words)
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from html import unescape
 from html.parser import HTMLParser
 from http import HTTPStatus
 
@@ -61,11 +62,11 @@ def posted(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
 
 
 def fields_of(page: httpx.Response) -> dict[str, str]:
-    """Return the token of a page's forms, and the request_id that its dialog was made with."""
+    """Return the token of a page's forms, and what its dialog has: request_id and the state that it shows."""
     token = re.search(r'name="token" value="([0-9a-f]+)"', page.text)
-    request_id = re.search(r'name="request_id" value="([^"]+)"', page.text)
     assert token, page.text
-    return {"token": token[1]} | ({"request_id": request_id[1]} if request_id else {})
+    found = re.findall(r'name="(request_id|shown)" value="([^"]*)"', page.text)
+    return {"token": token[1]} | {name: unescape(value) for name, value in found}
 
 
 def signed_in(client: httpx.Client, key: str, path: str = "/sign-in", **fields: str) -> None:

@@ -67,6 +67,24 @@ def test_second_click_of_a_button_changes_nothing(pages: ApiClient) -> None:
     assert actions(pages.database) == ["job.pause"]
 
 
+def test_dialog_that_was_opened_before_another_change_overwrites_nothing(pages: ApiClient) -> None:
+    submit(pages.database, "nightly")
+    late = fields_of(pages.get("/jobs/nightly/pause"))
+    posted(pages, "/jobs/nightly/pause", reason="disk full")
+    refused = pages.post("/jobs/nightly/pause", data=late | {"reason": "stock"})
+    assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    for words in ("It is paused since", "disk full", "nothing was changed", 'value="stock"'):
+        assert words in refused.text
+    again = pages.post("/jobs/nightly/pause", data=fields_of(refused) | {"reason": "stock"})
+    assert again.status_code == HTTPStatus.SEE_OTHER
+    late = fields_of(pages.get("/jobs/nightly/resume"))
+    with Client(pages.database.url) as client:
+        client.resume("nightly")
+        client.pause("nightly", reason="audit")
+        assert pages.post("/jobs/nightly/resume", data=late).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert pages.database.value("SELECT pause_reason FROM jobs") == "audit"
+
+
 def test_change_is_recorded_with_the_person_and_the_key(database: Database) -> None:
     submit(database, "a/b")
     with console(database) as client:

@@ -49,6 +49,18 @@ def test_tenant_is_created_limited_paused_resumed_and_deleted(pages: ApiClient) 
     assert {each.door for each in log.values()} == {"console"}
 
 
+def test_limits_that_another_person_has_set_are_not_overwritten(pages: ApiClient) -> None:
+    path = "/admin/tenants/default/limits"
+    late = fields_of(pages.get(path))
+    changed(pages, path, jobs="50")
+    answer = pages.post(path, data=late | {"jobs": "9"})
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "the limits are others now: jobs: 50," in answer.text
+    assert 'name="jobs" value="9"' in answer.text
+    assert pages.post(path, data=late | {"jobs": "50", "weight": "1"}).is_redirect, "a repeat"
+    assert pages.post(path, data=fields_of(answer) | {"jobs": "9"}).is_redirect
+
+
 def test_refused_limit_stands_at_its_field_with_what_was_typed(pages: ApiClient) -> None:
     page = refused(pages, "/admin/tenants/default/limits", jobs="many", in_flight="0")
     assert "&#39;many&#39; is not a number" in page

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.control.api.answering import ApiClient
-from tests.control.console.pages import console, key_of, posted, signed_in
+from tests.control.console.pages import console, fields_of, key_of, posted, signed_in
 from tests.control.console.test_admin import changed, refused
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
@@ -73,6 +73,17 @@ def seen_of(page: str) -> str:
     found = re.search(r'name="seen" value="(\w+)"', page)
     assert found, page
     return found[1]
+
+
+def test_change_of_a_calendar_that_another_one_has_overtaken_is_refused(pages: ApiClient) -> None:
+    changed(pages, "/new-calendar", name="holidays", days="2199-05-01", weekdays="")
+    late = fields_of(pages.get("/calendars/holidays/edit"))
+    changed(pages, "/calendars/holidays/edit", days="2199-05-02", weekdays="")
+    answer = pages.post("/calendars/holidays/edit", data=late | {"days": "2199-05-03", "weekdays": ""})
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "Another change has made version 2 of it." in answer.text
+    assert "2199-05-03</textarea>" in answer.text
+    assert pages.database.value("SELECT version FROM calendars") == 2
 
 
 def test_effect_of_new_days_is_shown_before_they_are_saved(pages: ApiClient) -> None:
