@@ -1716,11 +1716,12 @@ SELECT o.queue, o.lane, o.handler, o.state, o.is_held, o.ahead, count(*) AS runs
 
 -- name: find_failing_jobs
 -- Returns the jobs of a tenant of which at least `least` last runs failed, or a `share` of the runs of the last hour, among the
--- newest `look` failures, with the number, the first of them and their errors.
--- Index: failed_runs_by_tenant, backwards; finished_runs_by_job of two days, for the newest `runs` of each; jobs_pkey.
+-- newest `look` failures, with the number, the first of them, their errors, and the first line of the latest message.
+-- Index: failed_runs_by_tenant, backwards; finished_runs_by_job of two days, for the newest `runs` of each; jobs_pkey,
+-- failed_runs_pkey.
 -- No lock.
 WITH latest AS MATERIALIZED (
-    SELECT f.job_id, f.scheduled_at, f.finished_at, coalesce(f.error_type, f.state) AS error
+    SELECT f.run_id, f.job_id, f.scheduled_at, f.finished_at, coalesce(f.error_type, f.state) AS error
       FROM failed_runs AS f
      WHERE f.tenant = %(tenant)s AND f.run_id >= %(first_id)s
      ORDER BY f.tenant DESC, f.run_id DESC
@@ -1728,7 +1729,8 @@ WITH latest AS MATERIALIZED (
 ), often AS MATERIALIZED (
     SELECT l.job_id FROM latest AS l GROUP BY l.job_id HAVING count(*) > 1 ORDER BY count(*) DESC LIMIT 20
 )
-SELECT j.key, j.job_id, row.failures, row.since, row.errors, good.ended_hour, good.failed_hour
+SELECT j.key, j.job_id, row.failures, row.since, row.errors, good.ended_hour, good.failed_hour,
+       (SELECT left(split_part(m.error_message, E'\n', 1), 200) FROM failed_runs AS m WHERE m.run_id = row.newest) AS message
   FROM often AS o
   JOIN jobs AS j ON j.job_id = o.job_id AND j.deleted_at IS NULL
  CROSS JOIN LATERAL (
@@ -1742,7 +1744,7 @@ SELECT j.key, j.job_id, row.failures, row.since, row.errors, good.ended_hour, go
  CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE good.at IS NULL OR l.finished_at > good.at) AS failures,
            min(l.finished_at) FILTER (WHERE good.at IS NULL OR l.finished_at > good.at) AS since,
-           (array_agg(DISTINCT l.error))[1:3] AS errors
+           (array_agg(DISTINCT l.error))[1:3] AS errors, (array_agg(l.run_id ORDER BY l.run_id DESC))[1] AS newest
       FROM latest AS l
      WHERE l.job_id = o.job_id
   ) AS row

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import groupby
 from typing import Annotated, cast
 from uuid import UUID
 
@@ -78,6 +77,7 @@ class _Failing:
     errors: list[str]
     ended_hour: int
     failed_hour: int
+    message: str | None
 
 
 def find_needs(
@@ -152,12 +152,13 @@ def _of_failing_jobs(connection: Conn, tenant: str, now: datetime) -> Iterator[N
     for job in failing:
         in_a_row = job.failures >= _IN_A_ROW
         latest = "latest " if job.ended_hour >= _RUNS else ""
+        errors = ", ".join(job.errors)
         share = f"{job.failed_hour:,} of its {latest}{job.ended_hour:,} runs of the last hour failed"
         yield Need(
             "failing_job",
             Severity.ERROR if in_a_row else Severity.WARNING,
             f"its last {job.failures:,} runs failed" if in_a_row else share,
-            ", ".join(error for error, _ in groupby(job.errors)),
+            f"{errors}; the latest: {job.message}" if job.message else errors,
             job.since if in_a_row else None,
             job.failures if in_a_row else job.failed_hour,
             f"tidewheel run list --job {job.key} --status failed",

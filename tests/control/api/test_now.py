@@ -69,6 +69,8 @@ def test_job_that_fails_in_a_row_is_a_finding_until_it_succeeds(client: ApiClien
     [finding] = failing(client)
     assert (finding["key"], finding["count"], finding["evidence"]) == (HOSTILE, 3, "ConnectionError")
     assert finding["severity"] == "error"
+    client.database.execute("UPDATE failed_runs SET error_message = %s", [f"<b>no route\u05d0 {'x' * 300}\nsecond line"])
+    assert failing(client)[0]["evidence"] == f"ConnectionError; the latest: <b>no route\u05d0 {'x' * 187}"
     finish(client.database, HOSTILE, RunState.SUCCEEDED, RunState.FAILED)
     assert failing(client) == []
 

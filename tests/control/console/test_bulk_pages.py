@@ -14,7 +14,7 @@ from tests.control.client.test_dead_letters import fail, garble, work_off
 from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
 from tests.control.console.test_actions import posted
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, begun, submission, submit, trigger
+from tests.transitions.acts import apply_batch, begun, end, ending, submission, submit, trigger
 from tests.transitions.figures import finish
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
@@ -128,6 +128,15 @@ def test_dead_letter_shows_its_run_its_attempts_and_what_it_became(pages: ApiCli
     repeated = posted(pages, f"/dead-letters/redrive?id={number}")
     assert repeated.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "no dead letter matches" in repeated.text
+
+
+def test_list_has_the_first_line_of_each_error(pages: ApiClient) -> None:
+    error = f"no route to <script>alert: \u202e{'x' * 300}\nsecond line"
+    end(pages.database, ending(begun(pages.database), RunState.FAILED, error_type="OSError", error_message=error))
+    text = shown(pages, "/dead-letters")
+    assert "no route to &lt;script&gt;alert: " in text
+    assert "second line" not in text
+    assert "x" * 200 not in text
 
 
 def test_dead_message_is_shown_in_hexadecimal_and_as_text_and_sent_again(pages: ApiClient) -> None:
