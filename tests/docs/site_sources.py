@@ -18,7 +18,15 @@ from tests.docs.site_reference import commands_page, routes_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+_SEARCH = 'data-md-component="search" role="dialog"'
 _SHOWN = {".md", ".png", ".svg"}
+_GENERATED = {"commands.md", "errors.md", "messages.md", "metrics.md", "rest-routes.md", "settings.md"}
+_GUIDES = {
+    f"{name}.md" for name in (
+        "quickstart", "tasks", "time", "occurrences", "run-states", "workflows", "tenants", "handlers", "targets",
+        "own-transactions", "testing", "operations", "console",
+    )
+}  # fmt: skip
 # Python-Markdown, unlike CommonMark, needs a blank line before a list and a table, and no second word after a fence.
 _BLANK = re.compile(r"^(?:(?![-*|] |\d+\. |[\s#`]).+(?=\n(?:[-*]|1\.) )|<!--.*-->(?=\n\|))$", re.MULTILINE)
 _FENCE = re.compile(r"^(```\w+) .+$", re.MULTILINE)
@@ -44,6 +52,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     source, here = Path(page.file.abs_src_path or DOCS / page.file.src_uri), posixpath.dirname(page.file.src_uri)
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation", "toc"]
+    page.meta.setdefault("search", {"boost": boost_of(page.file.src_uri)})
 
     def lead(found: re.Match[str]) -> str:
         """Return code as it is, and a link's new target."""
@@ -51,6 +60,25 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return posixpath.relpath(address(path), here or ".") if path else found[0]
 
     return _FENCE.sub(r"\1", _BLANK.sub("\\g<0>\n", _LINK.sub(lead, markdown)))
+
+
+def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
+    """Name the theme's dialog of the search for screen readers."""
+    del page, config
+    return output.replace(_SEARCH, f'{_SEARCH} aria-label="Search"')
+
+
+def boost_of(uri: str) -> float:
+    """Return the weight of a page among the results of a search: guides before reference, decision records last.
+
+    >>> boost_of("tasks.md"), boost_of("rest.md"), boost_of("adr/0004-outbox.md")
+    (4.0, 1.0, 0.1)
+    """
+    if uri in _GUIDES:
+        return 4.0
+    if uri.startswith(("adr/", "source/")):
+        return 0.1
+    return 0.5 if uri in _GENERATED else 1.0
 
 
 def address(path: Path) -> str:

@@ -1,10 +1,7 @@
 """The documentation site is built strictly, its links hold, and a page loads nothing from elsewhere."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -60,23 +57,6 @@ class _Page(HTMLParser):
             self.links.append(held["href"])
         if tag in _LOADED:
             self.loaded += [held[name] for name in ("src", "href", "srcset", "data", "poster") if name in held]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the built site."""
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "")
-    return folder
 
 
 @pytest.fixture(scope="module")

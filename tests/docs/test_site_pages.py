@@ -1,0 +1,45 @@
+"""The documentation site in a real Chromium, read from the disk: what its search finds first, and axe on its pages."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.control.console.browser import LOOKS, chromium, needs_chromium, tab
+
+pytestmark = [pytest.mark.slow, pytest.mark.process, needs_chromium]
+# A page among the first three results, by the words of a newcomer.
+FOUND = {
+    "retry": "run-states", "cancel a run": "tasks", "time zone": "time", "exactly once": "own-transactions",
+    "cron": "time", "webhook": "tasks", "dead letter": "operations", "python handler": "handlers",
+    "kafka completion": "quickstart", "freeze": "tasks", "api key": "operations", "limit tenant": "tenants",
+    "workflow": "workflows", "upgrade": "tasks",
+}  # fmt: skip
+PAGES = ("index", "quickstart", "coming-from/temporal", "run-states", "console", "rest")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium."""
+    with chromium() as started:
+        yield started
+
+
+@pytest.mark.parametrize("words", FOUND)
+def test_search_finds_guides_before_decision_records(site: Path, browser: Browser, words: str) -> None:
+    with tab(browser, "http://none.invalid") as opened:
+        opened.open(f"file://{site}/index.html?q={words}")
+        expect(opened.page.locator(".md-search-result__meta")).to_contain_text("matching document")
+        found = opened.page.locator(".md-search-result__item > a:first-child").all()[:3]
+        first = [str(each.get_attribute("href")) for each in found]
+    assert any(f"/{FOUND[words]}.html" in each for each in first), first
+    assert "/adr/" not in first[0]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_axe_finds_nothing_serious_and_no_page_scrolls_sideways(site: Path, browser: Browser, look: str) -> None:
+    with tab(browser, "http://none.invalid", look) as opened:
+        for page in PAGES:
+            opened.open(f"file://{site}/{page}.html")
+            assert (page, opened.findings(), opened.sideways()) == (page, [], 0)
