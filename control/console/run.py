@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from typing import ClassVar
 
 from starlette.requests import Request
@@ -17,6 +19,7 @@ from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.timing import timing
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, part
+from tidewheel.control.reads.freezes import PastThaw, thaws_between
 from tidewheel.control.reads.run_payload import Payload, read_run_payload
 from tidewheel.control.run_places import MessagePlace, RunPlaces
 from tidewheel.errors import UnknownRun
@@ -25,6 +28,7 @@ from tidewheel.settings.api import ApiSettings
 from tidewheel.transitions.parents import Neighbours, read_neighbours
 
 _NEIGHBOURS = 12  # parents or children that are shown
+_LONG_WAIT = timedelta(seconds=1)
 _OPEN_ROWS = 5  # attempts that are not folded
 _READ = """\
 tidewheel env --format kafka --secrets | python -c '
@@ -86,6 +90,18 @@ class RunPage:
             with connection.snapshot() as reading:
                 return read_neighbours(reading, run_id, tenant=caller.tenant)
 
+        def read_thaw() -> PastThaw | None:
+            summary = run.summary
+            since = max(summary.created_at, summary.scheduled_at)
+            starts = (*(each.started_at for each in run.attempts), summary.started_at)
+            until = next((each for each in starts if each is not None), None)
+            if until is None or until - since < _LONG_WAIT:
+                return None
+            with connection.snapshot() as reading:
+                found = thaws_between(reading, caller.tenant, since, until)
+            names = partial(PastThaw.names, queue=summary.queue, key=summary.key, labels=run.labels)
+            return next((each for each in found if names(each)), None)
+
         places = part(read_places) if is_stored else None
         completion = places.completion if query.kafka and isinstance(places, RunPlaces) else None
         log = part(read_output) if is_stored else None
@@ -93,7 +109,8 @@ class RunPage:
         return View(
             {
                 "now": now, "run": run, "summary": run.summary, "sentence": about_run(run, now),
-                "timing": timing(run, now), "is_final": run.summary.status in FINAL,
+                "timing": timing(run, now), "thaw": part(read_thaw) if is_stored else None,
+                "is_final": run.summary.status in FINAL,
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": part(read_payload) if is_stored else None,
                 "neighbours": part(read_neighbours_of) if is_stored and run.workflow_run_id else None,

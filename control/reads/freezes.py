@@ -1,9 +1,10 @@
 """Read the standing freezes, and those that name a job or a run."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -18,6 +19,7 @@ _SQL = Statements("tidewheel.control")
 _LIST_FREEZES = _SQL["list_freezes"]
 _FIND_STANDING_FREEZES = _SQL["find_standing_freezes"]
 _COUNT_FREEZABLE = _SQL["count_freezable"]
+_READ_THAWS = _SQL["read_thaws"]
 _FIND_FREEZES_OF = _SQL["find_freezes_of"]
 
 MAX_WAITING = 10_000
@@ -73,6 +75,50 @@ class Freeze:
         why = f": {self.reason}" if self.reason else ""
         return f"frozen since {format_second(self.since)}{by} ({self.scope}){why}"
 
+    @property
+    def thaw_command(self) -> str:
+        """The command that ends it.
+
+        >>> from datetime import UTC
+        >>> Freeze("acme", None, {"team": "a b"}, None, None, None, datetime(2026, 11, 22, tzinfo=UTC)).thaw_command
+        "tidewheel thaw --tenant acme --label 'team=a b'"
+        """
+        words = ["--fleet"] if self.tenant is None else ["--tenant", self.tenant]
+        words += ["--queue", self.queue] if self.queue is not None else []
+        for name, value in (self.labels or {}).items():
+            words += ["--label", f"{name}={value}"]
+        words += ["--key-prefix", self.key_prefix] if self.key_prefix is not None else []
+        is_narrow = self.queue is not None or self.labels or self.key_prefix is not None
+        return shlex.join(["tidewheel", "thaw", *words, *([] if self.tenant is None or is_narrow else ["--all"])])
+
+
+class PastThaw(NamedTuple):
+    """A thaw as the audit log has it.
+
+    Args:
+        at: Its instant.
+        object: The scope, such as `freeze/queue=reports`.
+        by: The operator.
+    """
+
+    at: datetime
+    object: str
+    by: str
+
+    @property
+    def scope(self) -> str:
+        """The scope as the audit log writes it."""
+        return self.object.partition("/")[2]
+
+    def names(self, *, queue: str, key: str | None, labels: Mapping[str, str]) -> bool:
+        """Return True if its scope has a run of this queue, of a job with this key and these labels."""
+        return all(
+            part in {"tenant", "fleet", f"queue={queue}"}
+            or part in {f"label={name}={value}" for name, value in labels.items()}
+            or (part.startswith("key_prefix=") and (key or "").startswith(part.partition("=")[2]))
+            for part in self.scope.split(",")
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class FreezeSummary:
@@ -110,6 +156,13 @@ def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> l
     with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
         rows = cursor.execute(_LIST_FREEZES, columns).fetchall()
     return [FreezeSummary(row.freeze, row.jobs, row.waiting, row.held) for row in rows]
+
+
+def thaws_between(connection: Conn, tenant: str, since: datetime, until: datetime) -> list[PastThaw]:
+    """Return the thaws of a tenant in a time, the newest first, as far as the audit log has them."""
+    columns: dict[str, object] = {"tenant": tenant, "since": since, "until": until}
+    with connection.cursor(row_factory=class_row(PastThaw), binary=True) as cursor:
+        return cursor.execute(_READ_THAWS, columns).fetchall()
 
 
 def standing_freezes(connection: Conn, tenant: str) -> tuple[Freeze, ...]:

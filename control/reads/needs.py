@@ -132,7 +132,13 @@ def _of_freezes(freezes: Sequence[FreezeSummary]) -> Iterator[Need]:
     for each in freezes:
         words = f"a freeze is in force: runs of {each.freeze.scope} do not start"
         yield Need(
-            "freeze", Severity.WARNING, words, each.freeze.words, each.freeze.since, each.waiting, "tidewheel freezes"
+            "freeze",
+            Severity.WARNING,
+            words,
+            each.freeze.words,
+            each.freeze.since,
+            each.waiting,
+            each.freeze.thaw_command,
         )
 
 

@@ -266,7 +266,7 @@ def _missing_roles(services: Sequence[Service], *, has_jobs: bool) -> Iterator[F
 
 def _frozen(freeze: Freeze) -> Finding:
     what = f"a freeze is in force: runs of {freeze.scope} do not start"
-    return Finding("freezes", Severity.WARNING, what, freeze.words, "tidewheel freezes; tidewheel thaw with its scope")
+    return Finding("freezes", Severity.WARNING, what, freeze.words, freeze.thaw_command)
 
 
 def age_text(age: timedelta) -> str:

@@ -69,7 +69,7 @@ def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
 
 
 def boost_of(uri: str) -> float:
-    """Return the weight of a page among the results of a search: guides before reference, decision records last.
+    """Return the weight of a page in a search: guides before reference, decision records last.
 
     >>> boost_of("tasks.md"), boost_of("rest.md"), boost_of("adr/0004-outbox.md")
     (4.0, 1.0, 0.1)

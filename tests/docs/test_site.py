@@ -118,7 +118,7 @@ def test_commands_of_the_first_page_are_those_that_a_test_runs() -> None:
 
 def test_pictures_of_the_first_page_are_small(site: Path) -> None:
     sizes = {path.name: path.stat().st_size for path in (site / "images").glob("console-*.png")}
-    assert {*sizes} == {"console-light.png", "console-dark.png"}
+    assert {*sizes} == {f"console{size}-{theme}.png" for size in ("", "-phone") for theme in ("light", "dark")}
     assert max(sizes.values()) < 150_000
 
 

@@ -1,4 +1,4 @@
-"""The documentation site in a real Chromium, read from the disk: what its search finds first, and axe on its pages."""
+"""The documentation site in a real Chromium, read from the disk: its search, and axe on its pages."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -69,7 +69,8 @@ def test_job_that_fails_in_a_row_is_a_finding_until_it_succeeds(client: ApiClien
     [finding] = failing(client)
     assert (finding["key"], finding["count"], finding["evidence"]) == (HOSTILE, 3, "ConnectionError")
     assert finding["severity"] == "error"
-    client.database.execute("UPDATE failed_runs SET error_message = %s", [f"<b>no route\u05d0 {'x' * 300}\nsecond line"])
+    message = f"<b>no route\u05d0 {'x' * 300}\nsecond line"
+    client.database.execute("UPDATE failed_runs SET error_message = %s", [message])
     assert failing(client)[0]["evidence"] == f"ConnectionError; the latest: <b>no route\u05d0 {'x' * 187}"
     finish(client.database, HOSTILE, RunState.SUCCEEDED, RunState.FAILED)
     assert failing(client) == []
@@ -113,6 +114,7 @@ def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Databa
         [freeze] = read(keyed, "now")["findings"]
         assert (freeze["kind"], freeze["severity"]) == ("freeze", "warning")
         assert "printer swap" in freeze["evidence"]
+        assert freeze["remedy"] == "tidewheel thaw --tenant default --queue reports"
         database.execute("UPDATE timers SET hold_reason = 'quarantine', due_at = 'infinity'")
         database.execute(
             "INSERT INTO quarantine (kind, tenant, job_id, error, created_at)"

@@ -2,6 +2,7 @@
 
 import html
 import re
+from datetime import timedelta
 from http import HTTPStatus
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from tests.control.console.pages import console, key_of, posted, shown, signed_i
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, begun, end, ending, final_state, open_run, requeue, submit, trigger
 from tidewheel.control.api import run_places
+from tidewheel.control.client.client import Client
 from tidewheel.control.console.json_view import json_view
 from tidewheel.runs import AttemptOutcome, RunState
 
@@ -110,6 +112,22 @@ def test_waterfall_is_true_to_its_axis_and_marks_the_slowest_stage(pages: ApiCli
     assert float(re.findall(r'width="([\d.]+)%" height', marked)[0]) > 99
     assert re.search(r"slowest: back-off, 1 h 00 min of 1 h 00 min", page)
     assert re.search(r"handler&#39;s start</td>.*not recorded", page)
+
+
+def test_wait_under_a_freeze_that_is_over_names_it(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", queue="reports")
+    run_id = trigger(pages.database, "nightly")
+    with Client(pages.database.url) as client:
+        client.freezes.freeze(queue="reports")
+        client.freezes.freeze(queue="default")
+        client.freezes.thaw(queue="reports")
+        client.freezes.thaw(queue="default")
+    earlier = pages.database.now() - timedelta(hours=1)
+    pages.database.execute("UPDATE job_runs SET created_at = %s, scheduled_at = %s", [earlier, earlier])
+    begin(pages.database, run_id)
+    assert "A freeze (<bdi>queue=reports</bdi>) held it until the thaw by" in shown(pages, f"/runs/{run_id}")
+    other = begun(pages.database, "nightly")
+    assert "A freeze (" not in shown(pages, f"/runs/{other.run_id}")
 
 
 def test_chain_of_retries_is_links_and_the_error_is_open(pages: ApiClient) -> None:
