@@ -34,10 +34,12 @@ _READ = """\
 tidewheel env --format kafka --secrets | python -c '
 import sys
 from confluent_kafka import Consumer, TopicPartition
+from tidewheel.schemas.codec import decode, encode_json
+from tidewheel.schemas.generated.records import RunCompleted
 settings = dict(line.split("=", 1) for line in sys.stdin.read().splitlines())
-consumer = Consumer({{**settings, "group.id": "look"}})
+consumer = Consumer({{**settings, "group.id": "look", "log_level": 0}})
 consumer.assign([TopicPartition("{0.topic}", {0.partition}, {0.offset})])
-print(consumer.poll(30).value())'"""
+print(encode_json(decode(consumer.poll(30).value(), RunCompleted)).decode())'"""
 
 
 class RunQuery(TenantQuery):
@@ -123,5 +125,5 @@ class RunPage:
 
 
 def read_command(place: MessagePlace) -> str:
-    """Return a command that prints the value of a message, with the settings of its machine."""
+    """Return a command that prints a completion as JSON, with the settings of its machine."""
     return _READ.format(place)
