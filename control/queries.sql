@@ -1614,16 +1614,16 @@ SELECT l.at, l.action = 'job.pause' AS begins, coalesce(l.named, l.actor) AS by
          LIMIT 200) AS l
  WHERE l.action IN ('job.pause', 'job.resume') AND l.result = 'accepted'
 
--- name: read_thaws
--- Returns the accepted thaws among the newest 2,000 entries about a tenant in a time, the newest first.
+-- name: read_freeze_changes
+-- Returns the accepted freezes and thaws among the newest 2,000 entries about a tenant in a time, the newest first.
 -- Index: audit_log_by_tenant, a range of it backwards. No lock.
-SELECT l.at, l.object, coalesce(l.named, l.actor) AS by
+SELECT l.at, l.action = 'freeze' AS begins, l.object, coalesce(l.named, l.actor) AS by
   FROM (SELECT a.at, a.action, a.object, a.named, a.actor, a.result FROM audit_log AS a
          WHERE a.tenant = %(tenant)s AND a.at > %(since)s AND a.at <= %(until)s
          ORDER BY a.at DESC, a.id DESC
          LIMIT 2000) AS l
- WHERE l.action = 'thaw' AND l.result = 'accepted'
- LIMIT 20
+ WHERE l.action IN ('freeze', 'thaw') AND l.result = 'accepted'
+ LIMIT 50
 
 -- name: read_recent_runs
 -- Returns the newest 20 runs of each job whose instant has come, ended ones of the last seven days alone.

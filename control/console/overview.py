@@ -14,12 +14,13 @@ from tidewheel.control.api.queries import TenantQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console import lateness
 from tidewheel.control.console.axis import Axis, Window, axis
-from tidewheel.control.console.tide import NARROW, WIDE, Counts, Tide, sentence, tide
+from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sentence, tide
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.console.words import counted, percent
 from tidewheel.control.reads.activity import ActivityFigures, read_activity
 from tidewheel.control.reads.backlog import OpenRuns, read_open_runs
+from tidewheel.control.reads.freezes import frozen_spans
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.runs import RunFilter, list_runs
@@ -29,6 +30,7 @@ from tidewheel.runs import FINAL
 
 _FINDINGS = 5
 _BACKLOGS = 8
+_HOUR = timedelta(hours=1)
 _LATEST = 20  # runs, among which one has ended unless the installation is new
 _WINDOWS = (Window.HOUR, Window.SIX_HOURS, Window.DAY, Window.WEEK)
 STAGES = {
@@ -113,6 +115,8 @@ class OverviewPage:
         figures = part(lambda: _figures(connection, caller, along, stage))
         upcoming = part(lambda: self._upcoming(connection, caller, along))
         steps = part(lambda: _steps(connection, caller, figures))
+        spans = part(lambda: _frozen(connection, caller, along))
+        frozen = () if isinstance(spans, Failed) else spans
         here, open_runs = present if isinstance(present, tuple) else (present, present)
         found = here.findings if isinstance(here, Now) else ()
         failed = [each for each in (present, figures, upcoming, steps) if isinstance(each, Failed)]
@@ -125,7 +129,8 @@ class OverviewPage:
                 "more": len(found) - _FINDINGS, "needs_count": len(found), "steps": steps,
                 "sentence": _sentence(here, steps, failed, sees_all=sees_fleet(caller)),
                 "query": query, "windows": _WINDOWS, "stages": STAGES,
-                "plot": _plot(along, figures, upcoming, urls, running),
+                "plot": _plot(along, figures, upcoming, urls, running=running, frozen=frozen),
+                "was_frozen": any(until > now - _HOUR for _, until, _ in frozen),
                 "late": _late(along, figures, query.stage),
                 "backlogs": backlogs[:_BACKLOGS], "left_out": len(backlogs) - _BACKLOGS,
                 "most_waiting": max((each.count for each in backlogs[:_BACKLOGS]), default=1),
@@ -151,6 +156,11 @@ def _figures(connection: Connection, caller: Caller, along: Axis, stage: Stage) 
         return read_activity(reading, caller.tenant, along.edges[: along.behind + 1], (stage,))
 
 
+def _frozen(connection: Connection, caller: Caller, along: Axis) -> Sequence[Span]:
+    with connection.snapshot() as reading:
+        return frozen_spans(reading, caller.tenant, along.begin, along.now)
+
+
 def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Failed) -> Steps:
     if isinstance(figures, ActivityFigures) and any(each.succeeded or each.failed for each in figures.bins):
         return Steps(job=True, run=True, ended=True)
@@ -161,7 +171,13 @@ def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Fa
 
 
 def _plot(
-    along: Axis, figures: ActivityFigures | Failed, upcoming: UpcomingJobs | Failed, urls: Urls, running: int
+    along: Axis,
+    figures: ActivityFigures | Failed,
+    upcoming: UpcomingJobs | Failed,
+    urls: Urls,
+    *,
+    running: int,
+    frozen: Sequence[Span],
 ) -> Plot | Failed:
     if isinstance(figures, Failed):
         return figures
@@ -178,8 +194,8 @@ def _plot(
         until = format_timestamp(end - timedelta(milliseconds=1))
         return urls("runs", since=format_timestamp(begin), until=until)
 
-    wide, narrow = (tide(along, bins, size, link, running=running) for size in (WIDE, NARROW))
-    words = sentence(along, bins, coming_at_least=cut)
+    wide, narrow = (tide(along, bins, size, link, running=running, frozen=frozen) for size in (WIDE, NARROW))
+    words = sentence(along, bins, coming_at_least=cut, frozen=frozen)
     return Plot(wide, narrow, words, sum(bins, Counts()), cut)
 
 

@@ -19,7 +19,7 @@ from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.timing import timing
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, part
-from tidewheel.control.reads.freezes import PastThaw, thaws_between
+from tidewheel.control.reads.freezes import FreezeChange, freeze_changes
 from tidewheel.control.reads.run_payload import Payload, read_run_payload
 from tidewheel.control.run_places import MessagePlace, RunPlaces
 from tidewheel.errors import UnknownRun
@@ -92,7 +92,7 @@ class RunPage:
             with connection.snapshot() as reading:
                 return read_neighbours(reading, run_id, tenant=caller.tenant)
 
-        def read_thaw() -> PastThaw | None:
+        def read_thaw() -> FreezeChange | None:
             summary = run.summary
             since = max(summary.created_at, summary.scheduled_at)
             starts = (*(each.started_at for each in run.attempts), summary.started_at)
@@ -100,9 +100,9 @@ class RunPage:
             if until is None or until - since < _LONG_WAIT:
                 return None
             with connection.snapshot() as reading:
-                found = thaws_between(reading, caller.tenant, since, until)
-            names = partial(PastThaw.names, queue=summary.queue, key=summary.key, labels=run.labels)
-            return next((each for each in found if names(each)), None)
+                found = freeze_changes(reading, caller.tenant, since, until)
+            names = partial(FreezeChange.names, queue=summary.queue, key=summary.key, labels=run.labels)
+            return next((each for each in found if not each.begins and names(each)), None)
 
         places = part(read_places) if is_stored else None
         completion = places.completion if query.kafka and isinstance(places, RunPlaces) else None

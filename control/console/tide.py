@@ -18,6 +18,10 @@ _FILLED, _HOLLOW = 0.8, 0.7  # of a bin
 _FEW = 10  # failures of which a bin fills its height
 _DIAMOND = 9.0
 
+_STRIP, _THIN = 4.0, 0.3  # the height of a frozen time in pixels, its least width in percent
+
+Span = tuple[datetime, datetime, str]
+"""A frozen time with its scope."""
 Link = Callable[[datetime, datetime], str | None]
 
 
@@ -122,6 +126,7 @@ class Tide:
         now_x: The place of now.
         top: The words of the highest bar, and its place; None without a bar.
         moving: The bar of the runs under way, at the edge of now.
+        frozen: The bars of the times in which a scope was frozen.
     """
 
     size: Size
@@ -131,6 +136,7 @@ class Tide:
     now_x: float
     top: tuple[float, str] | None
     moving: Bar | None = None
+    frozen: Sequence[Bar] = ()
     diamond: float = field(default=_DIAMOND, init=False)
 
     @property
@@ -139,7 +145,9 @@ class Tide:
         return self.size.above
 
 
-def tide(along: Axis, bins: Sequence[Counts], size: Size, link: Link, *, running: int = 0) -> Tide:
+def tide(
+    along: Axis, bins: Sequence[Counts], size: Size, link: Link, *, running: int = 0, frozen: Sequence[Span] = ()
+) -> Tide:
     """Return the shapes of a tide line.
 
     Args:
@@ -148,6 +156,7 @@ def tide(along: Axis, bins: Sequence[Counts], size: Size, link: Link, *, running
         size: The heights.
         link: The address of a bin.
         running: The runs under way.
+        frozen: The times in which a scope was frozen.
     """
     joined = _joined(along, bins, size.joined)
     most = max((max(counts.succeeded, counts.coming) for _, _, counts in joined), default=0)
@@ -160,11 +169,21 @@ def tide(along: Axis, bins: Sequence[Counts], size: Size, link: Link, *, running
         top = (along.x(peak.at), number(peak.counts.succeeded))
     moving = scale.moving(running) if running else None
     links = list(_links(columns, size, along.width * size.joined * 1.01))
-    return Tide(size, columns, links, list(along.ticks()), along.x(along.now), top, moving)
+    return Tide(
+        size, columns, links, list(along.ticks()), along.x(along.now), top, moving, _frozen(along, size, frozen)
+    )
 
 
-def sentence(along: Axis, bins: Sequence[Counts], *, coming_at_least: bool = False) -> str:
-    """Return the sentence of a tide line: what ended, when most did, what failed, what comes."""
+def _frozen(along: Axis, size: Size, spans: Sequence[Span]) -> list[Bar]:
+    found = [(along.x(since), along.x(until)) for since, until, _ in spans]
+    return [
+        Bar("frozen", round(left, 3), size.above + size.below - _STRIP, round(max(right - left, _THIN), 3), _STRIP)
+        for left, right in found
+    ]
+
+
+def sentence(along: Axis, bins: Sequence[Counts], *, coming_at_least: bool = False, frozen: Sequence[Span] = ()) -> str:
+    """Return the sentence of a tide line: what ended, when most did, what failed, what was frozen, what comes."""
     past, total = bins[: along.behind], sum(bins, Counts())
     ended = total.succeeded + total.bad + total.undone
     parts = [f"Runs by {along.bin_words}, last {along.window.words}: "]
@@ -182,6 +201,7 @@ def sentence(along: Axis, bins: Sequence[Counts], *, coming_at_least: bool = Fal
         if total.undone:
             parts.append(f"; {total.undone:,} skipped or cancelled")
         parts.append(".")
+    parts += [f" Frozen: {scope}, {along.clock(since)} to {along.clock(until)}." for since, until, scope in frozen[-3:]]
     if total.coming or coming_at_least:
         many = f"{total.coming:,}+ jobs" if coming_at_least else counted(total.coming, "job")
         parts.append(f" Coming: {many} until {along.clock(along.end)}.")

@@ -19,7 +19,7 @@ _SQL = Statements("tidewheel.control")
 _LIST_FREEZES = _SQL["list_freezes"]
 _FIND_STANDING_FREEZES = _SQL["find_standing_freezes"]
 _COUNT_FREEZABLE = _SQL["count_freezable"]
-_READ_THAWS = _SQL["read_thaws"]
+_READ_FREEZE_CHANGES = _SQL["read_freeze_changes"]
 _FIND_FREEZES_OF = _SQL["find_freezes_of"]
 
 MAX_WAITING = 10_000
@@ -92,16 +92,18 @@ class Freeze:
         return shlex.join(["tidewheel", "thaw", *words, *([] if self.tenant is None or is_narrow else ["--all"])])
 
 
-class PastThaw(NamedTuple):
-    """A thaw as the audit log has it.
+class FreezeChange(NamedTuple):
+    """A freeze or a thaw as the audit log has it.
 
     Args:
         at: Its instant.
+        begins: True for a freeze.
         object: The scope, such as `freeze/queue=reports`.
         by: The operator.
     """
 
     at: datetime
+    begins: bool
     object: str
     by: str
 
@@ -158,11 +160,28 @@ def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> l
     return [FreezeSummary(row.freeze, row.jobs, row.waiting, row.held) for row in rows]
 
 
-def thaws_between(connection: Conn, tenant: str, since: datetime, until: datetime) -> list[PastThaw]:
-    """Return the thaws of a tenant in a time, the newest first, as far as the audit log has them."""
+def freeze_changes(connection: Conn, tenant: str, since: datetime, until: datetime) -> list[FreezeChange]:
+    """Return the freezes and thaws of a tenant in a time, the newest first, as far as the audit log has them."""
     columns: dict[str, object] = {"tenant": tenant, "since": since, "until": until}
-    with connection.cursor(row_factory=class_row(PastThaw), binary=True) as cursor:
-        return cursor.execute(_READ_THAWS, columns).fetchall()
+    with connection.cursor(row_factory=class_row(FreezeChange), binary=True) as cursor:
+        return cursor.execute(_READ_FREEZE_CHANGES, columns).fetchall()
+
+
+def frozen_spans(
+    connection: Conn, tenant: str, since: datetime, until: datetime
+) -> list[tuple[datetime, datetime, str]]:
+    """Return the spans of a time in which a scope of a tenant was frozen, each with its scope, the earliest first."""
+    began: dict[str, datetime] = {}
+    spans: list[tuple[datetime, datetime, str]] = []
+    for change in reversed(freeze_changes(connection, tenant, since, until)):
+        if change.begins:
+            began.setdefault(change.scope, change.at)
+        else:
+            spans.append((began.pop(change.scope, since), change.at, change.scope))
+    spans += [(at, until, scope) for scope, at in began.items()]
+    # One from before this time is in no entry of it.
+    spans += [(since, until, each.scope) for each in standing_freezes(connection, tenant) if each.since < since]
+    return sorted(spans)
 
 
 def standing_freezes(connection: Conn, tenant: str) -> tuple[Freeze, ...]:

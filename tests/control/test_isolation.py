@@ -25,7 +25,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.explain.resuming import preview_resume, preview_thaw
 from tidewheel.control.reads.activity import read_activity, slowest_runs
 from tidewheel.control.reads.backfills import backfills
-from tidewheel.control.reads.freezes import list_freezes, thaws_between
+from tidewheel.control.reads.freezes import freeze_changes, list_freezes
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.control.reads.now import read_now_of
 from tidewheel.control.reads.run_changes import read_run_changes
@@ -163,7 +163,7 @@ def lived(clocked: ClockedDatabase, recording: Recording) -> Recording:
             span = timedelta(hours=1)
             list_jobs(reading, MINE)
             list_freezes(reading, MINE, counts_all=False)
-            thaws_between(reading, MINE, _NOON, _NOON + span)
+            freeze_changes(reading, MINE, _NOON, _NOON + span)
             preview_thaw(reading, MINE, labels={"team": "a"}, only=MINE)
             preview_resume(reading, MINE, [job_id(MINE, "job")])
             backfills(reading, MINE)
