@@ -183,7 +183,7 @@ def _frozen(along: Axis, size: Size, spans: Sequence[Span]) -> list[Bar]:
 
 
 def sentence(along: Axis, bins: Sequence[Counts], *, coming_at_least: bool = False, frozen: Sequence[Span] = ()) -> str:
-    """Return the sentence of a tide line: what ended, when most did, what failed, what was frozen, what comes."""
+    """Return the sentence of a tide line: what ended, failed, was frozen, and comes."""
     past, total = bins[: along.behind], sum(bins, Counts())
     ended = total.succeeded + total.bad + total.undone
     parts = [f"Runs by {along.bin_words}, last {along.window.words}: "]

@@ -161,7 +161,7 @@ def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> l
 
 
 def freeze_changes(connection: Conn, tenant: str, since: datetime, until: datetime) -> list[FreezeChange]:
-    """Return the freezes and thaws of a tenant in a time, the newest first, as far as the audit log has them."""
+    """Return the freezes and thaws of a time in the audit log of a tenant, the newest first."""
     columns: dict[str, object] = {"tenant": tenant, "since": since, "until": until}
     with connection.cursor(row_factory=class_row(FreezeChange), binary=True) as cursor:
         return cursor.execute(_READ_FREEZE_CHANGES, columns).fetchall()
@@ -170,7 +170,7 @@ def freeze_changes(connection: Conn, tenant: str, since: datetime, until: dateti
 def frozen_spans(
     connection: Conn, tenant: str, since: datetime, until: datetime
 ) -> list[tuple[datetime, datetime, str]]:
-    """Return the spans of a time in which a scope of a tenant was frozen, each with its scope, the earliest first."""
+    """Return the spans of a time in which a scope was frozen, with their scopes, the earliest first."""
     began: dict[str, datetime] = {}
     spans: list[tuple[datetime, datetime, str]] = []
     for change in reversed(freeze_changes(connection, tenant, since, until)):
