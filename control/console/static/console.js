@@ -104,8 +104,8 @@ function morphMain(body) {
 
 // Live: one stream per visible page; each news makes the page read itself once. A page without a stream reads itself slowly.
 
-const HIDDEN_MS = 10000, LATE_MS = 6000, SILENT_MS = 10000, APART_MS = 1000, REFUSED_MS = 15000;
-const live = { stream: null, heard: 0, at: null, stopped: false, reading: false, again: false, read: 0, hiding: 0, refused: 0 };
+const HIDDEN_MS = 10000, LATE_MS = 6000, SILENT_MS = 10000, APART_MS = 1000, REFUSED_MS = 15000, WAKE_MS = 5000;
+const live = { stream: null, heard: 0, at: null, stopped: false, reading: false, again: false, read: 0, hiding: 0, refused: 0, waking: 0 };
 
 function openLive() {
   const topics = $("main")?.dataset.live;
@@ -116,7 +116,7 @@ function openLive() {
   const address = new URL($("body").dataset.live, location.href);
   address.searchParams.set("topics", topics);
   const stream = live.stream = new EventSource(address);
-  stream.onopen = () => { live.refused = 0; };
+  stream.onopen = () => { live.refused = 0; wake(); };
   stream.addEventListener("beat", hear);
   stream.addEventListener("changed", () => { hear(); refresh(); });
   stream.addEventListener("gone", () => { closeLive(); signInAgain(); });
@@ -155,7 +155,15 @@ async function refresh() {
   } catch { /* the indicator shows that nothing was heard */ }
   live.reading = false;
   live.read = performance.now();
+  wake();
   if (live.again) { live.again = false; refresh(); }
+}
+
+// What the page promises for an instant of the next hour may not have come: no news tells of that.
+function wake() {
+  clearTimeout(live.waking);
+  const soonest = Math.min(...$$("main time").map((each) => new Date(each.dateTime) - Date.now()).filter((each) => each > 0));
+  if (live.stream && soonest < 3600000) live.waking = setTimeout(refresh, Math.max(soonest + APART_MS, WAKE_MS));
 }
 
 const clock = (instant) => instant.toLocaleTimeString("en-GB", { timeZone: $("body").dataset.zone });

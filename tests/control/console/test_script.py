@@ -165,10 +165,29 @@ def test_page_that_may_not_be_live_says_so_and_reads_itself_slowly(here: Tab, da
     until(lambda: comes(here, ON), "the page is live again")
 
 
+def runs(opened: Tab, milliseconds: int) -> bool:
+    """Let the clock of a page go on."""
+    opened.page.clock.run_for(milliseconds)
+    return True
+
+
 def comes(opened: Tab, selector: str) -> bool:
     """Let five seconds of a page's clock pass; return True if it then shows an element."""
     opened.page.clock.run_for(5_000)
     return opened.page.locator(selector).count() > 0
+
+
+def test_page_reads_itself_again_at_the_instant_that_it_names(here: Tab, database: Database) -> None:
+    submit(database, "soon", schedule={"interval": "10m"})
+    here.page.clock.install()
+    here.open("/jobs/soon")
+    expect(here.page.locator(ON)).to_be_visible()
+    reads: list[str] = []
+    here.page.on("request", lambda request: reads.append(request.url) if "tidewheel-part" in request.headers else None)
+    until(lambda: runs(here, 2_000) and len(reads) == 1, "the news that a stream begins with")
+    assert runs(here, 60_000)
+    assert len(reads) == 1
+    until(lambda: runs(here, 60_000) and len(reads) == 2, "it reads itself after ten minutes")
 
 
 def test_p_stops_live_and_goes_on(here: Tab) -> None:
