@@ -96,6 +96,15 @@ def test_phone_switches_tenants_in_the_menu_of_the_zone(here: Tab, database: Dat
     assert here.sideways() == 0
 
 
+def test_buttons_of_a_selection_take_no_click_before_something_is_selected(here: Tab) -> None:
+    here.open("/jobs")
+    button = here.page.locator(".selection button").first
+    expect(button).to_have_css("pointer-events", "none")
+    here.page.locator("td.choice input").first.check()
+    button.click()
+    expect(here.page.locator("h1")).to_contain_text("Pause 1 job?")
+
+
 def test_new_rows_of_runs_wait_behind_their_number_and_nothing_else_moves(here: Tab, database: Database) -> None:
     first = trigger(database, "nightly")
     here.open("/runs")
