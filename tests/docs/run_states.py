@@ -19,7 +19,9 @@ sentences there.
 
 A **run** is created for an occurrence or a trigger; an **attempt** is one claim of it. A run has one state at a time
 and moves only as drawn here. Every statement that writes a state takes its allowed sources and its target from the one
-table, so a move that is not drawn changes nothing.
+table, so a move that is not drawn changes nothing. The picture has the most common moves, the diagram has all.
+
+![The life of a run](images/life-of-a-run.svg)
 """
 _TAIL = """\
 ## What holds in every state
