@@ -202,7 +202,8 @@ def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
         return Wait(WaitCode.CANCEL, words)
     if freezes:
         words = "\n".join(freeze.words for freeze in freezes)
-        return Wait(WaitCode.FROZEN, words, "`tidewheel thaw` with the scope of the freeze ends it", freezes=freezes)
+        action = "; ".join(f"`{freeze.thaw_command}`" for freeze in freezes)
+        return Wait(WaitCode.FROZEN, words, action, freezes=freezes)
     if facts.is_ahead and facts.publish_at is not None:
         at = _at(facts.publish_at)
         if facts.state == RunState.RETRYING:
@@ -211,7 +212,7 @@ def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
         return Wait(WaitCode.NOT_YET, f"may start from {at} on", until=facts.publish_at)
     if facts.able:
         have = "executor has" if facts.able == 1 else "executors have"
-        words = f"waits for a free slot: {facts.able} live {have} what it needs"
+        words = f"waits for a free slot of queue {facts.queue}: {facts.able} live {have} what it needs"
         return Wait(WaitCode.SLOT, words, "`tidewheel status` shows slots and what is due; start more executors")
     return _without_executor(facts)
 

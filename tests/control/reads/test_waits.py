@@ -54,7 +54,8 @@ def test_run_without_a_live_executor_has_what_is_missing(job: Database) -> None:
     assert why(job, run_id).words.startswith(f"{found.words}; the last one is silent since ")
     executor(job, HANDLER)
     found = why(job, run_id)
-    assert (found.code, found.words) == (WaitCode.SLOT, "waits for a free slot: 1 live executor has what it needs")
+    assert found.code is WaitCode.SLOT
+    assert found.words == "waits for a free slot of queue default: 1 live executor has what it needs"
 
 
 def test_creating_a_job_that_no_live_executor_can_run_prints_a_note(database: Database) -> None:
