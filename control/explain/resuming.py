@@ -18,6 +18,7 @@ from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, on_resume
+from tidewheel.schedules.decision import SkipReason
 from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.simple import FixedDelay
 from tidewheel.schedules.timer_state import TimerState, timer_state
@@ -27,6 +28,8 @@ _SQL = Statements("tidewheel.control")
 _READ_FROZEN_TIMERS = _SQL["read_frozen_timers"]
 _READ_PAUSED_TIMERS = _SQL["read_paused_timers"]
 _FIND_FREEZE = Statements("tidewheel.intake")["find_freeze"]
+
+_UNWANTED = {SkipReason.EXCLUDED, SkipReason.MANUAL}  # they would not fire without a hold either
 
 MAX_JOBS = 200
 """The held jobs that one preview decides about."""
@@ -160,8 +163,9 @@ def _decide(timer: _HeldTimer, inputs: DecisionInputs, now: datetime) -> Resumed
     decision = on_resume(state, now=now)
     fires, exact = _fires(state, decision.next_at, now)
     fires += sum(to <= now and at not in decision.moved for at, to in state.moved.items())
-    exact = exact and all(skip.exact for skip in decision.skips)
-    return ResumedJob(timer.key, fires, sum(skip.occurrences for skip in decision.skips), at_least=not exact)
+    lost = [skip for skip in decision.skips if skip.reason not in _UNWANTED]
+    exact = exact and all(skip.exact for skip in lost)
+    return ResumedJob(timer.key, fires, sum(skip.occurrences for skip in lost), at_least=not exact)
 
 
 def _fires(state: TimerState, first: datetime | None, now: datetime) -> tuple[int, bool]:

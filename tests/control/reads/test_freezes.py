@@ -9,7 +9,7 @@ from tests.control.api.answering import answer_of, answering
 from tests.control.cli.command import tidewheel
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import submit, trigger
+from tests.transitions.acts import about, apply_batch, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.reads.jobs import show_job
@@ -54,6 +54,7 @@ def test_preview_of_a_thaw_and_of_a_resume_counts_what_they_do(frozen: ClockedDa
     for key, policy in (("once", "fire_once"), ("all", "fire_all")):
         submit(frozen, key, schedule="@every 1m", labels={"team": "billing"}, on_resume=policy)
     submit(frozen, "paused", schedule="@every 1m", on_resume="fire_once")
+    apply_batch(frozen, about("job.skip", "paused", at=(frozen.now() + 6 * MINUTE).isoformat()))
     frozen.advance(4 * MINUTE)
     with Client(frozen.url) as client, answering(frozen) as api:
         client.pause("paused")
@@ -67,7 +68,7 @@ def test_preview_of_a_thaw_and_of_a_resume_counts_what_they_do(frozen: ClockedDa
         shown = answer_of(api.get("/api/v1/freezes/thaw-preview?label=team%3Dbilling"))
         assert (shown["fires"], shown["skips"], shown["at_least"]) == (8, 15, False)
         resumed = answer_of(api.get("/api/v1/jobs/paused/resume-preview"))
-        assert (resumed["fires"], resumed["skips"]) == (1, 2)
+        assert (resumed["fires"], resumed["skips"]) == (1, 1), "one of three was left out by request"
         assert tidewheel(frozen, "thaw", "--label", "team=billing", "--dry-run").lines[0] == found.words[0]
         client.freezes.freeze(queue="default")
         assert client.freezes.preview_thaw(labels={"team": "billing"}).jobs == ()
