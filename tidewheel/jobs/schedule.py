@@ -189,7 +189,7 @@ ScheduleField: TypeAlias = Annotated[ScheduleSpec, BeforeValidator(read_schedule
 _EVERY = re.compile(r"@every\s+(\S.*)")
 _ISO_DURATION = re.compile(r"P[\dT].*")
 _ISO_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d.*")
-_SPAN = re.compile(r"(?:[\d.]+[a-z]+)+", re.ASCII)
+_SPAN = re.compile(r"(?:every\s+)?((?:[\d.]+[a-z]+)+)", re.ASCII | re.IGNORECASE)
 
 
 def _from_text(text: str) -> dict[str, object]:
@@ -202,8 +202,8 @@ def _from_text(text: str) -> dict[str, object]:
         return {"interval": bare}
     if _ISO_TIMESTAMP.fullmatch(bare):
         return {"once": bare}
-    if _SPAN.fullmatch(bare[:64]):
-        raise InvalidValue(problem=f"{shown(text)} alone is not a schedule", remedy=f'write "@every {bare[:64]}"')
+    if span := _SPAN.fullmatch(bare[:64]):
+        raise InvalidValue(problem=f"{shown(text)} is not a schedule", remedy=f'write "@every {span[1]}"')
     return {"cron": [bare]}
 
 

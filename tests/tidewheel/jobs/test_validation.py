@@ -46,6 +46,7 @@ from tidewheel.jobs.validation import MAX_ERRORS
         ({"schedule": {}}, "job.schedule", "it has nothing"),
         ({"schedule": 7}, "job.schedule", "7 is not valid"),
         ({"schedule": "10s"}, "job.schedule", 'write "@every 10s"'),
+        ({"schedule": "every 1h30m"}, "job.schedule", 'write "@every 1h30m"'),
         ({"schedule": "@every 500ms"}, "job.schedule.interval", "write 1s to 400d"),
         ({"schedule": "P1M"}, "job.schedule.interval", "months or years"),
         ({"schedule": {"once": "2027-01-01T00:00:00"}}, "job.schedule.once", "has no offset"),
