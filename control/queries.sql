@@ -846,7 +846,7 @@ SELECT j.key, t.job_id, t.tenant, t.scheduled_at, v.schedule_json, v.policy_json
   JOIN timers AS t ON t.hold_reason = 'freeze' AND t.tenant = coalesce(f.tenant, %(only)s, t.tenant)
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
   JOIN jobs AS j ON j.job_id = t.job_id
- WHERE {{tidewheel.intake.same_scope(f)}}
+ WHERE {{tidewheel.transitions.same_scope(f)}}
    AND (f.queue IS NULL OR f.queue = v.queue)
    AND (NOT f.by_job OR EXISTS (SELECT FROM frozen_jobs AS k WHERE k.freeze_id = f.id AND k.job_id = t.job_id OFFSET 0))
    AND NOT EXISTS (SELECT FROM freezes AS z

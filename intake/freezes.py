@@ -32,7 +32,7 @@ from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")
-_FIND_FREEZE = _SQL["find_freeze"]
+_FIND_FREEZE = Statements("tidewheel.transitions")["find_freeze"]
 _NEXT_FREEZE_ID = _SQL["next_freeze_id"]
 _RESET_PLAN_MODE = _SQL["reset_plan_mode"]
 _FIND_JOBS_TO_FREEZE = _SQL["find_jobs_to_freeze"]

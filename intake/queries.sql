@@ -443,20 +443,6 @@ OVERRIDING SYSTEM VALUE
 VALUES (%(id)s, %(tenant)s, %(job_id)s, %(labels)s, %(queue)s, %(lane)s, %(handler)s, %(cause)s, %(created_before)s, %(include_started)s,
         %(reason)s, 'requested', %(named_count)s)
 
--- part: same_scope(freeze)
--- True if the freeze is not thawed and has exactly this scope.
--- Index: freezes_pkey; a few rows. No lock.
-freeze.thawed_at IS NULL
-  AND freeze.tenant IS NOT DISTINCT FROM %(tenant)s
-  AND freeze.queue IS NOT DISTINCT FROM %(queue)s
-  AND freeze.labels IS NOT DISTINCT FROM %(labels)s::jsonb
-  AND freeze.key_prefix IS NOT DISTINCT FROM %(key_prefix)s
-
--- name: find_freeze
--- The standing freeze of exactly this scope, and whether an operator has begun it as the pause of a tenant.
--- Index: freezes_pkey; a few rows. No lock.
-SELECT f.id, f.by_operator FROM freezes AS f WHERE {{same_scope(f)}}
-
 -- name: next_freeze_id
 -- The id of the freeze that is written next.
 -- No index, no lock.
@@ -502,7 +488,7 @@ SELECT t.id, t.job_id, t.tenant FROM fits AS t WHERE t.named
 INSERT INTO freezes (id, tenant, queue, labels, key_prefix, reason, created_by, by_operator)
 OVERRIDING SYSTEM VALUE
 SELECT %(id)s, %(tenant)s, %(queue)s, %(labels)s, %(key_prefix)s, %(reason)s, %(by)s, %(by_operator)s
- WHERE NOT EXISTS (SELECT FROM freezes AS f WHERE {{same_scope(f)}})
+ WHERE NOT EXISTS (SELECT FROM freezes AS f WHERE {{tidewheel.transitions.same_scope(f)}})
 
 -- name: take_over_pause
 -- Makes the pause that a key of a tenant has begun one of an operator, with the operator's name and reason.

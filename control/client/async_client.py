@@ -205,6 +205,7 @@ class AsyncFreezes(_Part[Freezes]):
 
     freeze = _call(Freezes.freeze)
     thaw = _call(Freezes.thaw)
+    preview_thaw = _call(Freezes.preview_thaw)
     list = _call(Freezes.list)
 
 

@@ -201,7 +201,8 @@ def sentence(along: Axis, bins: Sequence[Counts], *, coming_at_least: bool = Fal
         if total.undone:
             parts.append(f"; {total.undone:,} skipped or cancelled")
         parts.append(".")
-    parts += [f" Frozen: {scope}, {along.clock(since)} to {along.clock(until)}." for since, until, scope in frozen[-3:]]
+    for since, until, scope in frozen[-3:]:
+        parts.append(f" Frozen from {along.clock(since)} to {along.clock(until)}: {scope}.")
     if total.coming or coming_at_least:
         many = f"{total.coming:,}+ jobs" if coming_at_least else counted(total.coming, "job")
         parts.append(f" Coming: {many} until {along.clock(along.end)}.")

@@ -27,7 +27,7 @@ from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_
 _SQL = Statements("tidewheel.control")
 _READ_FROZEN_TIMERS = _SQL["read_frozen_timers"]
 _READ_PAUSED_TIMERS = _SQL["read_paused_timers"]
-_FIND_FREEZE = Statements("tidewheel.intake")["find_freeze"]
+_FIND_FREEZE = Statements("tidewheel.transitions")["find_freeze"]
 
 _UNWANTED = {SkipReason.EXCLUDED, SkipReason.MANUAL}  # they would not fire without a hold either
 

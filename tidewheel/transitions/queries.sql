@@ -56,6 +56,20 @@ CASE WHEN (SELECT EXISTS (SELECT FROM freezes))
                       OFFSET 0)
      ELSE true END
 
+-- part: same_scope(freeze)
+-- True if the freeze is not thawed and has exactly this scope.
+-- Index: freezes_pkey; a few rows. No lock.
+freeze.thawed_at IS NULL
+  AND freeze.tenant IS NOT DISTINCT FROM %(tenant)s
+  AND freeze.queue IS NOT DISTINCT FROM %(queue)s
+  AND freeze.labels IS NOT DISTINCT FROM %(labels)s::jsonb
+  AND freeze.key_prefix IS NOT DISTINCT FROM %(key_prefix)s
+
+-- name: find_freeze
+-- The standing freeze of exactly this scope, and whether an operator has begun it as the pause of a tenant.
+-- Index: freezes_pkey; a few rows. No lock.
+SELECT f.id, f.by_operator FROM freezes AS f WHERE {{same_scope(f)}}
+
 -- part: claimable(run)
 -- True if no other run, cancellation or freeze keeps an open run from starting now.
 -- Index: job_runs_by_job, job_runs_moved_ahead, active_runs_pkey; pending_cancels_by_run. No lock.
