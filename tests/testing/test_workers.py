@@ -64,7 +64,8 @@ def _heed_interrupts() -> None:
 
 
 def urls(folder: Path) -> list[str]:
-    return [path.read_text() for path in folder.glob("*.url")]
+    """Return the texts of the workers; a file that is still empty is left out."""
+    return [text for path in folder.glob("*.url") if (text := path.read_text())]
 
 
 def processes_of(folder: Path) -> list[str]:
