@@ -101,7 +101,8 @@ def _meanings() -> Mapping[str, tuple[str, str]]:
     """Return the meaning and the default of each setting, from the schema of REST."""
     found: dict[str, tuple[str, str]] = {}
     for name, schema in body_of(JobSpec)["properties"].items():
-        words = str(schema.get("description", ""))
+        described = schema if "description" in schema else schema.get("anyOf", [{}])[0]  # beside its short forms
+        words = str(described.get("description", ""))
         default = _DEFAULT.search(words)
         found[name] = (_DEFAULT.sub("", words), default[1] if default else "")
     return found

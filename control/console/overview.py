@@ -41,10 +41,14 @@ STAGES = {
 """The stages of which one plot shows one, and their names."""
 _LISTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "dead_letters": ("dead_letters", {}),
+    "fleet": ("fleet", {}),
     "freeze": ("freeze", {}),
     "held_runs": ("runs", {"status": "buffered"}),
     "failed_runs": ("runs", {"status": "failed", "last": "1h"}),
-}  # by the kind of a need: the list that shows it
+    "outbox": ("fleet", {}),
+    "timers": ("fleet", {}),
+    "waiting_runs": ("runs", {"status": "queued"}),
+}  # by the kind of a need: the page that shows it
 
 
 class OverviewQuery(TenantQuery):

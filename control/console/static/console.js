@@ -574,6 +574,9 @@ function onKey(event) {
 
 // A label that ends in "…" leads to a dialog, as in menus of all programs.
 const isDialogLink = (link) => link.matches("a[data-dialog]") || (link.matches("a.button, .actions a") && link.textContent.trim().endsWith("…"));
+// While the API is away a link is read first: the page and what it shows stay if no answer comes.
+const isElsewhere = (link) => link.origin === location.origin && link.pathname + link.search !== location.pathname + location.search;
+const keepsPage = (link) => link.matches("a[href]") && isElsewhere(link) && $("#live")?.dataset.state === "away";
 
 function onClick(event) {
   const link = event.target.closest("a, button, tr");
@@ -585,6 +588,7 @@ function onClick(event) {
   else if (link.matches("#live")) toggleLive();
   else if (link.matches("#show-keys")) KEYS["?"]();
   else if (link.matches("dialog .buttons a:not(.primary), dialog button.close")) { event.preventDefault(); link.closest("dialog").close(); }
+  else if (keepsPage(link)) { event.preventDefault(); openLinked(link.href, link); }
 }
 
 function onSubmit(event) {

@@ -94,6 +94,7 @@ def test_versions_name_their_authors_and_lead_back(database: Database) -> None:
     submit(database, "nightly", schedule=DAILY, labels={"team": SCRIPT})
     with console(database) as client:
         signed_in(client, key_of(database, "read", "write"), name="anna <b>")
+        assert 'type="radio"' not in client.get("/jobs/nightly/versions").text, "one version compares with none"
         submit(database, "nightly", schedule={"cron": "45 2 * * *"}, labels={"team": SCRIPT})
         page = client.get("/jobs/nightly/versions?a=1&b=2")
         assert '<td class="mono"><bdi>schedule.cron</bdi></td><td class="gone"><bdi>30 2 * * *</bdi>' in page.text

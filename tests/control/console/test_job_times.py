@@ -163,6 +163,8 @@ def test_settings_show_values_and_defaults(clocked: ClockedDatabase, pages: ApiC
     assert "<bdi>retry.max_attempts</bdi>" in page
     assert '<tr class="default"><td class="mono"><bdi>overlap</bdi>' in page
     assert "&#34;depot&#34;: 4" in page
+    assert "A key whose runs share places" in page
+    assert "<code>skip</code> for recurring jobs" in page
 
 
 def test_pages_of_a_key_that_a_proxy_would_change_are_addressed_by_its_id(

@@ -55,6 +55,7 @@ def test_backlog_is_drawn_beside_its_counts(pages: ApiClient) -> None:
     pages.database.execute("UPDATE job_runs SET publish_at = publish_at - interval '1 min'")
     page = shown(pages, "/")
     assert sorted(re.findall(r'<rect class="moving" width="([0-9.]+)%" height="8"/>', page)) == ["100.0", "25.0"]
+    assert '<a href="/fleet"><bdi>' in page, "what is wrong with the fleet leads to its page"
 
 
 def test_overview_with_failures_is_not_all_well(database: Database) -> None:
