@@ -52,11 +52,9 @@ def print_result(lines: Iterable[str], document: object, output: Output) -> None
 def print_document(document: object, output: Output) -> None:
     """Print one document: JSON on one line, or YAML."""
     if output is Output.YAML:
-        import yaml  # here: a list as a table needs none
+        from tidewheel.control.reads.yaml_form import as_yaml  # here: a list as a table needs none
 
-        typer.echo(
-            yaml.safe_dump(as_json(document), allow_unicode=True, sort_keys=False, explicit_start=True), nl=False
-        )
+        typer.echo(as_yaml(as_json(document), starts=True), nl=False)
     else:
         typer.echo(json.dumps(as_json(document), ensure_ascii=False))
 

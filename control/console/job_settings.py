@@ -1,4 +1,4 @@
-"""The settings of a job: each with its meaning, defaults in grey; the job as JSON."""
+"""The settings of a job: each with its meaning, defaults in grey; the job as a file."""
 
 import json
 import re
@@ -19,6 +19,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now
 from tidewheel.control.console.words import pretty
 from tidewheel.control.reads.jobs import show_job
+from tidewheel.control.reads.yaml_form import as_yaml
 from tidewheel.ids import job_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import as_object
@@ -65,7 +66,7 @@ class JobSettingsPage:
             {
                 "now": now, "job": job, "held": hold_words(job.summary), "tab": "settings",
                 "schedule": schedule_text(job.summary.schedule), "settings": list(settings_of(job.job)),
-                "document": pretty(job.job),
+                "document": as_yaml(job.job),
                 "payload": pretty(job.job["payload"]) if "payload" in job.job else job.job.get("payload_base64"),
             }
         )  # fmt: skip

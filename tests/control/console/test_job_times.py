@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterator
 from datetime import timedelta
+from html import unescape
 from http import HTTPStatus
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -13,6 +15,8 @@ from tests.control.console.pages import HTML, posted, shown
 from tests.control.explain.explaining import calendar, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.transitions.acts import begin, begun, claim, end, ending, submit, succeed, trigger
+from tidewheel.control.cli.job_files import read_job
+from tidewheel.control.reads.jobs import show_job
 from tidewheel.ids import job_id, run_id
 from tidewheel.runs import Cause, RunState
 
@@ -165,6 +169,17 @@ def test_settings_show_values_and_defaults(clocked: ClockedDatabase, pages: ApiC
     assert "&#34;depot&#34;: 4" in page
     assert "A key whose runs share places" in page
     assert "<code>skip</code> for recurring jobs" in page
+
+
+def test_job_of_the_settings_is_a_file_that_changes_nothing(
+    clocked: ClockedDatabase, pages: ApiClient, tmp_path: Path
+) -> None:
+    payload = {"yes": "no", "text": "a: b\n# c\u202e \x07", "number": 1.5e300, "on": [True, None]}
+    submit(clocked, "nightly", schedule=BERLIN, payload=payload, labels={"team": "1e3"})
+    [text] = re.findall('data-copy="([^"]*)"[^>]*>Copy file', shown(pages, "/jobs/nightly/settings"))
+    (tmp_path / "job.yaml").write_text(unescape(text))
+    with clocked.connection() as connection:
+        assert read_job(str(tmp_path / "job.yaml")) == show_job(connection, "default", "nightly").job
 
 
 def test_pages_of_a_key_that_a_proxy_would_change_are_addressed_by_its_id(

@@ -1,4 +1,4 @@
-"""Aliases in YAML: they may share a part of a job, and cannot make one too long."""
+"""Jobs in YAML: aliases cannot make one too long, and a job that is printed is read back as it was."""
 
 import json
 import os
@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidewheel.control.cli import job_files
 from tidewheel.control.cli.job_files import JobLoader, read_job, read_jobs
+from tidewheel.control.reads.yaml_form import as_yaml
 from tidewheel.errors import FieldError, InvalidInput
 
 LAUGHS = "\n".join(
@@ -73,6 +74,20 @@ def test_length_of_a_job_is_that_of_its_aliases_written_out(shape: list[list[int
         patched.setattr(job_files, "MAX_DOCUMENT_BYTES", nodes - 1)
         with pytest.raises(yaml.YAMLError, match="its aliases stand for more"):
             job_files.ensure_bounded(node)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(max_size=20) | st.from_regex(r"-?[0-9.]{1,4}([eE][-+]?[0-9]{1,2})?", fullmatch=True)
+        | st.sampled_from(["no", "1e3", "1.5E3", "08", "0x1F", "1_000", "12:30:00", "2026-03-01", "~", "=", "<<"]),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=8,
+    )
+)  # fmt: skip
+@example({"text": "a: b\n# c\u202e \x07\x85", "labels": {"team": "1e3", "on": "no"}})
+def test_job_printed_as_yaml_is_read_back_as_it_was(value: object) -> None:
+    assert yaml.load(as_yaml(value), JobLoader) == value  # noqa: S506 - it is a safe loader
 
 
 def written(tmp_path: Path, text: str) -> str:

@@ -1,0 +1,31 @@
+"""YAML that `tidewheel apply` reads back as it was."""
+
+import re
+
+import yaml
+
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
+_WIDTH = 100  # characters of a line
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes each text that YAML 1.1 or JSON would read as another type, such as `no` and `1e3`."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-0123456789"))  # pyright: ignore[reportUnknownMemberType]  # its stub leaves `first` open
+
+
+def as_yaml(value: object, *, starts: bool = False) -> str:
+    """Return a value of JSON's types as YAML.
+
+    >>> print(as_yaml({"key": "nightly", "labels": {"team": "1e3", "on": "no"}}), end="")
+    key: nightly
+    labels:
+      team: '1e3'
+      'on': 'no'
+
+    Args:
+        value: The value.
+        starts: Begin with the line that starts a document.
+    """
+    return yaml.dump(value, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=_WIDTH, explicit_start=starts)
