@@ -80,6 +80,7 @@ class FreezeScope:
             jobs = "all jobs" if fleet else _jobs_of(reading, caller.tenant, document)
         words = _scope_words(document, caller.tenant)
         waiting = number(found.waiting, at_least=found.at_least)
+        under_way = number(found.under_way, at_least=found.at_least)
         return Dialog(
             f"Freeze {words}?", f"Freeze {words}", urls("freeze", next=_back(query)),
             will=(
@@ -87,7 +88,7 @@ class FreezeScope:
                 f"Occurrences of {jobs} that are due meanwhile are recorded, and handled by on_resume of each job.",
                 "Jobs whose on_resume is skip lose these: the thaw skips them, and only a backfill runs them.",
             ),
-            stays=(f"{number(found.under_way, at_least=found.at_least)} under way go on.",),
+            stays=(f"{under_way} run{' that is' if found.under_way == 1 else 's that are'} under way will end as usual.",),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),
             keep="Let it run",
         )  # fmt: skip

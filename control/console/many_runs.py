@@ -69,12 +69,11 @@ class CancelRuns:
             return _nothing(request, urls)
         still_open = [run for run in found if run.status not in FINAL]
         started = sum(run.status in {RunState.RUNNING, RunState.WAITING, RunState.RETRYING} for run in still_open)
-        will = [f"{counted(started, 'run')} under way: requested to stop."] if started else []
         ended = len(found) - len(still_open)
         return Dialog(
             f"Cancel {counted(len(still_open), 'run')}?", f"Cancel {counted(len(still_open), 'run')}",
             _back(request, urls), place="runs",
-            will=("Runs that have not started end at once.", *will), fields=(_REASON,), danger=True,
+            will=_ends(number(len(still_open) - started), started), fields=(_REASON,), danger=True,
             stays=(f"{counted(ended, 'run')} of these ended already.",) if ended else (), keep="Keep them",
             sample=_sample(still_open), warnings=() if still_open else (_NONE_OPEN,),
         )  # fmt: skip
@@ -170,10 +169,7 @@ class CancelMatching:
         question = f"Cancel {many} run{plural} of {query.job}?" if query.job else f"Cancel {many} run{plural}?"
         return Dialog(
             question, f"Cancel {many} run{plural}", urls("runs", **_shown(query)), place="runs", danger=True,
-            will=(
-                "No executor starts one of them any more, and schedulers end them.",
-                *([f"{counted(started, 'run')} under way: requested to stop."] if started else []),
-            ),
+            will=_ends(number(waiting.matched, at_least=waiting.at_least), started, if_checked=True),
             stays=(*stays, "Runs that are created from now on are not cancelled."), keep="Keep them",
             fields=(
                 Field("include_started", "Cancel runs that have started too", kind="check",
@@ -200,6 +196,14 @@ class CancelMatching:
         many = number(done.matched, at_least=done.at_least)
         to = urls("bulk_work", kind="cancellation", id=done.cancellation_id)
         return Done(to, f"{many} run{'' if done.matched == 1 else 's'} to cancel. No executor starts one any more.")
+
+
+def _ends(waiting: str, started: int, *, if_checked: bool = False) -> Sequence[str]:
+    """Return the ends of runs that are cancelled: of those that wait, and of those that have started."""
+    never = f"Not started: {waiting}. No executor starts them any more, and they end as cancelled."
+    who = "If the box is checked, attempts" if if_checked else "Attempts"
+    signal = f"{who} under way get a signal, and the runs end as cancelled unless they end before."
+    return (*([never] if waiting != "0" else []), *([f"Started: {number(started)}. {signal}"] if started else []))
 
 
 _ANY_STATE = "The state is no filter of a cancellation: it concerns runs of all open states."

@@ -22,23 +22,25 @@ from tidewheel.control.reads.tenants import TenantSummary, TenantUsage
 from tidewheel.errors import FieldError, InvalidInput, UnknownFreeze, refuse
 
 _HELP = {
-    "jobs": "More are refused.",
-    "in_flight": "Runs that may be active at once; more wait.",
-    "triggers_per_second": "More become due later.",
-    "payload_bytes": "A larger payload is refused.",
-    "weight": "The runs that leave in each of its turns while a queue is held back, 1 to 100.",
+    "jobs": ("Jobs", "More are refused."),
+    "in_flight": ("Active runs", "Runs that may be active at once; more wait."),
+    "triggers_per_second": ("Triggers a second", "More become due later."),
+    "payload_bytes": ("Payload, in bytes", "A larger payload is refused."),
+    "weight": ("Weight", "The runs that leave in each of its turns while a queue is held back, 1 to 100."),
 }
+"""By the limit as REST writes it: its label, and the effect."""
 
 
 def _fields(tenant: TenantSummary | None, usage: TenantUsage | None) -> Sequence[Field]:
     """Return a field for each limit, with what is used."""
     if tenant is None:
-        return tuple(Field(name, name, "number", "", text) for name, text in _HELP.items())
+        return tuple(Field(name, label, "number", "", text) for name, (label, text) in _HELP.items())
     made: list[Field] = []
     for each in gauges(tenant, usage):
         used = "" if each.used is None else f" Now {number(each.used.count, at_least=each.used.at_least)}."
         value = "" if each.limit is None else f"{each.limit:.10g}"
-        made.append(Field(each.name, each.name, "number", value, _HELP[each.name] + used))
+        label, text = _HELP[each.name]
+        made.append(Field(each.name, label, "number", value, text + used))
     return tuple(made)
 
 

@@ -199,6 +199,16 @@ def test_repeat_of_a_cancellation_gets_its_first_answer_after_the_runs_have_ende
     assert "no open run matches" in posted(pages, path, counted="").text
 
 
+def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient) -> None:
+    begun(pages.database, "other")
+    triggered(pages.database, "other", 2)
+    dialog = shown(pages, "/runs/cancel-all?job=other")
+    assert "Cancel 3 runs of other?" in dialog
+    assert "Not started: 2. No executor starts them any more" in dialog
+    assert "Started: 1. If the box is checked, attempts under way get a signal" in dialog
+    assert "2 runs to cancel" in shown(pages, done(posted(pages, "/runs/cancel-all?job=other")))
+
+
 def test_number_that_has_grown_is_shown_before_anything_changes(pages: ApiClient) -> None:
     """The form names the future, or a smaller number than that of its dialog."""
     for offset in range(3):
