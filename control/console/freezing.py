@@ -88,7 +88,7 @@ class FreezeScope:
                 f"Occurrences of {jobs} that are due meanwhile are recorded, and handled by on_resume of each job.",
                 "Jobs whose on_resume is skip lose these: the thaw skips them, and only a backfill runs them.",
             ),
-            stays=(f"{under_way} run{' that is' if found.under_way == 1 else 's that are'} under way will end as usual.",),
+            stays=(f"{under_way} run{'' if found.under_way == 1 else 's'} under way: no freeze stops them.",),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),
             keep="Let it run",
         )  # fmt: skip
