@@ -553,6 +553,10 @@ const KEYS = {
   p: toggleLive,
   c: () => { const id = $("[data-copy]"); if (id) copy(id.dataset.copy, id); },
   e: () => follow("a[data-edit]"),
+  x: () => $(".choice input", document.activeElement.closest("tr") || document.head)?.click(),
+  "-": () => follow(".zooms [aria-label='Zoom out']"),
+  "=": () => follow(".zooms [aria-label='Zoom in']"),
+  ".": () => $("main .actions :is(a, summary, button)")?.focus(),
 };
 
 function onKey(event) {
@@ -570,6 +574,42 @@ function onKey(event) {
   if (!act) return;
   event.preventDefault();
   act();
+}
+
+// A drag of the mouse over a time axis opens the time between its ends.
+
+const DRAG_PX = 8, LEAST_MS = 120000;
+let drag = null;
+
+function beginDrag(event) {
+  const axis = event.button === 0 && event.pointerType === "mouse" && event.target.closest("figure[data-from] > svg");
+  drag = axis ? { figure: axis.parentElement, box: axis.getBoundingClientRect(), from: event.clientX, band: null } : null;
+}
+
+function moveDrag(event) {
+  if (!drag || (!drag.band && Math.abs(event.clientX - drag.from) < DRAG_PX)) return;
+  if (!drag.band) drag.figure.append(drag.band = made("div", { className: "dragged" }));
+  const ends = [drag.from, event.clientX].map((x) => Math.min(Math.max(x - drag.box.left, 0), drag.box.width));
+  drag.begin = Math.min(...ends) / drag.box.width;
+  drag.end = Math.max(...ends) / drag.box.width;
+  drag.band.style.height = `${drag.box.height}px`;
+  drag.band.style.left = `${drag.begin * 100}%`;
+  drag.band.style.width = `${(drag.end - drag.begin) * 100}%`;
+}
+
+function endDrag(event) {
+  if (!drag?.band) { drag = null; return; }
+  const [from, to] = [drag.figure.dataset.from, drag.figure.dataset.to].map((at) => Date.parse(at));
+  const middle = from + (to - from) * (drag.begin + drag.end) / 2;
+  const half = Math.max((to - from) * (drag.end - drag.begin), LEAST_MS) / 2;
+  drag.band.remove();
+  drag = null;
+  if (event.type !== "pointerup") return;
+  const address = new URL(location.href);
+  address.searchParams.delete("window");
+  for (const [name, at] of [["from", middle - half], ["to", middle + half]]) address.searchParams.set(name, `${new Date(at).toISOString().slice(0, 19)}Z`);
+  document.addEventListener("click", (click) => click.preventDefault(), { capture: true, once: true });
+  location.assign(address);
 }
 
 // A label that ends in "…" leads to a dialog, as in menus of all programs.
@@ -621,6 +661,10 @@ function begin(answered = false) {
 document.addEventListener("keydown", onKey);
 document.addEventListener("click", onClick);
 document.addEventListener("submit", onSubmit);
+document.addEventListener("pointerdown", beginDrag);
+document.addEventListener("pointermove", moveDrag);
+for (const end of ["pointerup", "pointercancel"]) document.addEventListener(end, endDrag);
+document.addEventListener("dragstart", (event) => { if (drag) event.preventDefault(); });
 document.addEventListener("input", (event) => {
   if (event.target.matches(".ask input")) suggest(event.target);
   else if (event.target.form?.method === "post") keep(event.target.form);

@@ -3,7 +3,9 @@
 import gzip
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, FilePayload, Route, expect
@@ -94,6 +96,40 @@ def test_phone_switches_tenants_in_the_menu_of_the_zone(here: Tab, database: Dat
     menu.locator("button").click()
     expect(here.page).to_have_url(re.compile(r"/runs\?tenant=acme$"))
     assert here.sideways() == 0
+
+
+def test_drag_over_the_axis_and_keys_zoom_by_time(here: Tab) -> None:
+    here.open("/jobs/nightly?from=2026-11-01T00:00:00Z&to=2026-11-02T00:00:00Z")
+    figure = here.page.locator("figure[data-from]")
+    box = figure.locator("svg").first.bounding_box()
+    assert box is not None
+    begin, end = (datetime.fromisoformat(str(figure.get_attribute(f"data-{name}"))) for name in ("from", "to"))
+    here.page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 20)
+    here.page.mouse.down()
+    here.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30, steps=4)
+    expect(here.page.locator(".dragged")).to_be_visible()
+    here.page.mouse.up()
+    expect(here.page).not_to_have_url(re.compile("2026-11-02T00"))
+    found = parse_qs(urlsplit(here.page.url).query)
+    for name, share in (("from", 0.25), ("to", 0.5)):
+        opened = datetime.fromisoformat(found[name][0])
+        assert abs(opened - begin - (end - begin) * share) < (end - begin) * 0.02, name
+    zoomed = str(figure.get_attribute("data-from"))
+    here.page.keyboard.press("-")
+    expect(figure).not_to_have_attribute("data-from", zoomed)
+    here.page.keyboard.press("=")
+    expect(figure).to_have_attribute("data-from", zoomed)
+    here.page.keyboard.press(".")
+    expect(here.page.locator(":focus")).to_have_text("Trigger…")
+
+
+def test_key_selects_the_row_that_has_the_focus(here: Tab) -> None:
+    here.open("/jobs")
+    here.page.keyboard.press("x")
+    here.page.keyboard.press("j")
+    here.page.keyboard.press("x")
+    expect(here.page.locator("td.choice input")).to_be_checked()
+    expect(here.page.locator("th.choice input")).not_to_be_checked()
 
 
 def test_buttons_of_a_selection_take_no_click_before_something_is_selected(here: Tab) -> None:
