@@ -232,4 +232,4 @@ class Console:
         """Set the cookie again, so that a sign-in in use does not end."""
         sign_in = request.scope.get(SIGN_IN)
         if sign_in is not None and sign_in.is_to_renew(self.door.seconds()):
-            self.door.set_sign_in(request, answer, sign_in.key_id, sign_in.name)
+            self.door.set_sign_in(request, answer, sign_in.key_id, sign_in.name, secure=sign_in.secure)

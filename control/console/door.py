@@ -13,7 +13,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.audit import ALL_TENANTS
 from tidewheel.clock import Clock, SystemClock
 from tidewheel.control.api.key_check import StoredKey
-from tidewheel.control.console.rendering import Renderer, Visitor
+from tidewheel.control.console.rendering import Renderer, Visitor, is_secure
 from tidewheel.control.console.sign_in import COOKIE, LIFE_SECONDS, Signer, SignIn
 from tidewheel.control.console.urls import is_page, within
 from tidewheel.errors import InvalidInput, TenantDeleted, UnknownTenant
@@ -68,10 +68,21 @@ class Door:
         """Return the present instant in seconds since 1970."""
         return self.clock.now().timestamp()
 
-    def set_sign_in(self, request: Request, answer: Response, key_id: str, name: str | None) -> None:
-        """Set the cookie of a sign-in that begins now."""
-        text = self.signer.write(SignIn(key_id, int(self.seconds()), name))
-        self.renderer.set_cookie(request, answer, COOKIE, text, seconds=LIFE_SECONDS)
+    def set_sign_in(
+        self, request: Request, answer: Response, key_id: str, name: str | None, *, secure: bool = False
+    ) -> None:
+        """Set the cookie of a sign-in that begins now, or go on with it.
+
+        Args:
+            request: The request.
+            answer: The answer that sets it.
+            key_id: The id of the key.
+            name: The person's name.
+            secure: True if the cookie goes by https alone, whatever the request shows.
+        """
+        secure = secure or is_secure(request)
+        text = self.signer.write(SignIn(key_id, int(self.seconds()), name, secure))
+        self.renderer.set_cookie(request, answer, COOKIE, text, seconds=LIFE_SECONDS, secure=secure)
 
     def shown(self, request: Request, answer: Response) -> Response:
         """Return a problem document as a page, where a page was requested."""

@@ -17,8 +17,8 @@ from tidewheel.control.console.frozen import scope_address, thaw_filters
 from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
-from tidewheel.control.console.words import counted, number
-from tidewheel.control.reads.freezes import FreezeSummary, count_freezable, list_freezes
+from tidewheel.control.console.words import number
+from tidewheel.control.reads.freezes import MAX_WAITING, FreezeSummary, count_freezable, list_freezes
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.errors import UnknownFreeze, refuse
 from tidewheel.postgres.database_clock import read_now
@@ -58,7 +58,9 @@ class ChooseFreezePage:
             now = read_now(reading)
             freezes = list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)
         rows = [(each, thaw_filters(each.freeze)) for each in freezes]
-        return View({"now": now, "rows": rows, "may_freeze_fleet": _may_fleet(caller), "back": back})
+        return View(
+            {"now": now, "rows": rows, "may_freeze_fleet": _may_fleet(caller), "back": back, "most": MAX_WAITING}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +128,10 @@ class ThawScope:
         found = _standing(connection, caller, document)
         due = query.preview_thaw(connection, caller)
         words = _scope_words(document, caller.tenant)
+        waiting = number(found.waiting, at_least=found.waiting >= MAX_WAITING)
         return Dialog(
             f"Thaw {words}?", f"Thaw {words}", _to(query, urls),
-            will=(f"{counted(found.waiting, 'run')} may start at once.", *due.words),
+            will=(f"{waiting} run{'' if found.waiting == 1 else 's'} may start at once.", *due.words),
             stays=(f"It is {found.freeze.words}.", "Jobs that are paused stay paused."), keep="Keep it frozen",
             sample=[each.words for each in due.jobs[:_SAMPLE]],
         )  # fmt: skip

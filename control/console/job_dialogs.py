@@ -66,7 +66,8 @@ class TriggerJob:
         if text_of(form, "payload") is not None:
             document["payload"] = _typed(form, _PAYLOAD)
         reply = connection.request(document, request_id_of(form))
-        undo = ("Cancel the run", urls("run_cancel", run_id=reply.run_id))
+        may_cancel = Scope.OPERATE in caller.scopes
+        undo = ("Cancel the run", urls("run_cancel", run_id=reply.run_id)) if may_cancel else None
         return Done(urls("run", run_id=reply.run_id), f"Run {reply.run_id} of {key} is made.", undo)
 
 

@@ -218,7 +218,7 @@ def _answer(connection: Connection, found: Caller, request: Request, form: Form,
         case "as_form" if not draft.errors:
             return _as_form(state, draft.job)
         case "paste":
-            return _pasted(state)
+            return _pasted(state, draft)
         case "merge" if state.key is not None and not draft.errors:
             onto = int(form["onto"]) if form.get("onto", "").isdecimal() else state.base
             laid = lay_on_top(
@@ -237,12 +237,13 @@ def _as_form(state: Typed, job: dict[str, object]) -> Typed:
     return replace(state, view="form", texts=typed(job), under=json_of(under))
 
 
-def _pasted(state: Typed) -> Typed:
+def _pasted(state: Typed, draft: Draft) -> Typed:
+    """Return the form with a pasted schedule over what was typed."""
     try:
         pasted = read_pasted(state.paste)
     except InvalidInput as error:
         return replace(state, errors=error.errors)
-    job = {"key": state.texts.get("key", ""), "target": {"type": "handler"}} | pasted.job
+    job = {"key": state.texts.get("key", ""), "target": {"type": "handler"}} | dict(draft.job) | pasted.job
     return replace(_as_form(state, job), notes=pasted.notes)
 
 

@@ -27,8 +27,8 @@ from tidewheel.jobs.values import Instant
 
 _SCOPES = {
     Scope.READ: "look at jobs, runs and pages",
-    Scope.WRITE: "submit, change and delete jobs",
-    Scope.OPERATE: "pause, trigger, cancel, retry, freeze",
+    Scope.WRITE: "submit, change, trigger and delete jobs",
+    Scope.OPERATE: "pause, cancel, retry, redrive, freeze",
     Scope.ADMIN: "all of these, tenants, keys and the audit log",
 }
 

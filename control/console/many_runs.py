@@ -87,7 +87,9 @@ class CancelRuns:
             return runs.cancel(run_id, reason=reason) not in FINAL
 
         changed, rest = _each(request, cancel, _NONE_OPEN)
-        words = f"{counted(changed, 'run')} cancelled." + (f" {number(rest)} had ended already." if rest else "")
+        words = f"Cancel of {counted(changed, 'run')} requested." + (
+            f" {number(rest)} had ended already." if rest else ""
+        )
         return Done(_back(request, urls), words)
 
 
@@ -161,9 +163,12 @@ class CancelMatching:
         found = runs.cancel_matching(document, None, dry_run=True)
         waiting = runs.cancel_matching({**document, "include_started": False}, None, dry_run=True)
         started = max(found.matched - waiting.matched, 0)
+        box = Field("include_started", "Cancel runs that have started too", kind="check", value="yes")
+        boxes = [box]
         if query.status in _NOT_STARTED:
-            found, started = waiting, 0
-        stays = [*_ended_too(connection, caller, query, found), *([_ANY_STATE] if query.status else [])]
+            found, started, boxes = waiting, 0, []
+        any_state = _NOT_BEGUN if query.status in _NOT_STARTED else _ANY_STATE
+        stays = [*_ended_too(connection, caller, query, found), *([any_state] if query.status else [])]
         many = number(found.matched, at_least=found.at_least)
         plural = "" if found.matched == 1 else "s"
         question = f"Cancel {many} run{plural} of {query.job}?" if query.job else f"Cancel {many} run{plural}?"
@@ -172,9 +177,7 @@ class CancelMatching:
             will=_ends(number(waiting.matched, at_least=waiting.at_least), started, if_checked=True),
             stays=(*stays, "Runs that are created from now on are not cancelled."), keep="Keep them",
             fields=(
-                Field("include_started", "Cancel runs that have started too", kind="check",
-                      value="yes" if query.status not in _NOT_STARTED else ""),
-                _REASON, *confirmation(found.matched), *bound(found.matched, now),
+                *boxes, _REASON, *confirmation(found.matched), *bound(found.matched, now),
             ),
             sample=[f"{name} {value}" for name, value in document.items() if name != "created_before"],
             warnings=() if found.matched else (_NONE_MATCHES,),
@@ -206,6 +209,7 @@ def _ends(waiting: str, started: int, *, if_checked: bool = False) -> Sequence[s
     return (*([never] if waiting != "0" else []), *([f"Started: {number(started)}. {signal}"] if started else []))
 
 
+_NOT_BEGUN = "The state is no filter of a cancellation: it concerns all runs that have not started. Started ones go on."
 _ANY_STATE = "The state is no filter of a cancellation: it concerns runs of all open states."
 _NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
 _NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")

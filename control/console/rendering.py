@@ -134,7 +134,7 @@ class Renderer:
         page_zone_name, zone = zone_of_page(request)
         query = request.scope["query_string"].decode("latin-1")
         done = None if PART in request.headers else self._signer.unseal("done", request.cookies.get(DONE_COOKIE, ""))
-        here = request.scope["path"] + (f"?{query}" if query else "")
+        here = "/" + request.scope["path"].lstrip("/") + (f"?{query}" if query else "")  # `//host` is another site
         text = self._templates.get_template(template).render(
             url=self.urls(visitor),
             **looks_of(request),
@@ -171,6 +171,7 @@ class Renderer:
         """Return a problem as a page in the frame of the others."""
         values: Mapping[str, object] = {
             "problem": problem, "place": "", "retry_after": headers.get("retry-after"),
+            "is_read": request.method in {"GET", "HEAD"},
             "lost": lost(request.scope["path"]) if problem["status"] == HTTPStatus.NOT_FOUND else None,
         }  # fmt: skip
         return self.page(request, "error.html", visitor, status=problem["status"], headers=headers, values=values)
@@ -184,12 +185,19 @@ class Renderer:
         return Response(found.content, headers=headers, media_type=found.media_type)
 
     def set_cookie(
-        self, request: Request, answer: Response, name: str, value: str, *, seconds: int | None = None
+        self,
+        request: Request,
+        answer: Response,
+        name: str,
+        value: str,
+        *,
+        seconds: int | None = None,
+        secure: bool = False,
     ) -> None:
         """Set a cookie that no script reads and no other site sends."""
         answer.set_cookie(
             name, value, max_age=seconds, path=self._base or "/", httponly=True, samesite="strict",
-            secure=is_secure(request),
+            secure=secure or is_secure(request),
         )  # fmt: skip
 
     @staticmethod

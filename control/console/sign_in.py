@@ -43,11 +43,13 @@ class SignIn:
         key_id: The id of its key.
         made_at: When it was made or renewed, in seconds since 1970.
         name: The person's own name for the audit log, which nothing verifies.
+        secure: True if its cookie goes by https alone. A renewal keeps it: a page that is read has no origin.
     """
 
     key_id: str
     made_at: int
     name: str | None
+    secure: bool = False
 
     def fits(self, stored: bytes) -> bool:
         """Return True: the signature has proved that the secret of the key was shown."""
@@ -71,7 +73,7 @@ class Signer:
 
     def write(self, sign_in: SignIn) -> str:
         """Return the text of the cookie."""
-        return self.seal("sign-in", [sign_in.key_id, sign_in.made_at, sign_in.name])
+        return self.seal("sign-in", [sign_in.key_id, sign_in.made_at, sign_in.name, sign_in.secure])
 
     def read(self, text: str, now: float) -> SignIn | None:
         """Return a sign-in; None if the text is forged, or older than twelve hours.
@@ -79,12 +81,16 @@ class Signer:
         >>> signer = Signer(b"secret")
         >>> text = signer.write(SignIn("k", 100, None))
         >>> signer.read(text, 200), signer.read(text, 100 + LIFE_SECONDS + 1), signer.read("x" + text, 200)
-        (SignIn(key_id='k', made_at=100, name=None), None, None)
+        (SignIn(key_id='k', made_at=100, name=None, secure=False), None, None)
         """
         if (found := self.unseal("sign-in", text)) is None:
             return None
-        key_id, made_at, name = cast("tuple[str, int, str | None]", found)
-        return SignIn(key_id, made_at, person(name)) if 0 <= now - made_at + 60 <= LIFE_SECONDS + 60 else None
+        key_id, made_at, name, *secure = cast("tuple[str, int, str | None, bool]", found)  # 0.1 wrote three
+        return (
+            SignIn(key_id, made_at, person(name), secure == [True])
+            if 0 <= now - made_at + 60 <= LIFE_SECONDS + 60
+            else None
+        )
 
     def seal(self, use: str, value: object) -> str:
         """Return a value as text of a cookie, signed for one use."""

@@ -1,5 +1,6 @@
 """Actions on tenants: create, limits, pause, resume, delete."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from tidewheel.control.explain.resuming import preview_thaw
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage
 from tidewheel.errors import FieldError, InvalidInput, UnknownFreeze, refuse
 
+_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")  # as pages show a number; 0,5 is none
 _HELP = {
     "jobs": ("Jobs", "More are refused."),
     "in_flight": ("Active runs", "Runs that may be active at once; more wait."),
@@ -60,7 +62,7 @@ def _limits(form: Form) -> dict[str, Any]:
     for name in _HELP:
         text = text_of(form, name)
         try:
-            value = None if text is None else float(text.replace(",", ""))
+            value = None if text is None else float(text.replace(",", "") if _GROUPED.fullmatch(text) else text)
             whole = value is not None and value.is_integer()
             found[name] = int(value) if whole and value is not None else value
         except (ValueError, OverflowError):
@@ -150,7 +152,7 @@ class PauseTenant:
         name = named_tenant(request, caller)
         changed = Tenants(connection).pause(name, reason=text_of(form, "reason"))
         words = f"Tenant {name} is paused." if changed else f"Tenant {name} was paused already."
-        return Done(urls("tenant", name=name), words, ("Resume", urls("tenant_resume", name=name)))
+        return Done(urls("tenant", name=name), words, ("Resume", urls("tenant_resume", name=name)) if changed else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class ResumeTenant:
         name = named_tenant(request, caller)
         changed = Tenants(connection).resume(name)
         words = f"Runs of {name} start again." if changed else f"Tenant {name} was not paused."
-        return Done(urls("tenant", name=name), words, ("Pause", urls("tenant_pause", name=name)))
+        return Done(urls("tenant", name=name), words, ("Pause", urls("tenant_pause", name=name)) if changed else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,10 +185,12 @@ def counted(value: int, noun: str) -> str:
 def size(value: int) -> str:
     """Return a number of bytes with three figures at most.
 
-    >>> size(1), size(812), size(12_400), size(262_144)
-    ('1 byte', '812 bytes', '12.1 KiB', '256 KiB')
+    >>> size(1), size(812), size(12_400), size(262_144), size(5_000_000)
+    ('1 byte', '812 bytes', '12.1 KiB', '256 KiB', '4.77 MiB')
     """
-    return counted(value, "byte") if value < 1024 else f"{value / 1024:.3g} KiB"
+    if value < 1024:
+        return counted(value, "byte")
+    return f"{value / 1024:.3g} KiB" if value < 1024 * 999.5 else f"{value / 1024**2:.3g} MiB"
 
 
 def ordinal(value: int) -> str:

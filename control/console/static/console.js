@@ -45,7 +45,11 @@ function takeAttributes(old, fresh) {
 function morph(old, fresh) {
   if (old.isEqualNode(fresh)) return;
   if (old.nodeType === Node.TEXT_NODE) { if (!inUse(old.parentElement)) old.data = fresh.data; return; }
-  if (old.nodeType !== Node.ELEMENT_NODE || old.matches("form:not([data-selection]), dialog, [data-keep], [data-more]")) return;
+  if (old.nodeType !== Node.ELEMENT_NODE || old.matches("form:not([data-selection]), dialog")) return;
+  if (old.matches("[data-more]")) { // lines of an attempt follow by themselves
+    if (old.ariaLabel !== fresh.ariaLabel) old.replaceWith(document.importNode(fresh, true));
+    return;
+  }
   if (old.matches("tbody[data-rows]")) { morphRows(old, fresh); return; }
   if (old.childNodes.length && sameShape(old, fresh)) {
     takeAttributes(old, fresh);
@@ -54,13 +58,23 @@ function morph(old, fresh) {
   } else if (!inUse(old)) old.replaceWith(document.importNode(fresh, true));
 }
 
-// Rows that are new wait behind a button, so that none moves under the pointer; the others change in place.
+function takeRows(old, rows) {
+  const checked = new Set([...old.rows].filter((row) => $(".choice input", row)?.checked).map((row) => row.dataset.key));
+  old.replaceChildren(...rows.map((row) => document.importNode(row, true)));
+  for (const row of old.rows) if (checked.has(row.dataset.key)) $(".choice input", row).checked = true;
+}
+
+// Rows that are new wait behind a button, so that none moves under the pointer; the others change in place. A row that has
+// left the list stays, struck out. New rows push the last ones to the next page: these have not left.
 function morphRows(old, fresh) {
   const known = new Map([...old.rows].map((row) => [row.dataset.key, row]));
   const rows = [...fresh.rows];
   const added = rows.filter((row) => !known.has(row.dataset.key)).length;
   const waits = added > 0 && (old.dataset.rows === "wait" || old.matches(":hover") || inUse(old));
-  if (added > 0 && !waits) { old.replaceChildren(...rows.map((row) => document.importNode(row, true))); return; }
+  if (added > 0 && !waits) { takeRows(old, rows); return; }
+  const listed = new Set(rows.map((row) => row.dataset.key));
+  const last = added ? [...old.rows].findLastIndex((row) => listed.has(row.dataset.key)) : old.rows.length;
+  [...old.rows].forEach((row, at) => row.classList.toggle("left", !listed.has(row.dataset.key) && at < last));
   for (const row of rows) if (known.has(row.dataset.key)) morph(known.get(row.dataset.key), row);
   const scroll = old.closest(".scroll, table");
   let button = scroll.previousElementSibling;
@@ -72,7 +86,7 @@ function morphRows(old, fresh) {
   button.hidden = added === 0;
   button.textContent = `${added === rows.length ? `${added}+` : added} new`;
   button.onclick = () => {
-    old.replaceChildren(...rows.map((row) => document.importNode(row, true)));
+    takeRows(old, rows);
     button.remove();
   };
 }
@@ -80,12 +94,7 @@ function morphRows(old, fresh) {
 function swap(body) {
   const before = $$(".waiting");
   before.forEach((button) => button.remove());
-  const parts = $$("[data-part]");
-  if (parts.length === 0) morphMain(body);
-  for (const part of parts) {
-    const fresh = $(`[data-part="${part.dataset.part}"]`, body);
-    if (fresh) morph(part, fresh);
-  }
+  morphMain(body);
   document.title = body.title;
   reveal();
   absoluteTimes();
@@ -109,7 +118,7 @@ const live = { stream: null, heard: 0, at: null, stopped: false, reading: false,
 
 function openLive() {
   const topics = $("main")?.dataset.live;
-  if (!topics || live.stopped || live.stream) return;
+  if (!topics || live.stopped || live.stream || live.hiding) return;
   clearTimeout(live.refused);
   if (!live.refused) live.heard = performance.now();
   live.at = live.at || new Date();
@@ -149,9 +158,11 @@ async function refresh() {
   live.reading = true;
   const wait = live.read + APART_MS - performance.now();
   if (wait > 0) await new Promise((done) => setTimeout(done, wait));
+  const shown = document.body; // an action may replace it meanwhile
   try {
     const found = await page(location.href);
-    if (isSignIn(found)) { closeLive(); signInAgain(); } else if (found.answer.ok) { swap(found.body); hear(); }
+    if (document.body !== shown) live.again = true;
+    else if (isSignIn(found)) { closeLive(); signInAgain(); } else if (found.answer.ok) { swap(found.body); hear(); }
   } catch { /* the indicator shows that nothing was heard */ }
   live.reading = false;
   live.read = performance.now();
@@ -205,7 +216,7 @@ function onVisibility() {
     return;
   }
   clearTimeout(live.timer);
-  if (!live.hiding) return;
+  if (!live.hiding && (live.stream || !$("main").dataset.live)) return;
   live.hiding = 0;
   openLive();
   refresh();
@@ -215,14 +226,19 @@ function onVisibility() {
 
 function openDialog(section, opener) {
   const dialog = made("dialog", {}, document.importNode(section, true));
-  dialog.setAttribute("aria-label", $("h1", dialog)?.textContent || "Dialog");
   dialog.addEventListener("close", () => { dialog.remove(); if (opener?.isConnected && opener !== document.body) opener.focus(); });
   document.body.append(dialog);
-  reveal();
   dialog.showModal();
-  const field = $("button.danger", dialog) ? null : $("label:not([hidden]) :is(input, select, textarea)", dialog);
-  (field || $(".buttons a", dialog))?.focus();
+  fill(dialog);
   return dialog;
+}
+
+// The focus is never on what Enter could not undo.
+function fill(dialog) {
+  dialog.setAttribute("aria-label", $("h1", dialog)?.textContent || "Dialog");
+  reveal();
+  const field = $("button.danger", dialog) ? null : $("label:not([hidden]) :is(input, select, textarea)", dialog);
+  (field || $(".buttons a", dialog) || $("button", dialog))?.focus();
 }
 
 async function openLinked(address, opener) {
@@ -284,6 +300,8 @@ async function send(form, submitter) {
   try {
     const found = await page(form.action, { method: "POST", body: new URLSearchParams(fields) });
     if (isSignIn(found)) { signInAgain(); return; }
+    const { status } = found.answer;
+    if (status >= 500 || status === 429 || !$("main", found.body)) throw new TypeError("no answer to the form");
     if (found.answer.redirected) forget(form);
     show(found, form, submitter);
   } catch {
@@ -299,15 +317,20 @@ function show(found, form, submitter) {
   if (dialog && section && answered) {
     dialog.replaceChildren(document.importNode(section, true));
     carry(form, $("form", dialog));
-    ($("[aria-invalid]", dialog) || $("button", dialog))?.focus();
+    fill(dialog);
+    $("[aria-invalid]", dialog)?.focus();
     return;
   }
   dialog?.close();
   closeLive();
+  clearTimeout(live.waking);
+  clearTimeout(live.refused);
+  live.refused = 0;
   if (!answered && found.answer.url !== location.href) history.pushState({}, "", found.answer.url);
   document.title = found.body.title;
   document.body.replaceWith(document.importNode(found.body.body, true));
   begin(answered);
+  document.dispatchEvent(new Event("swapped"));
   if (!answered) { $(`form[action="${form.getAttribute("action")}"] button`)?.focus(); return; }
   carry(form, $(".spec, .dialog form"));
   const again = submitter?.name && $(`main button[name="${submitter.name}"][value="${submitter.value}"]`);
@@ -474,12 +497,13 @@ function suggest(field) {
   clearTimeout(ask.timer);
   ask.timer = setTimeout(async () => {
     const address = new URL(field.form.action);
-    address.search = new URLSearchParams({ q: field.value, format: "json" });
-    if (!field.value.trim()) { closeList(); return; }
+    const asked = field.value;
+    address.search = new URLSearchParams([...new FormData(field.form), ["format", "json"]]);
+    if (!asked.trim()) { closeList(); return; }
     try {
       const answer = await fetch(address, { headers: { Accept: "application/json" }, signal: AbortSignal.timeout(3000) });
       const found = answer.ok && answer.headers.get("content-type").includes("json") ? await answer.json() : {};
-      list(field, found.suggestions || found.results || []);
+      if (field.value === asked) list(field, found.suggestions || []);
     } catch { closeList(); }
   }, 120);
 }
@@ -488,7 +512,7 @@ function list(field, found) {
   closeList();
   if (!found.length || document.activeElement !== field) return;
   const options = found.slice(0, 8).filter((each) => /^\/(?!\/)/.test(each.href || "")).map((each, at) => {
-    const link = made("a", { href: each.href, id: `ask-${at}`, tabIndex: -1 }, made("bdi", { textContent: each.words || each.title }));
+    const link = made("a", { href: each.href, id: `ask-${at}`, tabIndex: -1 }, made("bdi", { textContent: each.words }));
     link.setAttribute("role", "option");
     return link;
   });
@@ -636,7 +660,9 @@ function onSubmit(event) {
   if (form.matches("[data-sign-out]")) forgetAll();
   if (form.matches("[data-dialog]")) {
     event.preventDefault();
-    openLinked(`${form.action}?${new URLSearchParams(new FormData(form))}`, event.submitter);
+    const address = new URL(form.action);
+    address.search = new URLSearchParams(new FormData(form));
+    openLinked(address.href, event.submitter);
     return;
   }
   if (form.matches("dialog [data-sign-in]")) { event.preventDefault(); sendSignIn(form); return; }
@@ -645,7 +671,10 @@ function onSubmit(event) {
   send(form, event.submitter);
 }
 
+let shownAddress = "";
+
 function begin(answered = false) {
+  shownAddress = location.pathname + location.search;
   offerZone();
   root.dataset.script = "1";
   reveal();
@@ -655,7 +684,13 @@ function begin(answered = false) {
   const field = $(".ask input[name=q]");
   if (field) for (const [name, value] of [["role", "combobox"], ["aria-expanded", "false"], ["aria-controls", "ask-list"], ["aria-autocomplete", "list"]]) field.setAttribute(name, value);
   live.at = new Date();
-  if (!document.hidden) openLive();
+  live.heard = performance.now();
+  live.hiding = document.hidden ? 1 : 0;
+  openLive();
+  indicate();
+  clearInterval(live.timed);
+  const every = Number($("main").dataset.every);
+  if (every) live.timed = setInterval(() => { if (!document.hidden) refresh(); }, every * 1000);
 }
 
 document.addEventListener("keydown", onKey);
@@ -672,15 +707,13 @@ document.addEventListener("input", (event) => {
 document.addEventListener("change", async (event) => {
   if (event.target.matches("[data-all]")) $$("tbody .choice input", event.target.form).forEach((box) => { box.checked = event.target.checked; });
   const into = event.target.dataset.into && event.target.form.elements[event.target.dataset.into];
-  if (into && event.target.files[0]) into.value = await event.target.files[0].text();
+  if (into && event.target.files[0]) { into.value = await event.target.files[0].text(); keep(into.form); }
 });
 document.addEventListener("focusout", (event) => { if (event.target.matches(".ask input")) setTimeout(closeList, 200); });
 document.addEventListener("visibilitychange", onVisibility);
 addEventListener("beforeprint", () => $$("details.trace").forEach((trace) => { trace.open = true; }));
-addEventListener("popstate", () => location.reload());
+addEventListener("popstate", () => { if (location.pathname + location.search !== shownAddress) location.reload(); }); // not for a fragment
 addEventListener("pagehide", closeLive);
 addEventListener("pageshow", (event) => { if (event.persisted) { openLive(); refresh(); } });
 setInterval(indicate, 1000);
-const every = Number($("main").dataset.every);
-if (every) setInterval(() => { if (!document.hidden) refresh(); }, every * 1000);
 begin();

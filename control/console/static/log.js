@@ -21,12 +21,12 @@ function followLog(lines) {
   }
 
   async function look() {
-    if (more === undefined) return;
+    if (more === undefined || !lines.isConnected) return;
     if (!document.hidden) {
       try {
         const answer = await fetch(more, { signal: AbortSignal.timeout(10000), cache: "no-store", headers: { "Tidewheel-Part": "1" } });
-        if (answer.redirected) { location.assign(answer.url); return; }
-        if (answer.ok) {
+        if (answer.redirected) signInAgain();
+        else if (answer.ok) {
           const page = new DOMParser().parseFromString(await answer.text(), "text/html");
           const made = document.adoptNode(page.querySelector(".lines"));
           more = made.dataset.more;
@@ -68,9 +68,17 @@ function onLineClick(event) {
   location.hash = `${last[1]}-L${from}-L${to}`;
 }
 
-document.querySelectorAll(".lines[data-more]").forEach(followLog);
+const followed = new WeakSet();
+
+function followAll() {
+  for (const lines of document.querySelectorAll(".lines[data-more]")) {
+    if (!followed.has(lines)) { followed.add(lines); followLog(lines); }
+  }
+}
+
+followAll();
 document.addEventListener("click", onLineClick);
-document.addEventListener("swapped", pickLines);
+document.addEventListener("swapped", () => { followAll(); pickLines(); });
 addEventListener("hashchange", pickLines);
 pickLines();
 document.querySelector(".line.picked")?.scrollIntoView({ block: "center" });

@@ -278,7 +278,7 @@ def test_selected_runs_are_cancelled_and_retried(pages: ApiClient) -> None:
     path = "/runs/cancel?" + "&".join(f"run={run}" for run in chosen)
     assert "Cancel 2 runs?" in re.sub(r"</?bdi>", "", shown(pages, path))
     assert done(posted(pages, path, reason="wrong")) == "/runs"
-    assert "2 runs cancelled." in shown(pages, "/runs")
+    assert "Cancel of 2 runs requested." in shown(pages, "/runs")
     assert posted(pages, path).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     path = f"/runs/retry?run={chosen[0]}&run={left}"
     assert "1 run of these not ended" in shown(pages, path)

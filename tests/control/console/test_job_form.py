@@ -259,6 +259,8 @@ def test_pasted_schedule_fills_the_form(pages: ApiClient, text: str, field: str,
     page = pressed(pages, "/jobs/new", "paste", paste=text, key="mine")
     assert typed_in(page)[field] == value
     assert typed_in(page)["key"] == "mine"
+    page = pressed(pages, "/jobs/new", "paste", paste=text, key="mine", description="typed before", labels="team=a")
+    assert (typed_in(page)[field], typed_in(page)["description"]) == (value, "typed before")
     assert "known here" in pressed(pages, "/jobs/new", "paste", paste="every full moon").text
 
 

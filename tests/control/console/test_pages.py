@@ -248,7 +248,7 @@ def test_addresses_of_rest_keep_problem_documents(pages: ApiClient) -> None:
 
 def test_static_files_are_named_by_their_content_and_kept(pages: ApiClient) -> None:
     found = re.findall(r'(?:href|src)="(/static/[0-9a-f]{12}/([\w.-]+))"', shown(pages, "/"))
-    assert {name for _, name in found} == {"tokens.css", "console.css", "console.js", "favicon-pattern-4.svg"}
+    assert {name for _, name in found} == {"tokens.css", "console.css", "console.js", "log.js", "favicon-pattern-4.svg"}
     for path, _ in found:
         answer = pages.get(path)
         assert answer.status_code == HTTPStatus.OK

@@ -98,6 +98,72 @@ def test_phone_switches_tenants_in_the_menu_of_the_zone(here: Tab, database: Dat
     assert here.sideways() == 0
 
 
+def test_operator_of_all_tenants_freezes_another_tenant_and_asks_about_its_jobs(here: Tab, database: Database) -> None:
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    here.open("/freeze?tenant=acme")
+    here.page.locator("form[data-dialog] button").first.click()
+    expect(here.page.locator("dialog h1")).to_contain_text("Freeze tenant acme?")
+    here.page.keyboard.press("Escape")
+    here.page.locator(".ask input[name=q]").fill("nightly")
+    here.page.keyboard.press("Enter")
+    expect(here.page).to_have_url(re.compile(r"/ask\?tenant=acme&q=nightly$"))
+
+
+def test_tab_that_opens_in_the_background_is_live_once_it_is_shown(here: Tab) -> None:
+    here.page.add_init_script("""
+        let away = true;
+        Object.defineProperty(document, "hidden", { get: () => away });
+        window.showTab = () => { away = false; document.dispatchEvent(new Event("visibilitychange")); };
+    """)
+    here.open("/")
+    expect(here.page.locator("#live")).to_contain_text("Paused, tab was hidden")
+    here.page.evaluate("showTab()")
+    expect(here.page.locator(ON)).to_be_visible()
+
+
+def test_link_to_a_part_of_the_page_does_not_load_it_again(here: Tab) -> None:
+    here.open("/jobs/new")
+    here.page.locator("input[name=key]").fill("typed")
+    here.page.evaluate("window.same = true")
+    here.page.evaluate("location.hash = 'main'")
+    here.page.evaluate("location.hash = ''")
+    expect(here.page.locator("input[name=key]")).to_have_value("typed")
+    assert here.page.evaluate("window.same")
+
+
+def test_answer_of_a_proxy_keeps_the_form_and_its_request(here: Tab, database: Database) -> None:
+    here.open("/jobs/nightly")
+    here.page.locator(".actions a[href$=trigger]").click()
+    asked: list[str] = []
+
+    def refuse(route: Route) -> None:
+        if route.request.method != "POST":
+            route.continue_()
+            return
+        asked.append(parse_qs(route.request.post_data or "")["request_id"][0])
+        if len(asked) == 1:
+            route.fulfill(status=502, content_type="text/html", body="<h1>Bad gateway</h1>")
+        else:
+            route.continue_()
+
+    here.page.route("**/trigger*", refuse)
+    button = here.page.locator("dialog .buttons button")
+    button.click()
+    expect(here.page.locator("dialog .said")).to_contain_text("Trying again is safe.")
+    button.click()
+    expect(here.page).to_have_url(re.compile("/runs/"))
+    assert asked[0] == asked[1]
+
+
+def test_run_that_has_left_its_list_is_struck_out(here: Tab, database: Database) -> None:
+    runs = [begun(database, "nightly") for _ in range(2)]
+    here.open("/runs?status=running")
+    expect(here.page.locator(ON)).to_be_visible()
+    succeed(database, runs[0])
+    expect(here.page.locator(f"tr.left[data-key='{runs[0].run_id}']")).to_be_visible(timeout=30_000)
+    expect(here.page.locator(f"tr[data-key='{runs[1].run_id}']")).not_to_have_class("left")
+
+
 def test_drag_over_the_axis_and_keys_zoom_by_time(here: Tab) -> None:
     here.open("/jobs/nightly?from=2026-11-01T00:00:00Z&to=2026-11-02T00:00:00Z")
     figure = here.page.locator("figure[data-from]")

@@ -65,6 +65,19 @@ def test_key_typed_into_a_page_that_came_by_plain_http_from_afar_is_refused(door
     assert COOKIE not in answer.headers.get("set-cookie", "")
 
 
+def test_renewal_behind_a_proxy_keeps_the_cookie_from_plain_http(
+    door: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = form_of(door.get("/sign-in")) | {"key": key_of(door.database)}
+    first = door.post("/sign-in", data=form, headers={"Origin": "https://jobs.example.org", "Host": "jobs.example.org"})
+    [made] = [each for each in first.headers.get_list("set-cookie") if each.startswith(f"{COOKIE}=")]
+    assert "; Secure" in made
+    monkeypatch.setattr("tidewheel.control.console.sign_in.RENEW_SECONDS", -1)
+    page = door.get("/", headers={"Cookie": made.partition(";")[0]})
+    [renewed] = [each for each in page.headers.get_list("set-cookie") if each.startswith(f"{COOKIE}=")]
+    assert "; Secure" in renewed
+
+
 @pytest.mark.parametrize("kind", ["unknown", "mistyped", "revoked"])
 def test_wrong_key_is_refused_and_the_page_keeps_all_but_the_key(door: ApiClient, kind: str) -> None:
     key = new_key().text if kind == "unknown" else key_of(door.database)
