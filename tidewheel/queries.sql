@@ -117,10 +117,11 @@ SELECT coalesce((SELECT (e.value #>> '{}')::integer FROM settings AS e WHERE e.n
        EXISTS (SELECT FROM settings AS r WHERE r.name = 'restore')
 
 -- name: add_activity
--- Adds the figures of ended runs of the last seconds, a row for each class.
--- Index: activity_pkey and activity_by_grain grow. No lock.
+-- Adds the figures of ended runs of the last seconds, a row for each class. A tenant that is deleted gets none.
+-- Index: tenants_pkey; activity_pkey and activity_by_grain grow. No lock.
 INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)
 SELECT r.tenant, r.at, 0, r.queue, r.lane, r.state, r.runs, r.stages, r.took, r.slowest
   FROM jsonb_to_recordset(%(rows)s)
        AS r (tenant text, at timestamptz, queue text, lane text, state text, runs bigint, stages bigint[],
              took double precision[], slowest uuid[])
+  JOIN tenants AS t ON t.tenant = r.tenant

@@ -5,6 +5,7 @@ import re
 import yaml
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
+_FOLDED = re.compile("[\x85\u2028\u2029]")
 _WIDTH = 100  # characters of a line
 
 
@@ -12,6 +13,12 @@ class _Dumper(yaml.SafeDumper):
     """Quotes each text that YAML 1.1 or JSON would read as another type, such as `no` and `1e3`."""
 
 
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Write a text; YAML folds its rarer ends of lines, unless they are escaped."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if _FOLDED.search(text) else None)  # pyright: ignore[reportUnknownMemberType]
+
+
+_Dumper.add_representer(str, _text)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-0123456789"))  # pyright: ignore[reportUnknownMemberType]  # its stub leaves `first` open
 
 

@@ -120,12 +120,22 @@ def test_three_slowest_runs_of_a_class_are_kept(database: Database) -> None:
 
 def test_counts_that_nobody_writes_are_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "MOST", 3)
+    database.execute("INSERT INTO tenants (tenant) VALUES ('a'), ('b'), ('c'), ('d')")
     made = Activity()
     for tenant in "abcd":
         made.of(_class(database.now())._replace(tenant=tenant)).runs += 1
     with database.transaction() as connection:
         made.write(connection)
     assert database.rows("SELECT tenant, runs FROM activity") == [("d", 1)]
+
+
+def test_figures_of_a_tenant_that_is_deleted_are_dropped(database: Database) -> None:
+    made = Activity()
+    for tenant in ("default", "gone"):
+        made.of(_class(database.now())._replace(tenant=tenant)).runs += 1
+    with database.transaction() as connection:
+        made.write(connection)
+    assert database.rows("SELECT tenant, runs FROM activity") == [("default", 1)]
 
 
 def test_old_figures_are_merged_and_stay_the_same_in_sum(database: Database) -> None:

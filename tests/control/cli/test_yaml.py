@@ -85,6 +85,7 @@ def test_length_of_a_job_is_that_of_its_aliases_written_out(shape: list[list[int
         max_leaves=8,
     )
 )  # fmt: skip
+@example(["\x85", "a\u2028b"])
 @example({"text": "a: b\n# c\u202e \x07\x85", "labels": {"team": "1e3", "on": "no"}})
 def test_job_printed_as_yaml_is_read_back_as_it_was(value: object) -> None:
     assert yaml.load(as_yaml(value), JobLoader) == value  # noqa: S506 - it is a safe loader
