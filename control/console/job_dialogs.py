@@ -12,6 +12,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.release import release
 from tidewheel.control.client.results import backfill_of, job_of
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.confirming import counted_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.spec_check import changed_fields
@@ -235,8 +236,9 @@ class BackfillJob:
         sent = {name: text_of(form, name) for name in _RANGE} | {"max_concurrent": _whole(form, "max_concurrent")}
         document: Mapping[str, object] = {"type": "job.backfill", "key": key, **sent}
         named = job_id(caller.tenant, key)
-        if not text_of(form, "counted"):
-            counted_now = backfill_of(connection.request({**document, "dry_run": True}, None)).occurrences or 0
+        shown = counted_of(form)
+        counted_now = backfill_of(connection.request({**document, "dry_run": True}, None)).occurrences or 0
+        if shown is None or counted_now > shown:
             return _confirm(key, counted_now, form, urls.job(key, named))
         found = backfill_of(connection.request(document, request_id_of(form)))
         words = f"Backfill {found.backfill_id} makes {counted(found.occurrences or 0, 'run')} of {key}."
@@ -248,12 +250,13 @@ _RANGE = ("from", "to", "what", "versions", "order", "overlap", "reason")
 
 def _confirm(key: str, occurrences: int, form: Form, back: str) -> Dialog:
     """Return the second step of a backfill, with its number."""
-    runs = counted(occurrences, "run")
+    runs, before = counted(occurrences, "run"), counted_of(form)
+    grown = () if before is None else (f"It was {counted(before, 'run')} when they were counted.",)
     fields = [Field(name, "", "hidden", form.get(name, "")) for name in (*_RANGE, "max_concurrent")]
     return Dialog(
         f"Make {runs} of {key}?", f"Make {runs}", back, place="jobs", keep="Make no backfill",
         will=(f"{counted(occurrences, 'occurrence')} from {form.get('from', '')} to {form.get('to', '')} become runs,"
-              f" {form.get('max_concurrent', '')} open at once.",),
+              f" {form.get('max_concurrent', '')} open at once.", *grown),
         stays=("The schedule goes on as it is. A backfill can be paused and cancelled.",),
         fields=(*fields, Field("counted", "", "hidden", str(occurrences))),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.many_runs import MOST, IdOfQuery
-from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.explain.resuming import preview_resume
 from tidewheel.control.reads.job_keys import SelectedJob, read_selected_jobs
@@ -32,8 +32,10 @@ class SelectedJobsQuery(TenantQuery):
 
     Attributes:
         job: Their ids.
+        next: The list of which they are.
     """
 
+    next: str | None = None
     job: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()
 
 
@@ -49,7 +51,7 @@ class PauseJobs:
         paused = sum(each.paused for each in found)
         return Dialog(
             f"Pause {counted(len(found) - paused, 'job')}?", f"Pause {counted(len(found) - paused, 'job')}",
-            urls("jobs"), place="jobs",
+            _back(request, urls), place="jobs",
             will=("No occurrence fires until they are resumed. What is due meanwhile is handled by on_resume.",),
             stays=("Runs under way go on. Triggers still run.", *_already(paused, "paused")),
             fields=(Field("reason", "Reason (optional)", help="Stored with each pause and in the audit log."),),
@@ -76,7 +78,7 @@ class ResumeJobs:
         with connection.snapshot() as reading:
             due = preview_resume(reading, caller.tenant, [each.job_id for each in found])
         return Dialog(
-            f"Resume {counted(paused, 'job')}?", f"Resume {counted(paused, 'job')}", urls("jobs"), place="jobs",
+            f"Resume {counted(paused, 'job')}?", f"Resume {counted(paused, 'job')}", _back(request, urls), place="jobs",
             will=("They fire again.", *due.words),
             stays=_already(len(found) - paused, "not paused"), keep="Keep them paused",
             sample=_sample(found), warnings=() if found else (_NONE,),
@@ -85,7 +87,7 @@ class ResumeJobs:
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Resume each of them."""
         words = _change(connection, caller, form, request, verb="resumed", document={"type": "job.resume"})
-        return Done(urls("jobs"), words)
+        return Done(_back(request, urls), words)
 
 
 def freezable_filters(query: JobsQuery) -> Mapping[str, object] | None:
@@ -96,6 +98,12 @@ def freezable_filters(query: JobsQuery) -> Mapping[str, object] | None:
     named = {"key_prefix": query.prefix or None, "label": pairs(query.label) or None}
     found: dict[str, object] = {name: value for name, value in named.items() if value}
     return found if found and not any((query.status, query.kind, query.lane, query.queue)) else None
+
+
+def _back(request: Request, urls: Urls) -> str:
+    """Return the list that an operator comes from, with its filters."""
+    found = local_path(read_query(request, SelectedJobsQuery).next or "")
+    return urls("jobs") if found == "/" else urls.here(found)
 
 
 def _selected(connection: Connection, caller: Caller, request: Request) -> Sequence[SelectedJob]:

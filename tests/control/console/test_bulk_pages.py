@@ -306,6 +306,7 @@ def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages
     assert "1 job of these not paused already." in shown(pages, f"/selected-jobs/resume?{chosen}")
     assert done(posted(pages, f"/selected-jobs/resume?{chosen}")) == "/jobs"
     assert "2 jobs resumed. 1 was so already." in shown(pages, "/jobs")
+    assert done(posted(pages, f"/selected-jobs/resume?{chosen}&next=/jobs%3Fprefix%3Da")) == "/jobs?prefix=a"
     apply_batch(database, {"type": "job.resume", "key": "b", "request_id": f"x/{job_id('default', 'b')}"})
     assert done(posted(pages, f"/selected-jobs/pause?{chosen}", request_id="x")) == "/jobs?status=paused"
     assert re.search(r"2 jobs paused\. 1 refused: b: ", shown(pages, "/jobs"))

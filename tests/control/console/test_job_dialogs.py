@@ -146,6 +146,9 @@ def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
     assert re.search(r"Make \d+ runs? of nightly", counted.text), counted.text
     assert SCRIPT not in counted.text
     assert pages.database.count("backfills") == 0
+    grown = posted(pages, "/jobs/nightly/backfill", counted, counted="0")
+    assert "It was 0 runs when they were counted." in grown.text
+    assert pages.database.count("backfills") == 0
     for _ in range(2):
         assert went_to(posted(pages, "/jobs/nightly/backfill", counted)) == "/jobs/nightly"
     assert pages.database.count("backfills") == 1
