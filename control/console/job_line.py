@@ -181,7 +181,8 @@ def _totals(timeline: JobTimeline) -> tuple[int, int, int, int]:
 def _scale(timeline: JobTimeline) -> str:
     took = [run.finished_at - run.started_at for run in timeline.runs if run.started_at and run.finished_at]
     took += [each.longest for each in timeline.bins if each.longest is not None]
-    return f"took {duration(min(took))} to {duration(max(took))}, log scale" if took else ""
+    ends = list(dict.fromkeys([duration(min(took)), duration(max(took))])) if took else []
+    return f"took {' to '.join(ends)}, log scale" if ends else ""
 
 
 def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Mark:

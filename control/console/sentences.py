@@ -17,6 +17,10 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import RunState
 
 _LONGEST = 300  # characters of an error in a sentence
+_REASONS = {
+    "overlap": "another run of the job was active",
+    "parents": "a parent did not end as the condition requires",
+}
 
 
 def about_job(
@@ -56,7 +60,7 @@ def about_run(run: RunDetail, now: datetime) -> str:
                 f"{how} after {counted(summary.attempt, 'attempt')}{': ' if reason else ''}{reason}".rstrip(".") + "."
             )
         case RunState.CANCELLED | RunState.SKIPPED:
-            reason = f": {state(summary.reason)}" if summary.reason else ""
+            reason = f": {_REASONS.get(summary.reason, state(summary.reason))}" if summary.reason else ""
             return f"{state(summary.status).capitalize()} {when(summary.finished_at, now)}{reason}."
         case _ if summary.why is not None:
             words = summary.why.words

@@ -1,6 +1,7 @@
 """One occurrence of a workflow: which part failed, and what hangs on it."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import ClassVar
@@ -16,8 +17,8 @@ from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now
 from tidewheel.control.console.words import counted, state
-from tidewheel.control.console.workflow_graph import Picture, depths, picture_of
-from tidewheel.control.reads.workflows import Workflow
+from tidewheel.control.console.workflow_graph import Picture, depths, is_met, picture_of
+from tidewheel.control.reads.workflows import Parent, Workflow, WorkflowNode
 from tidewheel.runs import DEAD_LETTERED
 
 ROWS = 200
@@ -89,7 +90,7 @@ class WorkflowPage:
         return View(
             {
                 "now": now, "summary": found.summary, "again": found.again, "sentence": about_workflow(found),
-                "picture": picture, "rows": page, "total": len(found.nodes),
+                "unmet": _unmet(found.nodes), "picture": picture, "rows": page, "total": len(found.nodes),
                 "zoom": _zoom(query.zoom, picture), "first": query.after + 1,
                 "more": (
                     urls("workflow", root_run_id=root, after=following, generation=older)
@@ -99,6 +100,16 @@ class WorkflowPage:
                 "shown": shown, "older": older, "generations": range(found.summary.generation, -1, -1)[:_GENERATIONS],
             }
         )  # fmt: skip
+
+
+def _unmet(nodes: Sequence[WorkflowNode]) -> Mapping[str, Sequence[Parent]]:
+    """Return the parents of each skipped job whose ends do not meet its conditions."""
+    states = {node.key: node.state for node in nodes}
+    return {
+        node.key: [each for each in node.parents if not is_met(each.when, states[each.key])]
+        for node in nodes
+        if node.reason == "parents"
+    }
 
 
 def _zoom(percent: int | None, picture: Picture | None) -> float:

@@ -74,6 +74,8 @@ def test_freeze_among_the_findings_leads_to_its_thaw_and_says_what_is_lost(pages
     apply_batch(pages.database, {"type": "freeze", "queue": "reports"})
     assert '<span class="what"><a href="/freeze"><bdi>' in shown(pages, "/")
     assert "Thaw…" in shown(pages, "/freeze")
+    apply_batch(pages.database, {"type": "freeze", "scope": "fleet"})
+    assert "the fleet" in shown(pages, "/freeze")
 
 
 def test_freezes_of_the_time_shown_are_drawn_and_named(pages: ApiClient) -> None:
