@@ -50,7 +50,8 @@ class PauseJobs:
         found = _selected(connection, caller, request)
         paused = sum(each.paused for each in found)
         return Dialog(
-            f"Pause {counted(len(found) - paused, 'job')}?", f"Pause {counted(len(found) - paused, 'job')}",
+            f"Pause {counted(len(found) - paused, 'job')}?",
+            f"Pause {counted(len(found) - paused, 'job')}" if len(found) > paused else "",
             _back(request, urls), place="jobs",
             will=("No occurrence fires until they are resumed. What is due meanwhile is handled by on_resume.",),
             stays=("Runs under way go on. Triggers still run.", *_already(paused, "paused")),
@@ -78,7 +79,8 @@ class ResumeJobs:
         with connection.snapshot() as reading:
             due = preview_resume(reading, caller.tenant, [each.job_id for each in found])
         return Dialog(
-            f"Resume {counted(paused, 'job')}?", f"Resume {counted(paused, 'job')}", _back(request, urls), place="jobs",
+            f"Resume {counted(paused, 'job')}?",
+            f"Resume {counted(paused, 'job')}" if paused else "", _back(request, urls), place="jobs",
             will=("They fire again.", *due.words),
             stays=_already(len(found) - paused, "not paused"), keep="Keep them paused",
             sample=_sample(found), warnings=() if found else (_NONE,),

@@ -71,7 +71,8 @@ class CancelRuns:
         started = sum(run.status in {RunState.RUNNING, RunState.WAITING, RunState.RETRYING} for run in still_open)
         ended = len(found) - len(still_open)
         return Dialog(
-            f"Cancel {counted(len(still_open), 'run')}?", f"Cancel {counted(len(still_open), 'run')}",
+            f"Cancel {counted(len(still_open), 'run')}?",
+            f"Cancel {counted(len(still_open), 'run')}" if still_open else "",
             _back(request, urls), place="runs",
             will=_ends(number(len(still_open) - started), started), fields=(_REASON,), danger=True,
             stays=(f"{counted(ended, 'run')} of these ended already.",) if ended else (), keep="Keep them",
@@ -108,7 +109,8 @@ class RetryRuns:
         ended = [run for run in found if run.status in FINAL]
         left = len(found) - len(ended)
         return Dialog(
-            f"Retry {counted(len(ended), 'run')}?", f"Retry {counted(len(ended), 'run')}", _back(request, urls),
+            f"Retry {counted(len(ended), 'run')}?",
+            f"Retry {counted(len(ended), 'run')}" if ended else "", _back(request, urls),
             place="runs",
             will=("Each becomes a new run: its payload, its job's version in force.",), keep="Leave them",
             stays=(f"{counted(left, 'run')} of these not ended: only an ended run can be retried.",) if left else (),
@@ -173,7 +175,8 @@ class CancelMatching:
         plural = "" if found.matched == 1 else "s"
         question = f"Cancel {many} run{plural} of {query.job}?" if query.job else f"Cancel {many} run{plural}?"
         return Dialog(
-            question, f"Cancel {many} run{plural}", urls("runs", **_shown(query)), place="runs", danger=True,
+            question, f"Cancel {many} run{plural}" if found.matched else "", urls("runs", **_shown(query)),
+            place="runs", danger=True,
             will=_ends(number(waiting.matched, at_least=waiting.at_least), started, if_checked=True),
             stays=(*stays, "Runs that are created from now on are not cancelled."), keep="Keep them",
             fields=(
