@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import yaml
 
 from tidewheel.control.client.bulk_load import REMEDY
+from tidewheel.control.reads.yaml_form import NUMBER
 from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, refuse
 from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, as_object, read_object
@@ -183,7 +184,7 @@ _SCALARS = (
     ("null", r"null|~|", ["n", "~", ""]),
     ("bool", r"true|false", ["t", "f"]),
     ("int", r"-?(?:0|[1-9][0-9]*)", list("-0123456789")),
-    ("float", r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?", list("-0123456789")),
+    ("float", NUMBER, list("-0123456789")),
 )
 for name, pattern, first in _SCALARS:
     JobLoader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  # its stub leaves `first` open

@@ -49,7 +49,7 @@ class RedriveLetters:
         del caller
         query, now = read_query(request, ChosenQuery), page_now(connection)
         found = DeadLetters(connection).redrive(dry_run=True, **_filter(query, now))
-        many = f"{number(found.matched, at_least=found.at_least)} dead letter{'' if found.matched == 1 else 's'}"
+        many = counted(found.matched, "dead letter", at_least=found.at_least)
         about = " of " + query.job if query.job else ""
         if query.kind == "message" or (found.first and found.first[0].kind == "message"):
             question, will = f"Send {many} again?", ["Each message goes to its topic once more, byte for byte."]
@@ -89,7 +89,7 @@ class PurgeLetters:
         del caller
         query, now = read_query(request, ChosenQuery), page_now(connection)
         found = DeadLetters(connection).purge(dry_run=True, **_purged(query, now))
-        many = f"{number(found.matched, at_least=found.at_least)} dead letter{'' if found.matched == 1 else 's'}"
+        many = counted(found.matched, "dead letter", at_least=found.at_least)
         return Dialog(
             f"Purge {many}?", f"Purge {many}", _back(query, urls), place="dead_letters", danger=True,
             will=("They are deleted: none can be redriven any more.",),

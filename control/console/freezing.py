@@ -17,8 +17,8 @@ from tidewheel.control.console.frozen import scope_address, thaw_filters
 from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
-from tidewheel.control.console.words import number
-from tidewheel.control.reads.freezes import MAX_WAITING, FreezeSummary, count_freezable, list_freezes
+from tidewheel.control.console.words import counted
+from tidewheel.control.reads.freezes import FreezeSummary, count_freezable, list_freezes
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.errors import UnknownFreeze, refuse
 from tidewheel.postgres.database_clock import read_now
@@ -58,9 +58,7 @@ class ChooseFreezePage:
             now = read_now(reading)
             freezes = list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)
         rows = [(each, thaw_filters(each.freeze)) for each in freezes]
-        return View(
-            {"now": now, "rows": rows, "may_freeze_fleet": _may_fleet(caller), "back": back, "most": MAX_WAITING}
-        )
+        return View({"now": now, "rows": rows, "may_freeze_fleet": _may_fleet(caller), "back": back})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +79,14 @@ class FreezeScope:
             found = count_freezable(reading, None if fleet else caller.tenant, **narrowed)
             jobs = "all jobs" if fleet else _jobs_of(reading, caller.tenant, document)
         words = _scope_words(document, caller.tenant)
-        waiting = number(found.waiting, at_least=found.at_least)
-        under_way = number(found.under_way, at_least=found.at_least)
         return Dialog(
             f"Freeze {words}?", f"Freeze {words}", urls("freeze", next=_back(query)),
             will=(
-                f"{waiting} open run{'' if found.waiting == 1 else 's'} will not start until the thaw.",
+                f"{counted(found.waiting, 'open run', at_least=found.at_least)} will not start until the thaw.",
                 f"Occurrences of {jobs} that are due meanwhile are recorded, and handled by on_resume of each job.",
                 "Jobs whose on_resume is skip lose these: the thaw skips them, and only a backfill runs them.",
             ),
-            stays=(f"{under_way} run{'' if found.under_way == 1 else 's'} under way: no freeze stops them.",),
+            stays=(f"{counted(found.under_way, 'run', at_least=found.at_least)} under way: no freeze stops them.",),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),
             keep="Let it run",
         )  # fmt: skip
@@ -128,10 +124,10 @@ class ThawScope:
         found = _standing(connection, caller, document)
         due = query.preview_thaw(connection, caller)
         words = _scope_words(document, caller.tenant)
-        waiting = number(found.waiting, at_least=found.waiting >= MAX_WAITING)
+        waiting = counted(found.waiting, "run", at_least=found.is_capped)
         return Dialog(
             f"Thaw {words}?", f"Thaw {words}", _to(query, urls),
-            will=(f"{waiting} run{'' if found.waiting == 1 else 's'} may start at once.", *due.words),
+            will=(f"{waiting} may start at once.", *due.words),
             stays=(f"It is {found.freeze.words}.", "Jobs that are paused stay paused."), keep="Keep it frozen",
             sample=[each.words for each in due.jobs[:_SAMPLE]],
         )  # fmt: skip
@@ -165,7 +161,7 @@ def _jobs_of(connection: Conn, tenant: str, document: Mapping[str, Any]) -> str:
         connection, tenant, prefix=document.get("key_prefix") or "", labels=document.get("labels"),
         queue=document.get("queue"), limit=1,
     )  # fmt: skip
-    return f"{number(found.total, at_least=found.at_least)} job{'' if found.total == 1 and not found.at_least else 's'}"
+    return counted(found.total, "job", at_least=found.at_least)
 
 
 def _standing(connection: Connection, caller: Caller, document: Mapping[str, object]) -> FreezeSummary:

@@ -243,7 +243,7 @@ def _pasted(state: Typed, draft: Draft) -> Typed:
         pasted = read_pasted(state.paste)
     except InvalidInput as error:
         return replace(state, errors=error.errors)
-    job = {"key": state.texts.get("key", ""), "target": {"type": "handler"}} | dict(draft.job) | pasted.job
+    job = {"key": state.texts.get("key", ""), "target": {"type": "handler"}} | draft.job | pasted.job
     return replace(_as_form(state, job), notes=pasted.notes)
 
 

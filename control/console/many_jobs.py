@@ -15,8 +15,8 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.listing import pairs
-from tidewheel.control.console.many_runs import MOST, IdOfQuery
-from tidewheel.control.console.urls import Urls, local_path
+from tidewheel.control.console.many_runs import MOST, IdOfQuery, back_to
+from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.explain.resuming import preview_resume
 from tidewheel.control.reads.job_keys import SelectedJob, read_selected_jobs
@@ -103,9 +103,7 @@ def freezable_filters(query: JobsQuery) -> Mapping[str, object] | None:
 
 
 def _back(request: Request, urls: Urls) -> str:
-    """Return the list that an operator comes from, with its filters."""
-    found = local_path(read_query(request, SelectedJobsQuery).next or "")
-    return urls("jobs") if found == "/" else urls.here(found)
+    return back_to(read_query(request, SelectedJobsQuery).next, urls, "jobs")
 
 
 def _selected(connection: Connection, caller: Caller, request: Request) -> Sequence[SelectedJob]:

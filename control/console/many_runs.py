@@ -165,17 +165,15 @@ class CancelMatching:
         found = runs.cancel_matching(document, None, dry_run=True)
         waiting = runs.cancel_matching({**document, "include_started": False}, None, dry_run=True)
         started = max(found.matched - waiting.matched, 0)
-        box = Field("include_started", "Cancel runs that have started too", kind="check", value="yes")
-        boxes = [box]
+        any_state = _ANY_STATE
+        boxes = [Field("include_started", "Cancel runs that have started too", kind="check", value="yes")]
         if query.status in _NOT_STARTED:
-            found, started, boxes = waiting, 0, []
-        any_state = _NOT_BEGUN if query.status in _NOT_STARTED else _ANY_STATE
+            found, started, any_state, boxes = waiting, 0, _NOT_BEGUN, []
         stays = [*_ended_too(connection, caller, query, found), *([any_state] if query.status else [])]
-        many = number(found.matched, at_least=found.at_least)
-        plural = "" if found.matched == 1 else "s"
-        question = f"Cancel {many} run{plural} of {query.job}?" if query.job else f"Cancel {many} run{plural}?"
+        cancel = f"Cancel {counted(found.matched, 'run', at_least=found.at_least)}"
         return Dialog(
-            question, f"Cancel {many} run{plural}" if found.matched else "", urls("runs", **_shown(query)),
+            f"{cancel} of {query.job}?" if query.job else f"{cancel}?", cancel if found.matched else "",
+            urls("runs", **_shown(query)),
             place="runs", danger=True,
             will=_ends(number(waiting.matched, at_least=waiting.at_least), started, if_checked=True),
             stays=(*stays, "Runs that are created from now on are not cancelled."), keep="Keep them",
@@ -199,9 +197,9 @@ class CancelMatching:
             refuse(_NONE_MATCHES.path, _NONE_MATCHES.problem, _NONE_MATCHES.remedy)
         ensure_confirmed(form, found.matched)
         done = runs.cancel_matching(document, request_id_of(form))
-        many = number(done.matched, at_least=done.at_least)
+        many = counted(done.matched, "run", at_least=done.at_least)
         to = urls("bulk_work", kind="cancellation", id=done.cancellation_id)
-        return Done(to, f"{many} run{'' if done.matched == 1 else 's'} to cancel. No executor starts one any more.")
+        return Done(to, f"{many} to cancel. No executor starts one any more.")
 
 
 def _ends(waiting: str, started: int, *, if_checked: bool = False) -> Sequence[str]:
@@ -265,10 +263,14 @@ def _ended_too(connection: Connection, caller: Caller, query: MatchingQuery, fou
     return (f"{still} of the {number(listed.total, at_least=listed.at_least)} that match are concerned.",)
 
 
+def back_to(given: str | None, urls: Urls, place: str) -> str:
+    """Return the list that an operator comes from, with its filters; by default the whole list of a place."""
+    found = local_path(given or "")
+    return urls(place) if found == "/" else urls.here(found)
+
+
 def _back(request: Request, urls: Urls) -> str:
-    """Return the list that an operator comes from, with its filters."""
-    found = local_path(read_query(request, SelectedQuery).next or "")
-    return urls("runs") if found == "/" else urls.here(found)
+    return back_to(read_query(request, SelectedQuery).next, urls, "runs")
 
 
 def _nothing(request: Request, urls: Urls) -> Dialog:

@@ -172,14 +172,14 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def counted(value: int, noun: str) -> str:
+def counted(value: int, noun: str, *, at_least: bool = False) -> str:
     """Return a number with its noun.
 
-    >>> counted(1, "run"), counted(2, "process")
-    ('1 run', '2 processes')
+    >>> counted(1, "run"), counted(2, "process"), counted(10_000, "run", at_least=True)
+    ('1 run', '2 processes', '10,000+ runs')
     """
     plural = "es" if noun.endswith("s") else "s"
-    return f"{value:,} {noun}{'' if value == 1 else plural}"
+    return f"{number(value, at_least=at_least)} {noun}{'' if value == 1 and not at_least else plural}"
 
 
 def size(value: int) -> str:

@@ -90,7 +90,7 @@ class WorkflowPage:
         return View(
             {
                 "now": now, "summary": found.summary, "again": found.again, "sentence": about_workflow(found),
-                "unmet": _unmet(found.nodes), "picture": picture, "rows": page, "total": len(found.nodes),
+                "parents": _named_parents(found.nodes), "picture": picture, "rows": page, "total": len(found.nodes),
                 "zoom": _zoom(query.zoom, picture), "first": query.after + 1,
                 "more": (
                     urls("workflow", root_run_id=root, after=following, generation=older)
@@ -102,14 +102,17 @@ class WorkflowPage:
         )  # fmt: skip
 
 
-def _unmet(nodes: Sequence[WorkflowNode]) -> Mapping[str, Sequence[Parent]]:
-    """Return the parents of each skipped job whose ends do not meet its conditions."""
+def _named_parents(nodes: Sequence[WorkflowNode]) -> Mapping[str, Sequence[Parent]]:
+    """Return the parents that the row of each job names.
+
+    Of a job that its parents' ends have skipped these are the ones that are not met.
+    """
     states = {node.key: node.state for node in nodes}
-    return {
-        node.key: [each for each in node.parents if not is_met(each.when, states[each.key])]
-        for node in nodes
-        if node.reason == "parents"
-    }
+
+    def unmet(node: WorkflowNode) -> Sequence[Parent]:
+        return [each for each in node.parents if not is_met(each.when, states[each.key])]
+
+    return {node.key: (unmet(node) if node.reason == "parents" else ()) or node.parents for node in nodes}
 
 
 def _zoom(percent: int | None, picture: Picture | None) -> float:

@@ -139,6 +139,11 @@ class FreezeSummary:
     waiting: int
     held: int
 
+    @property
+    def is_capped(self) -> bool:
+        """True if more runs may wait than `waiting`."""
+        return self.waiting >= MAX_WAITING
+
 
 def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> list[FreezeSummary]:
     """Return the standing freezes of a tenant and of the fleet, the oldest first.

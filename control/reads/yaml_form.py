@@ -4,7 +4,9 @@ import re
 
 import yaml
 
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
+NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
+"""The pattern of JSON's numbers, which the reader of jobs takes for numbers too."""
+
 _FOLDED = re.compile("[\x85\u2028\u2029]")
 _WIDTH = 100  # characters of a line
 
@@ -19,7 +21,7 @@ def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-0123456789"))  # pyright: ignore[reportUnknownMemberType]  # its stub leaves `first` open
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"(?:{NUMBER})\Z"), list("-0123456789"))  # pyright: ignore[reportUnknownMemberType]  # its stub leaves `first` open
 
 
 def as_yaml(value: object, *, starts: bool = False) -> str:
