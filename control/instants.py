@@ -54,6 +54,7 @@ _RELATIVE = re.compile(r"([+-]?)(?=[P\d])(.+)", re.ASCII)
 _SPOKEN = re.compile(r"(?:(in) )?(\d[\d. a-z]{0,30}?)(?: (ago))?", re.ASCII | re.IGNORECASE)
 _LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?", re.ASCII)
 _OFFSET_WITHOUT_SECONDS = re.compile(r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d)([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_WITHOUT_SECONDS = re.compile(r"(?:.*[Tt ])?\d{1,2}:\d\d(?: ?UTC|[Zz]|[+-]\d\d:\d\d)?", re.ASCII)
 _EXAMPLES = "write RFC 3339 such as 2026-03-29T08:00:00Z, or now, +5m, 24h, yesterday"
 
 
@@ -111,6 +112,15 @@ def read_instant(
     from tidewheel.schedules.zones import zone  # here: most commands read no local time
 
     return _on_clock_of(zone(zone_name), local, text, path)
+
+
+def unit_of(text: str) -> timedelta:
+    """Return the unit to which a text names an instant: a minute if it has no seconds.
+
+    >>> [unit_of(text).seconds for text in ("2:30", "Fri 13 Nov 02:30 UTC", "2026-03-29T08:00Z", "08:00:07", "+5m")]
+    [60, 60, 60, 1, 1]
+    """
+    return timedelta(minutes=1) if _WITHOUT_SECONDS.fullmatch(text) else timedelta(seconds=1)
 
 
 def _local_day(day: re.Match[str], zone_name: str, now: datetime, path: str) -> str:

@@ -16,7 +16,7 @@ from tidewheel.control.ask.question import Named, Question, read_question
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.recent import around
-from tidewheel.control.instants import read_instant
+from tidewheel.control.instants import read_instant, unit_of
 from tidewheel.control.reads.dead_letters import show_dead_letter
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.job_keys import key_of_job
@@ -168,14 +168,16 @@ def ask(
         if named.time is not None:
             try:
                 at = read_instant(named.time, "time", zone or job.zone, now=read_now(connection))
-                found = _explained(explain(connection, tenant, job.key, at, misfire_after=misfire_after), text)
+                unit = unit_of(named.time)
+                seen = explain(connection, tenant, job.key, at, misfire_after=misfire_after, unit=unit)
+                found = _explained(seen, text)
             except Refused as refused:
                 tried.append(f"{named.key} has no instant {named.time!r}: {'; '.join(map(str, refused.errors))}")
                 continue
             return _in_zone(found, zone, job)
         if question.asks_why and named.key != question.text:
-            seen = around(connection, tenant, job.key, misfire_after=misfire_after)
-            return _in_zone(_explained(seen.last or seen.present, text), zone, job)
+            near = around(connection, tenant, job.key, misfire_after=misfire_after)
+            return _in_zone(_explained(near.last or near.present, text), zone, job)
         if job.is_live:
             others = _matches(connection, tenant, question, all_tenants=all_tenants)
             rest = tuple(each for each in others if each.target != job.key)

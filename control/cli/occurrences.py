@@ -29,7 +29,7 @@ from tidewheel.control.explain import recent
 from tidewheel.control.explain.explanation import AttemptFacts, Explanation, OccurrenceOutcome, WorkflowFacts
 from tidewheel.control.explain.preview import Preview
 from tidewheel.control.explain.upcoming import MAX_SHOWN, UpcomingOccurrence, upcoming
-from tidewheel.control.instants import read_instant
+from tidewheel.control.instants import read_instant, unit_of
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.errors import UnknownJob, refuse
 from tidewheel.postgres.session import Conn
@@ -62,7 +62,8 @@ def explain(
     misfire_after = Connections.load().misfire_after
     with reading() as connection:
         if instant is not None:
-            found = explanations.explain(connection, tenant, key, instant, misfire_after=misfire_after)
+            unit = unit_of(at or "")
+            found = explanations.explain(connection, tenant, key, instant, misfire_after=misfire_after, unit=unit)
             _print_explanation(found, timezone, output)
         elif span is not None:
             unfired = recent.unfired(connection, tenant, key, span, limit=number, misfire_after=misfire_after)

@@ -18,8 +18,10 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.reads.jobs import JobPage, JobSummary, list_jobs
 from tidewheel.control.reads.recent_runs import RecentRun, nearest_key, read_recent_runs
+from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.control.schedule_words import schedule_words
 from tidewheel.jobs.values import Key
+from tidewheel.runs import RunState
 from tidewheel.schedules.decision import HoldReason
 from tidewheel.schedules.describe import to_zone
 
@@ -51,11 +53,17 @@ class JobsPage:
                 with connection.snapshot() as reading:
                     return read_recent_runs(reading, [job.job_id for job in page.jobs])
 
+            def read_retries() -> Mapping[UUID, Wait]:
+                latest = [job.last_run for job in page.jobs if job.last_run]
+                with connection.snapshot() as reading:
+                    return read_waits(reading, [run.run_id for run in latest if run.state == RunState.RETRYING])
+
             recent = part(read_strips)
             runs: Mapping[UUID, Sequence[RecentRun]] = {} if isinstance(recent, Failed) else recent
             found = [_row(job, runs.get(job.job_id, ())) for job in page.jobs]
             return {
-                "rows": found, "recent": recent, "nearest": nearest(page), "freezable": freezable_filters(query)
+                "rows": found, "recent": recent, "retries": part(read_retries), "nearest": nearest(page),
+                "freezable": freezable_filters(query),
             }  # fmt: skip
 
         def nearest(page: JobPage) -> str | None:

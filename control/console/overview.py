@@ -26,7 +26,7 @@ from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.runs import RunFilter, list_runs
 from tidewheel.control.reads.upcoming import UpcomingJobs, read_upcoming
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.runs import FINAL
+from tidewheel.runs import FINAL, RunState
 
 _FINDINGS = 5
 _BACKLOGS = 8
@@ -215,16 +215,18 @@ def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> object:
 
 def _sentence(here: Now | Failed, steps: Steps | Failed, failed: Sequence[Failed], *, sees_all: bool) -> str:
     """Return how all is; all is well only where every part was read, the fleet with them."""
+    retrying = here.open.get(RunState.RETRYING, 0) if isinstance(here, Now) else 0
+    again = f" {counted(retrying, 'run')} will be tried again after a failed attempt." if retrying else ""
     if isinstance(here, Now) and here.findings:
         needs = len(here.findings)
-        return f"{counted(needs, 'thing')} need{'s' if needs == 1 else ''} you."
+        return f"{counted(needs, 'thing')} need{'s' if needs == 1 else ''} you.{again}"
     if failed or not isinstance(here, Now) or isinstance(steps, Failed):
         return "A part could not be read. The others show nothing that needs you."
     if not steps.job:
         return "No job yet."
     well = "All well." if sees_all else "Nothing of this tenant needs you."
     if not here.ended_hour:
-        return f"{well} No run ended in the last hour."
+        return f"{well} No run ended in the last hour.{again}"
     late = "" if here.on_time_rate is None else f"; {percent(here.on_time_rate)} began within a second of their time"
     bad = f"{here.failed_hour:,} failed" if here.failed_hour else "none failed"
-    return f"{well} {counted(here.ended_hour, 'run')} ended in the last hour, {bad}{late}."
+    return f"{well} {counted(here.ended_hour, 'run')} ended in the last hour, {bad}{late}.{again}"

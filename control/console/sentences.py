@@ -4,7 +4,7 @@ Reasons for which a run waits are those of `control/reads/waits.py`.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import takewhile
 
 from tidewheel.control.console.words import between, counted, duration, number, state, when
@@ -13,9 +13,11 @@ from tidewheel.control.explain.upcoming import Upcoming
 from tidewheel.control.reads.jobs import JobDetail
 from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.control.reads.runs import RunSummary
+from tidewheel.control.reads.waits import Wait
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import RunState
 
+_SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
 _LONGEST = 300  # characters of an error in a sentence
 _REASONS = {
     "overlap": "another run of the job was active",
@@ -63,8 +65,7 @@ def about_run(run: RunDetail, now: datetime) -> str:
             reason = f": {_REASONS.get(summary.reason, state(summary.reason))}" if summary.reason else ""
             return f"{state(summary.status).capitalize()} {when(summary.finished_at, now)}{reason}."
         case _ if summary.why is not None:
-            words = summary.why.words
-            return f"{words[:1].upper()}{words[1:]}."
+            return _waits(summary.why, now)
         case status:
             return f"{state(status).capitalize()}."
 
@@ -79,6 +80,12 @@ def _present(job: JobDetail, latest: Sequence[RunSummary], skipped: str, now: da
         since = f" {when(job.paused_at, now)}" if job.paused_at else ""
         until = f" until {format_timestamp(summary.paused_until)}" if summary.paused_until else ""
         return f"Paused{by}{since}{until}{f': {job.pause_reason}' if job.pause_reason else ''}."
+    retrying = next((run.why for run in latest if run.status == RunState.RETRYING and run.why is not None), None)
+    return _latest(latest, skipped, now) if retrying is None else _waits(retrying, now)
+
+
+def _latest(latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:
+    """Return how the latest runs ended."""
     ended = [run for run in latest if run.finished_at is not None and run.status != RunState.SKIPPED]
     if not ended:
         return "None of its latest runs has ended." if latest else "It never ran."
@@ -93,6 +100,11 @@ def _present(job: JobDetail, latest: Sequence[RunSummary], skipped: str, now: da
             return f"{ends} {state(last.status)}{error}."
         case status:
             return f"The last run was {state(status)} {when(last.finished_at, now)}."
+
+
+def _waits(why: Wait, now: datetime) -> str:
+    is_near = why.until is not None and _SECOND <= why.until - now < _DAY
+    return f"{why.words[:1].upper()}{why.words[1:]}{f', {when(why.until, now)}' if is_near else ''}."
 
 
 def _well(streak: int, skipped: str) -> str:

@@ -47,12 +47,22 @@ from tidewheel.schedules.simple import FixedDelay, Manual
 from tidewheel.schedules.zones import LAST_YEAR
 
 _FIRST_YEAR = 1970
+_WITHOUT = {OccurrenceOutcome.NO_OCCURRENCE, OccurrenceOutcome.NOT_YET}
 
 
 def explain(
-    connection: Conn, tenant: str, key: str, at: datetime, *, misfire_after: timedelta = MISFIRE_AFTER
+    connection: Conn,
+    tenant: str,
+    key: str,
+    at: datetime,
+    *,
+    misfire_after: timedelta = MISFIRE_AFTER,
+    unit: timedelta = timedelta(seconds=1),
 ) -> Explanation:
     """Explain the past or future outcome of an instant of a job.
+
+    The occurrences of an interval have parts of a second. An instant in whole seconds without an occurrence of its own
+    names the only one that follows within its unit.
 
     Args:
         connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
@@ -60,18 +70,28 @@ def explain(
         key: The job.
         at: Any instant, aware.
         misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
+        unit: The unit to which `at` is given; zero for one that is exact.
 
     Raises:
         UnknownJob: There is no such job and never was one.
         ScheduleRefused: `at` has no offset or lies beyond 1970 to 2199, or a stored schedule cannot be read.
     """
-    facts = read_instant_facts(connection, tenant, key, _in_utc(at), misfire_after)
+    at = _in_utc(at)
+    found = _explain(connection, tenant, key, at, misfire_after)
+    if found.outcome not in _WITHOUT or at.microsecond or found.after is None:
+        return found
+    if found.after >= at + unit:
+        return found
+    only = _explain(connection, tenant, key, found.after, misfire_after)
+    return found if only.after is not None and only.after < at + unit else only
+
+
+def _explain(connection: Conn, tenant: str, key: str, at: datetime, misfire_after: timedelta) -> Explanation:
+    facts = read_instant_facts(connection, tenant, key, at, misfire_after)
     version_span = facts.version_span
     zone = version_span.zone if version_span else "UTC"
     if version_span is not None and isinstance(version_span.schedule, Manual) and version_span.schedule.follows:
-        child = explain_child(
-            facts, lambda root: explain(connection, tenant, root, facts.at, misfire_after=misfire_after)
-        )
+        child = explain_child(facts, lambda root: _explain(connection, tenant, root, facts.at, misfire_after))
         verdict, before, after = child.verdict, child.before, child.after
     else:
         child, verdict = None, _verdict(facts, version_span)

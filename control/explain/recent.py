@@ -96,7 +96,7 @@ def around(connection: Conn, tenant: str, key: str, *, misfire_after: timedelta 
     def explained(at: datetime | None) -> Explanation | None:
         return None if at is None else explain(connection, tenant, key, at, misfire_after=misfire_after)
 
-    present = explain(connection, tenant, key, now, misfire_after=misfire_after)
+    present = explain(connection, tenant, key, now, misfire_after=misfire_after, unit=timedelta(0))
     last = present if _is_due(present) else explained(present.before)
     return Around(key, now, last, explained(present.after), present)
 
@@ -132,7 +132,7 @@ def unfired(
     since = job.now - span
 
     def words(at: datetime) -> Explanation:
-        return explain(connection, tenant, key, at, misfire_after=misfire_after)
+        return explain(connection, tenant, key, at, misfire_after=misfire_after, unit=timedelta(0))
 
     found, has_more = unfired_between(connection, job, since, job.now, limit=limit, misfire_after=misfire_after)
     present = words(job.now)

@@ -5,8 +5,8 @@ their own. A pause makes no run wait, for it holds timers alone. Nor does a miss
 the run a second later.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from shlex import quote
@@ -16,10 +16,11 @@ from psycopg.rows import class_row
 
 from tidewheel.control.reads.freezes import Freeze
 from tidewheel.ids import job_id
+from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.values import RESERVED, format_second
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Move, RunState, sources
+from tidewheel.runs import AttemptOutcome, Move, RunState, sources
 from tidewheel.transitions.rate_ring import Ring
 
 _SQL = Statements("tidewheel.control")
@@ -123,6 +124,10 @@ class WaitFacts:
         rate_look: The number of held runs that are counted.
         waits_from: Its own time, if it is held.
         now: The database's clock.
+        outcome: How the last attempt of a retrying run ended.
+        error_type: The type of its error.
+        failed_attempts: The number of attempts that count against the limit.
+        retry: The retry policy as submitted, of a retrying run.
     """
 
     run_id: UUID
@@ -163,6 +168,10 @@ class WaitFacts:
     rate_look: int | None = None
     waits_from: datetime | None = None
     now: datetime | None = None
+    outcome: str | None = None
+    error_type: str | None = None
+    failed_attempts: int = 0
+    retry: Mapping[str, object] | None = None
 
 
 def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
@@ -204,17 +213,39 @@ def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
         words = "\n".join(freeze.words for freeze in freezes)
         action = "; ".join(f"`{freeze.thaw_command}`" for freeze in freezes)
         return Wait(WaitCode.FROZEN, words, action, freezes=freezes)
+    if facts.state == RunState.RETRYING:
+        return _retrying(facts)
     if facts.is_ahead and facts.publish_at is not None:
-        at = _at(facts.publish_at)
-        if facts.state == RunState.RETRYING:
-            words = f"attempt {facts.attempt + 1} may start from {at} on: a retry waits for its backoff"
-            return Wait(WaitCode.RETRY, words, until=facts.publish_at)
-        return Wait(WaitCode.NOT_YET, f"may start from {at} on", until=facts.publish_at)
+        return Wait(WaitCode.NOT_YET, f"may start from {_at(facts.publish_at)} on", until=facts.publish_at)
+    return _due(facts)
+
+
+def _due(facts: WaitFacts) -> Wait:
     if facts.able:
         have = "executor has" if facts.able == 1 else "executors have"
         words = f"waits for a free slot of queue {facts.queue}: {facts.able} live {have} what it needs"
         return Wait(WaitCode.SLOT, words, "`tidewheel status` shows slots and what is due; start more executors")
     return _without_executor(facts)
+
+
+def _retrying(facts: WaitFacts) -> Wait:
+    most = RetryPolicy.model_validate(facts.retry or {}).attempts
+    # An attempt that was lost, released or snoozed does not count against the limit.
+    of = f" of {most}" if facts.failed_attempts == facts.attempt else ""
+    error = f": {facts.error_type}" if facts.error_type else ""
+    match facts.outcome:
+        case AttemptOutcome.LOST:
+            failed = "was lost with its executor"
+        case AttemptOutcome.TIMED_OUT:
+            failed = f"timed out{error}"
+        case _:
+            failed = f"failed{error}"
+    failed = f"attempt {facts.attempt}{of} {failed}"
+    if facts.is_ahead and facts.publish_at is not None:
+        words = f"{failed}; the next one may start from {_at(facts.publish_at)} on"
+        return Wait(WaitCode.RETRY, words, until=facts.publish_at)
+    due = _due(facts)
+    return replace(due, words=f"{failed}; the next one {due.words}" if facts.able else f"{failed}; {due.words}")
 
 
 def read_lack(connection: Conn, tenant: str, key: str) -> Wait | None:

@@ -53,6 +53,23 @@ def test_any_text_is_read_with_few_meanings(text: str) -> None:
         each.key.encode()  # as an id of a job needs it
 
 
+def test_a_time_without_parts_of_a_second_finds_an_occurrence_that_has_them(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00:07") + timedelta(milliseconds=123))
+    submit(clocked, "sync", schedule={"interval": "40s"})
+    at = t("03-02T08:00:47") + timedelta(milliseconds=123)
+    clocked.stop_clock(at)
+    fire_all(clocked)
+    found = asked(clocked, "sync at 08:00:47")
+    assert (found.at, found.explanation and found.explanation.outcome) == (at, OccurrenceOutcome.FIRED)
+    assert asked(clocked, "sync at 08:00").at == at, "the only one of its minute"
+    for text in ("sync at 08:00:46", "sync at 08:02"):
+        missed = asked(clocked, text)
+        assert missed.explanation is not None
+        assert missed.explanation.outcome is OccurrenceOutcome.NO_OCCURRENCE, "the minute has two"
+    shown = tidewheel(clocked, "job", "explain", "sync", "--at", "2026-03-02T08:00:47Z").out
+    assert "sync at 2026-03-02T08:00:47.123000Z: fired" in shown
+
+
 def test_ids_numbers_and_keys_lead_to_what_they_name(database: Database) -> None:
     submit(database, "nightly", retry={"max_attempts": 1})
     started = begun(database, "nightly")

@@ -1,6 +1,7 @@
 """Pages on a real database: empty, one, many, hostile text, unknown ids, headers, base path, tenants."""
 
 import re
+from datetime import timedelta
 from http import HTTPStatus
 from urllib.parse import quote
 from uuid import UUID, uuid4
@@ -12,12 +13,12 @@ from psycopg.conninfo import make_conninfo
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, console, key_of, signed_in
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, begun, end, ending, submit, succeed, trigger
+from tests.transitions.acts import apply_batch, begun, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.console import overview
 from tidewheel.control.console.rendering import HEADERS
 from tidewheel.errors import TidewheelError
 from tidewheel.ids import job_id
-from tidewheel.runs import RunState
+from tidewheel.runs import AttemptOutcome, RunState
 
 SCRIPT = "<script>alert"
 PAGES = ("/", "/jobs", "/jobs/job", "/runs", "/jobs/unknown", "/runs/unknown", "/nowhere", "/runs?status=none")
@@ -78,6 +79,20 @@ def test_fresh_overview_says_what_its_plots_will_show(pages: ApiClient) -> None:
     assert "A bar has the runs that ended in its time" in page
     assert "Two lines here show how long" in page
     assert "each queue and lane is a row here" in page
+
+
+def test_retrying_run_names_its_failed_attempt_wherever_its_job_is_shown(pages: ApiClient) -> None:
+    submit(pages.database)
+    started = begun(pages.database)
+    requeue(pages.database, started, AttemptOutcome.FAILED, timedelta(minutes=10))
+    failed_as = "ttempt 1 of 4 failed: ValueError"
+    for path in ("/jobs/job", f"/runs/{started.run_id}"):
+        assert re.search(rf"A{failed_as}; the next one may start from .{{9,60}} on, in 9 min", shown(pages, path)), path
+    assert re.search(rf"a{failed_as}</bdi>, next <time", shown(pages, "/jobs"))
+    assert re.search(rf"a{failed_as}; .{{20,100}}</bdi>, <time", shown(pages, "/runs"))
+    page = shown(pages, "/")
+    assert "1 run will be tried again after a failed attempt." in page
+    assert "1 to retry" in page
 
 
 def test_one_job_and_its_run_are_shown_on_every_page(pages: ApiClient) -> None:

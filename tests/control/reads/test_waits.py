@@ -88,10 +88,23 @@ def test_run_whose_time_has_not_come_has_its_instant(job: Database) -> None:
     assert ahead.code is WaitCode.NOT_YET
     assert ahead.until is not None
     assert ahead.until > job.now() + timedelta(minutes=50)
+
+
+def test_retrying_run_has_its_failed_attempt_and_the_time_of_the_next(job: Database) -> None:
     failed = begin(job, trigger(job))
     requeue(job, failed, AttemptOutcome.FAILED, timedelta(hours=1))
     found = why(job, failed.run_id)
-    assert (found.code, found.words.partition(" from ")[0]) == (WaitCode.RETRY, "attempt 2 may start")
+    words = "attempt 1 of 4 failed: ValueError; the next one may start"
+    assert (found.code, found.words.partition(" from ")[0]) == (WaitCode.RETRY, words)
+    lost = begin(job, trigger(job))
+    requeue(job, lost, AttemptOutcome.LOST)
+    executor(job, HANDLER)
+    found = why(job, lost.run_id)
+    assert (found.code, found.words) == (
+        WaitCode.SLOT,
+        "attempt 1 was lost with its executor; the next one waits for a free slot of queue default:"
+        " 1 live executor has what it needs",
+    )
 
 
 def test_run_behind_its_jobs_active_run_has_its_id(database: Database) -> None:
