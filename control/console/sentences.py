@@ -126,6 +126,8 @@ def _skipped(unfired: Sequence[Unfired], *, at_least: bool) -> str:
 
 def _coming(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:
     summary = job.summary
+    if job.freezes:
+        return "Nothing fires until the thaw."
     if summary.next_at is not None:
         return f"Next {when(summary.next_at, now)}."
     if coming is not None and coming.words:

@@ -13,6 +13,7 @@ from tidewheel.control.explain.dst_notes import occurrence_notes
 from tidewheel.control.explain.facts import read_overrides_around
 from tidewheel.control.explain.upcoming import upcoming_words
 from tidewheel.control.explain.version_timeline import VersionSpan, VersionTimeline, read_version_timeline
+from tidewheel.control.reads.freezes import freezes_of
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.errors import UnknownJob
 from tidewheel.postgres.session import Conn
@@ -117,19 +118,23 @@ def job_calendar(connection: Conn, tenant: str, key: str, month: date | None = N
     found = [_day(day, timeline.version_spans, in_force, overrides, known_since) for day in days]
     if isinstance(current.schedule, FixedDelay):
         found = [_with_next(day, job, current.zone) for day in found]
-    words = upcoming_words(connection, job, current, sum(day.fires for day in found))
+    freezes = freezes_of(connection, tenant, job.job_id)
+    words = upcoming_words(connection, job, current, sum(day.fires for day in found), freezes)
     return JobCalendar(key, current.zone, shown, job.now, tuple(found), words)
 
 
 def coming_counts(connection: Conn, tenant: str, key: str, edges: Sequence[datetime]) -> list[Counted]:
     """Return how many occurrences of a job are to come in each bin; its timer's position is the first.
 
+    While a pause without an end, a freeze or a quarantine stops the job, none is.
+
     Raises:
         UnknownJob: There is no such job.
         ScheduleRefused: The stored schedule cannot be read.
     """
     job = read_job_position(connection, tenant, key)
-    if job.cursor_at is None or job.hold_reason == HoldReason.QUARANTINED or (job.paused and job.paused_until is None):
+    is_stopped = job.hold_reason == HoldReason.QUARANTINED or (job.paused and job.paused_until is None)
+    if job.cursor_at is None or is_stopped or freezes_of(connection, tenant, job.job_id):
         return [Counted(0, exact=True) for _ in edges[1:]]
     timeline = _timeline(connection, job, job.now)
     first = max(job.now, job.paused_until or job.now)

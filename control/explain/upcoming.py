@@ -1,7 +1,8 @@
-"""`next`: the next occurrences of a saved job, with skips, moves, calendars and a pause applied.
+"""`next`: the next occurrences of a saved job, with skips, moves, calendars, a pause and freezes applied.
 
 The scan uses the firing code's schedules, from the timer's position. Runs created ahead of their time come first. An
-occurrence that does not fire (skipped, excluded, in a pause) is shown in its place and not counted.
+occurrence that does not fire (skipped, excluded, in a pause) is shown in its place and not counted. A freeze is shown as a
+pause without an end.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from tidewheel.control.explain.text import (
     quarantined,
 )
 from tidewheel.control.explain.version_timeline import VersionSpan, read_version_timeline
+from tidewheel.control.reads.freezes import Freeze, freezes_of
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.errors import UnknownJob
 from tidewheel.postgres.session import Conn
@@ -213,14 +215,14 @@ def upcoming(
     )
     version_span, n = timeline.version_spans[-1], min(max(n, 0), MAX_SHOWN)
     override = read_overrides_around(connection, job.job_id, job.cursor_at or job.now, job.now)
-    ahead = _runs_ahead(connection, job, n)
+    ahead, freezes = _runs_ahead(connection, job, n), freezes_of(connection, tenant, job.job_id)
+    held = replace(job, paused=True, paused_until=None) if freezes else job
     lines = [
         *_queued(ahead, override, version_span),
-        *_from_timer(job, version_span, override, n - len(ahead), misfire_after),
+        *_from_timer(held, version_span, override, n - len(ahead), misfire_after),
     ]
-    return Upcoming(
-        key, version_span.zone, job.now, tuple(lines), upcoming_words(connection, job, version_span, len(lines))
-    )
+    words = upcoming_words(connection, job, version_span, len(lines), freezes)
+    return Upcoming(key, version_span.zone, job.now, tuple(lines), words)
 
 
 def _runs_ahead(connection: Conn, job: JobPosition, n: int) -> Sequence[tuple[UUID, datetime, datetime]]:
@@ -261,7 +263,7 @@ def _from_timer(
         job.paused_until,
         {each.scheduled_at: each for each in override},
     )
-    if cursor <= job.now and job.hold_reason is None:
+    if cursor <= job.now and job.hold_reason is None and not job.paused:
         decision = decide(state, now=job.now, horizon=job.now, misfire_after=misfire_after)
         for fire in decision.fires[:n]:
             yield UpcomingOccurrence(
@@ -280,13 +282,17 @@ def _override_notes(override: OverrideFacts | None) -> tuple[str, ...]:
 
 
 def _alone(job: JobPosition, at: datetime) -> OccurrenceOutcome:
-    if job.hold_reason == HoldReason.PAUSE:
+    if job.paused:
         return OccurrenceOutcome.PAUSED
     return OccurrenceOutcome.SCHEDULED if at > job.now else OccurrenceOutcome.WAITING
 
 
-def upcoming_words(connection: Conn, job: JobPosition, version_span: VersionSpan, shown: int) -> str:
+def upcoming_words(
+    connection: Conn, job: JobPosition, version_span: VersionSpan, shown: int, freezes: Sequence[Freeze]
+) -> str:
     """Return the reason for a hold, or for no occurrence where none is shown; empty without one."""
+    if freezes:
+        return f"The job is {'; '.join(freeze.words for freeze in freezes)}."
     if job.hold_reason == HoldReason.QUARANTINED:
         return quarantined(read_job_error(connection, job.job_id))
     if job.paused:

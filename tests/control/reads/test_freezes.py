@@ -45,6 +45,9 @@ def test_run_job_and_occurrence_say_frozen(frozen: ClockedDatabase) -> None:
         assert words in held.words
         ahead = client.explain("job", frozen.now() + MINUTE)
         assert "If it is still frozen then" in ahead.words
+        coming = client.next("job", 2)
+        assert {each.outcome for each in coming.occurrences} == {OccurrenceOutcome.PAUSED}
+        assert words in coming.words
     with frozen.transaction() as connection:
         job = show_job(connection, "default", "job")
     assert (job.summary.hold_reason, job.freezes) == ("freeze", (freeze,))
