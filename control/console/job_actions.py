@@ -18,6 +18,8 @@ from tidewheel.control.explain.resuming import preview_resume
 from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.jobs.values import format_second, format_timestamp
 
+_LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
+
 
 @dataclass(frozen=True, slots=True)
 class PauseJob:
@@ -36,15 +38,24 @@ class PauseJob:
             stays=("Runs under way go on. Triggers still run.", *stays),
             fields=(
                 as_shown(_state(job)),
-                Field("until", "Resume by itself at (optional)", help="With its offset: 2026-12-24T08:00:00Z"),
-                Field("reason", "Reason (optional)", help="Stored with the pause and in the audit log."),
+                Field(
+                    "until", "Resume by itself at (optional)", value=request.query_params.get("until", ""),
+                    help="With its offset: 2026-12-24T08:00:00Z",
+                ),
+                Field(
+                    "reason", "Reason (optional)", value=request.query_params.get("reason", ""),
+                    help="Stored with the pause and in the audit log.",
+                ),
             ),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Pause it."""
-        key = _unchanged(connection, caller, form, request)
-        document = {"type": "job.pause", "key": key, "until": text_of(form, "until"), "reason": text_of(form, "reason")}
+        key = _unchanged(connection, caller, form, request).summary.key
+        given = {**request.query_params, **form}  # the undo of a resume has them in its address
+        document = {
+            "type": "job.pause", "key": key, "until": text_of(given, "until"), "reason": text_of(given, "reason")
+        }  # fmt: skip
         found = job_of(connection.request(document, request_id_of(form)))
         undo = ("Resume", urls.job(key, found.job_id, "job_resume"))
         return Done(urls.job(key, found.job_id), f"{key} is paused.", undo)
@@ -70,9 +81,12 @@ class ResumeJob:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Resume it."""
-        key = _unchanged(connection, caller, form, request)
+        was = _unchanged(connection, caller, form, request)
+        key, until = was.summary.key, was.summary.paused_until
         found = job_of(connection.request({"type": "job.resume", "key": key}, request_id_of(form)))
-        undo = ("Pause", urls.job(key, found.job_id, "job_pause"))
+        end, reason = format_timestamp(until) if until is not None else None, was.pause_reason or ""
+        reason = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 1]}…"
+        undo = ("Pause", urls.job(key, found.job_id, "job_pause", until=end, reason=reason or None))
         return Done(urls.job(key, found.job_id), f"{key} fires again.", undo)
 
 
@@ -86,8 +100,8 @@ def _shown(connection: Connection, caller: Caller, key: str) -> JobDetail:
         return show_job(reading, caller.tenant, key)
 
 
-def _unchanged(connection: Connection, caller: Caller, form: Form, request: Request) -> str:
-    """Return the key of a job whose pause is as its dialog has shown it.
+def _unchanged(connection: Connection, caller: Caller, form: Form, request: Request) -> JobDetail:
+    """Return a job whose pause is as its dialog has shown it.
 
     Raises:
         InvalidInput: Another person has paused or resumed it.
@@ -95,7 +109,7 @@ def _unchanged(connection: Connection, caller: Caller, form: Form, request: Requ
     key = key_of_page(connection, caller, request)
     job = _shown(connection, caller, key)
     ensure_as_shown(connection, form, _state(job), _news(job))
-    return key
+    return job
 
 
 def _state(job: JobDetail) -> str:

@@ -1,6 +1,8 @@
 """Actions by forms on a real API: dialog, change, refusal, message, rights."""
 
 import re
+from datetime import timedelta
+from html import unescape
 from http import HTTPStatus
 
 from tests.control.api.answering import ApiClient
@@ -8,7 +10,9 @@ from tests.control.console.pages import console, fields_of, key_of, posted, sign
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
 from tidewheel.control.client.client import Client
+from tidewheel.control.reads.jobs import show_job
 from tidewheel.ids import job_id
+from tidewheel.jobs.values import format_timestamp
 
 
 def actions(database: Database) -> list[str]:
@@ -30,6 +34,22 @@ def test_pause_shows_its_message_once_and_offers_to_undo_it(pages: ApiClient) ->
     assert undo
     assert pages.post(undo[1], data=fields_of(pages.get("/jobs/nightly/resume"))).status_code == HTTPStatus.SEE_OTHER
     assert "Resume…" not in pages.get("/jobs/nightly").text
+
+
+def test_undo_of_a_resume_pauses_with_the_former_end_and_reason(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", schedule={"cron": "0 2 * * *"})
+    until = pages.database.now() + timedelta(days=1)
+    paused = posted(pages, "/jobs/nightly/pause", until=format_timestamp(until), reason="stock & <b>")
+    assert paused.status_code == HTTPStatus.SEE_OTHER, paused.text
+    posted(pages, "/jobs/nightly/resume")
+    page = pages.get("/jobs/nightly").text
+    undo = re.search(r'<form method="post" action="(/jobs/nightly/pause[^"]*)"', page)
+    assert undo
+    token = fields_of(pages.get("/jobs/nightly/pause"))["token"]
+    assert pages.post(unescape(undo[1]), data={"token": token}).status_code == HTTPStatus.SEE_OTHER
+    with pages.database.transaction() as connection:
+        job = show_job(connection, "default", "nightly")
+    assert (job.pause_reason, job.summary.paused_until) == ("stock & <b>", until)
 
 
 def test_message_waits_for_a_whole_page(pages: ApiClient) -> None:
