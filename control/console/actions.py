@@ -214,7 +214,7 @@ def acting(request: Request, found: Caller) -> Caller:
     return replace(found, actor=replace(found.actor, door=AuditDoor.CONSOLE, named=_name(request) or found.actor.named))
 
 
-def text_of(form: Form, name: str) -> str | None:
+def text_of(form: Mapping[str, str], name: str) -> str | None:
     """Return what was typed into a field; None for an empty one."""
     return form.get(name, "").strip() or None
 

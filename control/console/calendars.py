@@ -50,7 +50,6 @@ class Month:
 
     name: str
     weeks: Sequence[Sequence[Day | None]]
-    closed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +120,5 @@ def months(found: CalendarDetail, year: int, today: date) -> list[Month]:
     made: list[Month] = []
     for month in range(1, 13):
         weeks = [[shown(each, month) for each in week] for week in calendar.Calendar().monthdatescalendar(year, month)]
-        closed = sum(day is not None and day.closed for week in weeks for day in week)
-        made.append(Month(f"{date(year, month, 1):%B}", weeks, closed))
+        made.append(Month(f"{date(year, month, 1):%B}", weeks))
     return made

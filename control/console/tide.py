@@ -6,7 +6,7 @@ axis is a percentage, a height is in pixels: so a plot fits every width and stre
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
@@ -16,7 +16,6 @@ from tidewheel.control.console.words import counted, number
 _LEAST = 3.0  # pixels: one failure beside 4,000 successes stays visible
 _FILLED, _HOLLOW = 0.8, 0.7  # of a bin
 _FEW = 10  # failures of which a bin fills its height
-_DIAMOND = 9.0
 
 _STRIP, _THIN = 4.0, 0.3  # the height of a frozen time in pixels, its least width in percent
 
@@ -137,7 +136,6 @@ class Tide:
     top: tuple[float, str] | None
     moving: Bar | None = None
     frozen: Sequence[Bar] = ()
-    diamond: float = field(default=_DIAMOND, init=False)
 
     @property
     def axis_y(self) -> int:

@@ -13,6 +13,7 @@ from jinja2 import pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
+from tidewheel.control.console.dump import dump
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.runs import SCHEDULED, AttemptOutcome, RunState
@@ -208,8 +209,9 @@ def text_of(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        rows = (value[at : at + 16] for at in range(0, min(len(value), 4096), 16))
-        return "\n".join(f"{row.hex(' '):48} {''.join(chr(b) if 32 <= b < 127 else '.' for b in row)}" for row in rows)
+        found = dump(value)
+        rows = zip(found.hexadecimal.splitlines(), found.text.splitlines(), strict=True)
+        return "\n".join(f"{digits:54} {text}" for digits, text in rows)
 
 
 def state(text: str) -> str:
@@ -298,11 +300,7 @@ def pretty(value: object) -> str:
         text = json.dumps(json.loads(value, parse_float=lambda text: f"\0{text}"), ensure_ascii=False, indent=2)
         return _NUMBER.sub(r"\1", text)
     except (ValueError, RecursionError):
-        pass
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value[:4096].hex(" ")
+        return text_of(value)
 
 
 def boxed(text: str, *, kept: str) -> Markup:

@@ -1,8 +1,8 @@
-"""`next`: the next occurrences of a saved job, with skips, moves, calendars, a pause and freezes applied.
+"""`next`: the next occurrences of a saved job, with skips, moves, calendars, pauses and freezes.
 
 The scan uses the firing code's schedules, from the timer's position. Runs created ahead of their time come first. An
-occurrence that does not fire (skipped, excluded, in a pause) is shown in its place and not counted. A freeze is shown as a
-pause without an end.
+occurrence that does not fire (skipped, excluded, in a pause) is shown in its place and not counted. A freeze is shown
+as a pause without an end.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
