@@ -162,7 +162,10 @@ def _variables(reached: _Reached, url: str, kafka: Mapping[str, str], *, secrets
 
     stack = reached.stack
     if stack is not None:
+        from tidewheel.local.state import living_dev  # its packages are an extra
+
         yield "TIDEWHEEL_HOME", str(stack.data_dir)
+        yield from (dev.variables if (dev := living_dev(stack.data_dir)) else {}).items()
     if url:
         yield "TIDEWHEEL_DATABASE_URL", url
     parts = conninfo_to_dict(url)

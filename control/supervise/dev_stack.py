@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.local_stack import start_stack
@@ -26,7 +26,8 @@ from tidewheel.errors import StackError
 from tidewheel.local.parts import PartState, PartStatus
 from tidewheel.local.progress import Progress, Step
 from tidewheel.local.stack import LocalStack, StackInfo
-from tidewheel.local.state import DEV_FILE
+from tidewheel.local.state import DEV_FILE, Dev
+from tidewheel.settings.connections import ALLOW_LIST_VARIABLES
 
 R = TypeVar("R")
 
@@ -147,20 +148,6 @@ class _StopRequested(StackError):
     """A stop was requested while the stack starts."""
 
 
-class _Owner(BaseModel):
-    """The content of the file.
-
-    Args:
-        pid: The process.
-        folder: The folder in which it was started.
-        owns_stack: True if it has started the stack, and stops it.
-    """
-
-    pid: int
-    folder: str
-    owns_stack: bool = False
-
-
 class DevLock:
     """The lock of one stack's home.
 
@@ -172,7 +159,8 @@ class DevLock:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._home = home
         self._file = (home / DEV_FILE).open("a+")
-        self._owner = _Owner(pid=os.getpid(), folder=str(Path.cwd()))
+        variables = {name: os.environ[name] for name in ALLOW_LIST_VARIABLES if name in os.environ}
+        self._owner = Dev(pid=os.getpid(), folder=str(Path.cwd()), variables=variables)
 
     def __enter__(self) -> Self:
         """Take the lock, and the stack of a killed `dev`."""
@@ -212,10 +200,10 @@ class DevLock:
         self._owner.owns_stack = False
         self._write()
 
-    def _read(self) -> _Owner | None:
+    def _read(self) -> Dev | None:
         self._file.seek(0)
         with suppress(ValidationError):
-            return _Owner.model_validate_json(self._file.read())
+            return Dev.model_validate_json(self._file.read())
         return None
 
     def _write(self) -> None:

@@ -5,11 +5,11 @@ crash leaves behind, and the next `down` can remove it. Pids are not here: `tide
 """
 
 import base64
-import json
 import os
 import secrets
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
@@ -33,18 +33,34 @@ def default_home() -> Path:
     return Path(named) if named else platformdirs.user_data_path("tidewheel")
 
 
-def is_kept_by_dev(home: Path) -> bool:
-    """Return True if a `tidewheel dev` lives that starts the parts of the stack in `home`.
+class Dev(BaseModel):
+    """The content of `dev.lock`.
+
+    Args:
+        pid: The process.
+        folder: The folder in which it was started.
+        owns_stack: True if it has started the stack, and stops it.
+        variables: Those of its environment that clients need too.
+    """
+
+    pid: int
+    folder: str
+    owns_stack: bool = False
+    variables: dict[str, str] = {}
+
+
+def living_dev(home: Path) -> Dev | None:
+    """Return the `tidewheel dev` that lives and starts the parts of the stack in `home`.
 
     It reads the pid and takes no lock: a reader with the lock would keep a `dev` from its start.
     """
     try:
-        os.kill(int(json.loads((home / DEV_FILE).read_bytes())["pid"]), 0)
-    except PermissionError:
-        return True
-    except (OSError, ValueError, TypeError, LookupError):
-        return False
-    return True
+        dev = Dev.model_validate_json((home / DEV_FILE).read_bytes())
+        with suppress(PermissionError):  # it is another user's
+            os.kill(dev.pid, 0)
+    except (OSError, ValidationError):
+        return None
+    return dev
 
 
 class StackState(BaseModel, frozen=True):

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 MOST_COPIES: Final = 7
 """The most copies of a partition that Tidewheel creates."""
 
+ALLOW_LIST_VARIABLES: Final = tuple(
+    f"TIDEWHEEL_{name}"
+    for name in (
+        "HTTP_ALLOW_PRIVATE", "HTTP_HOSTS", "HTTP_PORTS", "KAFKA_TOPICS", "LAMBDA_FUNCTIONS", "SHELL_ALLOW",
+        "SHELL_CWD", "SHELL_JOB_ENV",
+    )
+)  # fmt: skip
+"""The variables by which clients and services refuse a job's target, and which must be equal for all of them."""
+
 _LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
 
 
@@ -312,11 +321,11 @@ def _running_stack(part: str, variable: str) -> "StackInfo":
         start = f"`{INSTALL}`, then {start}"
     else:
         from tidewheel.local.stack import running_stack  # not at the top: its packages are an extra
-        from tidewheel.local.state import default_home, is_kept_by_dev
+        from tidewheel.local.state import default_home, living_dev
 
         if (found := running_stack()) is not None:
             return found
-        if is_kept_by_dev(default_home()):
+        if living_dev(default_home()) is not None:
             message = f"the {part} is starting: `tidewheel dev` starts the local stack; repeat this in some seconds"
             raise Unavailable(message)
     message = f"no {part}: run {start}, or set {variable}"

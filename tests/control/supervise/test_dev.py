@@ -192,6 +192,16 @@ def test_faulty_handlers_at_the_start_wait_for_their_correction(folder: Path, ho
         assert opened.wait() == 0
 
 
+def test_a_shell_that_evaluates_env_allows_the_targets_that_dev_allows(folder: Path, home: Path) -> None:
+    create = f"{TIDEWHEEL} job create dev-hook --manual --url http://127.0.0.1:9/"
+    script = f'{create} 2>/dev/null || eval "$({TIDEWHEEL} env)"; {create} && {TIDEWHEEL} job delete dev-hook'
+    with dev(folder, home, TIDEWHEEL_HTTP_ALLOW_PRIVATE="true"):
+        done = subprocess.run(
+            ["/bin/sh", "-c", script], env=variables(home), capture_output=True, text=True, check=False
+        )
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "dev-hook: created, version 1"), done.stderr
+
+
 def test_a_service_that_dies_starts_again(folder: Path, home: Path) -> None:
     with dev(folder, home) as opened:
         killed = service(opened, "scheduler")
