@@ -1,6 +1,7 @@
 """README, quickstart and other pages: every marked block runs and prints the text that is shown."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ PAGES = (
     "docs/workflows.md", "docs/tenants.md",
 )  # fmt: skip
 SHORT = ("README.md", "docs/quickstart.md", "docs/testing.md")  # what a newcomer follows; the others take a minute
+_INSTALL = re.compile(r"^## Install\n\n(.+?\n```sh\n.+?^```$)", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.kafka
@@ -41,6 +43,12 @@ def test_blocks_of_a_page_run_and_print_the_shown_output(
         for block, printed, _ in follow(ROOT / page, Shell(tmp_path, environment)):
             if block.what == "output":
                 assert fits(block.text, printed), f"{page}:{block.line} shows\n{block.text}\nand got\n{printed}"
+
+
+def test_quickstart_installs_in_the_words_of_the_readme() -> None:
+    readme, quickstart = (_INSTALL.findall((ROOT / page).read_text(encoding="utf-8")) for page in SHORT[:2])
+    assert len(readme) == 1
+    assert readme == quickstart
 
 
 @pytest.mark.parametrize("page", PAGES)
