@@ -6,6 +6,7 @@ An HTML comment on the line before the fence marks a block:
 | --- | --- | --- |
 | `<!-- run -->` | `sh` | the commands run in the page's shell, in which `export`, `cd` and `&` last to its end |
 | `<!-- run -->` | `python` | the program runs as a file, by `python` in that shell |
+| `<!-- run: before -->` | both | the same; it makes what the task on the page begins with |
 | `<!-- terminal: FIRST … LAST -->` | `sh` | the command runs in a terminal of its own, until Ctrl-C |
 | `<!-- file: NAME -->` | any | the text is written to a file of that name |
 | `<!-- output -->` | any | compared with the standard output of the block before it |
@@ -36,7 +37,7 @@ from tests.fixtures.terminal import CTRL_C, Terminal
 from tidewheel.clock import monotonic_seconds
 
 _BLOCK = re.compile(
-    r"^<!-- (?P<what>run|output|(?:file|record|terminal): (?P<name>[^\n]+?)) -->\n"
+    r"^<!-- (?P<what>run|output|(?:file|record|run|terminal): (?P<name>[^\n]+?)) -->\n"
     r"```(?P<language>\w+)\n(?P<text>.*?)^```$"
     r"|^<!-- before\n(?P<hidden>.*?)^-->$",
     re.MULTILINE | re.DOTALL,
@@ -59,7 +60,7 @@ class Block:
     Args:
         line: Line of its fence in the page.
         what: `run`, `output`, `terminal`, `file`, `record` or `before`.
-        name: Of the file or the record, or the texts of the terminal.
+        name: Of the file or the record, or the texts of the terminal; `before` of such a run.
         language: As the fence says.
         text: Its content.
     """

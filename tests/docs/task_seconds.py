@@ -33,12 +33,17 @@ def main() -> None:
             "TASK_RUNS": os.environ.get("TASK_RUNS", "100000"),
         }
         for block, printed, took in follow(PAGE, Shell(Path(folder), environment, _TIMEOUT_SECONDS)):
-            if block.what == "run":
+            if block.what == "run" and not block.name:
                 task = task_of(text, block.line)
                 seconds[task] = seconds.get(task, 0.0) + took
             elif block.what == "output" and not fits(block.text, printed):
                 typer.echo(f"line {block.line} shows\n{block.text}and got\n{printed}")
-    rows = [f"| {_link(task)} | {commands_of(text, task)} | {taken:.1f} |" for task, taken in seconds.items()]
+    rows = [
+        f"| {_link(task)} | {commands_of(text, task)} | {seconds[task]:.1f} |"
+        if task in seconds
+        else f"| {_link(task)} | | not measured |"
+        for task in _HEADING.findall(text)
+    ]
     table = "\n".join(("| Task | Commands | Seconds |", "| --- | --- | --- |", *rows, ""))
     typer.echo(table)
     PAGE.write_text(_TABLE.sub(table, text), encoding="utf-8")
@@ -46,7 +51,8 @@ def main() -> None:
 
 def commands_of(text: str, task: str) -> int:
     """Return the number of commands of a task; a program counts as one."""
-    shown = [block for block in blocks(PAGE) if block.what == "run" and task_of(text, block.line) == task]
+    runs = [block for block in blocks(PAGE) if block.what == "run" and not block.name]
+    shown = [block for block in runs if task_of(text, block.line) == task]
     return sum(block.text.replace("\\\n", " ").count("\n") if block.language == "sh" else 1 for block in shown)
 
 
