@@ -36,7 +36,8 @@ _SERVICES: dict[str, type[Connections]] = {
 _SETTINGS_HEAD = """\
 # Settings
 
-Generated from `tidewheel/settings/` by `python -m tests.docs.reference`; a test compares the two. Edit the models.
+<!-- Generated from `tidewheel/settings/` by `python -m tests.docs.reference`.
+A test compares the two. Edit the models. -->
 
 A flag wins over the environment, the environment over the TOML file that `TIDEWHEEL_CONFIG` names. In the file a
 setting has its name in lower case without the prefix: `lease = "20s"`. One file may serve every service. An unknown
@@ -81,8 +82,8 @@ _OUTSIDE: tuple[tuple[str, str, str], ...] = (
 _METRICS_HEAD = """\
 # Metrics
 
-Generated from `METRICS` in `tidewheel/process/metrics.py` by `python -m tests.docs.reference`. A test compares the two.
-Edit the table.
+<!-- Generated from `METRICS` in `tidewheel/process/metrics.py` by `python -m tests.docs.reference`.
+A test compares the two. Edit the table. -->
 
 A service serves them in Prometheus text on 127.0.0.1 when it has a port: `--metrics-port 9464`, or
 `TIDEWHEEL_METRICS_PORT`; `0` takes a free port and logs it. `TIDEWHEEL_METRICS_HOST` is the address. Every service

@@ -13,7 +13,8 @@ from tidewheel.errors import HandlerSignal, Refused, TidewheelError
 _HEAD = """\
 # Errors
 
-Generated from `tidewheel/errors.py` by `python -m tests.docs.reference`. A test compares the two. Edit the classes.
+<!-- Generated from `tidewheel/errors.py` by `python -m tests.docs.reference`.
+A test compares the two. Edit the classes. -->
 
 A refused input has a code. [REST](rest.md#refusals) answers with a problem document whose `type` is the code after
 `urn:tidewheel:problem:`. A reply on Kafka has it in `code`. The Python client raises the exception. The command line

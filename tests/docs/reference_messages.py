@@ -16,7 +16,8 @@ FILES = (
 _HEAD = """\
 # Message schemas
 
-Generated from `schemas/*.avsc` by `python -m tests.docs.reference`. A test compares the two. Edit the schemas.
+<!-- Generated from `schemas/*.avsc` by `python -m tests.docs.reference`.
+A test compares the two. Edit the schemas. -->
 
 Each message on Kafka is one of these records. [Topics](topics.md) shows real ones, in Avro and in JSON. A reader of an
 older release ignores fields that it does not know. An enum's value that it does not know is `unknown`.

@@ -1,4 +1,4 @@
-"""Write docs/run-states.md: `python -m tests.docs.run_states`. A test compares it with the code."""
+"""Write docs/run-states.md and its picture: `python -m tests.docs.run_states`. A test compares them."""
 
 import ast
 import sys
@@ -6,6 +6,7 @@ from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 
+from tests.docs.moves_picture import PICTURE, picture
 from tidewheel import runs
 from tidewheel.runs import DEAD_LETTERED, FINAL, MOVES, Move, RunState
 
@@ -14,14 +15,19 @@ PAGE = Path(__file__).parents[2] / "docs" / "run-states.md"
 _HEAD = """\
 # A run's life
 
-Generated from `tidewheel/runs.py` by `python -m tests.docs.run_states`; a test compares the two. Edit the table and the
-sentences there.
+<!-- Generated from `tidewheel/runs.py` by `python -m tests.docs.run_states`; a test compares the two. Edit the table
+and the sentences there. -->
 
 A **run** is created for an occurrence or a trigger; an **attempt** is one claim of it. A run has one state at a time
 and moves only as drawn here. Every statement that writes a state takes its allowed sources and its target from the one
-table, so a move that is not drawn changes nothing. The picture has the most common moves, the diagram has all.
+table, so a move that is not drawn changes nothing. This picture has the most common moves:
 
 ![The life of a run](images/life-of-a-run.svg)
+
+The next one has all moves. A dot is a state from which a run moves, the arrow's head the state that follows. Terminal
+states are grey.
+
+![All moves of a run](images/moves-of-a-run.svg)
 """
 _TAIL = """\
 ## What holds in every state
@@ -40,15 +46,15 @@ _TAIL = """\
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page and the picture."""
     PAGE.write_text(page(), encoding="utf-8")
-    sys.stdout.write(f"wrote {PAGE.name}\n")
+    PICTURE.write_text(picture(), encoding="utf-8")
+    sys.stdout.write(f"wrote {PAGE.name} and {PICTURE.name}\n")
 
 
 def page() -> str:
     """Return the page's text."""
-    diagram = "\n".join(["```mermaid", "stateDiagram-v2", *_arrows(), "```", ""])
-    return "\n".join([_HEAD, diagram, "## States", "", _states(), "## Moves", "", _moves(), _TAIL])
+    return "\n".join([_HEAD, "## States", "", _states(), "## Moves", "", _moves(), _TAIL])
 
 
 def sentences(enum: type[StrEnum], source: str) -> dict[str, str]:
@@ -67,17 +73,6 @@ def sentences(enum: type[StrEnum], source: str) -> dict[str, str]:
 
 def _source() -> str:
     return Path(runs.__file__).read_text(encoding="utf-8")
-
-
-def _arrows() -> list[str]:
-    first = [f"    [*] --> {RunState.QUEUED}"]
-    drawn = [
-        f"    {source} --> {MOVES[move].target}: {move}"
-        for move in Move
-        for source in RunState
-        if source in MOVES[move].sources
-    ]
-    return [*first, *drawn, *(f"    {state} --> [*]" for state in RunState if state in FINAL)]
 
 
 def _states() -> str:

@@ -1,15 +1,13 @@
-"""docs/run-states.md equals tidewheel/runs.py."""
+"""docs/run-states.md and its picture equal tidewheel/runs.py."""
 
-import re
-
+from tests.docs.moves_picture import PICTURE, picture
 from tests.docs.run_states import PAGE, page, sentences
-from tidewheel.runs import FINAL, MOVES, Move, RunState
-
-ARROW = re.compile(r"^    (\w+) --> (\w+): (\w+)$", re.MULTILINE)
+from tidewheel.runs import MOVES, Move, RunState
 
 
-def test_page_equals_the_code() -> None:
+def test_page_and_picture_equal_the_code() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m tests.docs.run_states`"
+    assert PICTURE.read_text(encoding="utf-8") == picture(), "run `python -m tests.docs.run_states`"
 
 
 def test_docstring_of_two_lines_becomes_one_row() -> None:
@@ -17,12 +15,13 @@ def test_docstring_of_two_lines_becomes_one_row() -> None:
     assert sentences(RunState, source) == {"queued": "Waits for an executor."}
 
 
-def test_diagram_has_exactly_the_rows_of_the_table() -> None:
-    drawn = {(RunState(source), RunState(to), Move(move)) for source, to, move in ARROW.findall(page())}
-    assert drawn == {(source, MOVES[move].target, move) for move in Move for source in MOVES[move].sources}
+def test_picture_has_a_dot_for_each_source_and_a_head_for_each_move() -> None:
+    drawn = picture()
+    assert drawn.count("<circle") == sum(len(MOVES[move].sources) for move in Move)
+    assert [move for move in Move if f">{move}</text>" not in drawn] == []
+    assert len(Move) <= drawn.count('class="tip"') <= 2 * len(Move)
 
 
-def test_every_state_is_drawn_and_explained() -> None:
+def test_every_state_is_explained() -> None:
     text = page()
     assert all(f"| `{state}` |" in text for state in RunState)
-    assert {state for state in RunState if f"    {state} --> [*]" in text} == FINAL
