@@ -76,6 +76,8 @@ def boost_of(uri: str) -> float:
     """
     if uri in _GUIDES:
         return 4.0
+    if uri == "requests.md":  # reference with the rules that the generated pages lack
+        return 2.0
     if uri.startswith(("adr/", "source/")):
         return 0.1
     return 0.5 if uri in _GENERATED else 1.0
