@@ -38,6 +38,16 @@ def test_search_finds_guides_before_decision_records(site: Path, browser: Browse
     assert "/adr/" not in first[0]
 
 
+def test_text_without_a_keystroke_is_searched(site: Path, browser: Browser) -> None:
+    with tab(browser, "http://none.invalid") as opened:
+        opened.page.goto(f"file://{site}/index.html", wait_until="commit")
+        field, found = opened.page.locator(".md-search__input"), opened.page.locator(".md-search-result__meta")
+        field.fill("cron")  # before the search is ready
+        expect(found).to_contain_text("matching documents")
+        field.fill("xyzzyx")
+        expect(found).to_contain_text("No matching documents")
+
+
 @pytest.mark.parametrize("look", LOOKS)
 def test_axe_finds_nothing_serious_and_no_page_scrolls_sideways(site: Path, browser: Browser, look: str) -> None:
     with tab(browser, "http://none.invalid", look) as opened:
