@@ -6,13 +6,13 @@ job's.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import cast
 
-from tidewheel.control.ask.question import Named, Question, read_question
+from tidewheel.control.ask.question import Named, Question, likeliest, read_question
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.recent import around
@@ -39,6 +39,9 @@ MAX_ALTERNATIVES = 8
 
 EXAMPLES = ("nightly", "nightly at 13 Nov 02:30", "#4711")
 """Questions that are understood, where such a job and dead letter exist."""
+
+IN_JOBS_ZONE = "the same time in the zone of the job"
+"""The words of an instant whose time was read in the zone of the job, where the reader has another one."""
 
 _KEYS = 100  # on each side of a text that are compared with it: all of a small installation
 _EXECUTORS = 1000
@@ -160,19 +163,20 @@ def ask(
     question = read_question(text)
     if (found := _by_id(connection, tenant, question)) is not None:
         return found
-    tried: list[str] = []
+    tried: dict[str, str] = {}
+    now = read_now(connection)
     jobs = _jobs(connection, tenant, question.named)
     for named in question.named:
         if (job := jobs.get(named.key)) is None:
             continue
         if named.time is not None:
             try:
-                at = read_instant(named.time, "time", zone or job.zone, now=read_now(connection))
+                at = read_instant(named.time, "", zone or job.zone, now=now)
                 unit = unit_of(named.time)
                 seen = explain(connection, tenant, job.key, at, misfire_after=misfire_after, unit=unit)
-                found = _explained(seen, text)
+                found = _with_other(_explained(seen, text), at, named.time, job, now)
             except Refused as refused:
-                tried.append(f"{named.key} has no instant {named.time!r}: {'; '.join(map(str, refused.errors))}")
+                tried.setdefault(job.key, f"the time of {job.key} cannot be read: {refused}")
                 continue
             return _in_zone(found, zone, job)
         if question.asks_why and named.key != question.text:
@@ -184,7 +188,7 @@ def ask(
             return Answer(text, Kind.JOB, job.key, job.words, alternatives=rest)
     if matches := _matches(connection, tenant, question, all_tenants=all_tenants):
         return Answer(text, Kind.MATCHES, None, f"begins with {question.text}", alternatives=matches)
-    return _nothing(connection, tenant, question, tried)
+    return _nothing(connection, tenant, question, "; ".join(tried.values()) or _unknown(question, zone, now))
 
 
 def _by_id(connection: Conn, tenant: str, question: Question) -> Answer | None:
@@ -224,11 +228,20 @@ def _explained(found: Explanation, text: str) -> Answer:
     return Answer(text, Kind.OCCURRENCE, found.key, found.words, found.at, found.zone, others, found)
 
 
+def _with_other(found: Answer, at: datetime, time: str, job: _Job, now: datetime) -> Answer:
+    """Return an answer with the instant of its time in the zone of the job, if that is not `at`."""
+    try:
+        other = read_instant(time, "", job.zone, now=now)
+    except Refused:
+        return found
+    if other == at:
+        return found
+    meant = Meaning(Kind.OCCURRENCE, job.key, IN_JOBS_ZONE, other)
+    return replace(found, alternatives=(meant, *found.alternatives))
+
+
 def _in_zone(found: Answer, zone: str | None, job: _Job) -> Answer:
-    return Answer(
-        found.question, found.kind, found.target, found.words, found.at, zone or job.zone, found.alternatives,
-        found.explanation,
-    )  # fmt: skip
+    return replace(found, zone=zone or job.zone)
 
 
 def _matches(connection: Conn, tenant: str, question: Question, *, all_tenants: bool) -> tuple[Meaning, ...]:
@@ -261,13 +274,27 @@ def _keys(connection: Conn, tenant: str, text: str, limit: int) -> list[str]:
     return [str(key) for (key,) in connection.execute(_FIND_KEYS_FROM, columns)]
 
 
-def _nothing(connection: Conn, tenant: str, question: Question, tried: Sequence[str]) -> Answer:
+def _unknown(question: Question, zone: str | None, now: datetime) -> str:
+    """Return the thing that is not there, and why its time cannot be read."""
+    if question.id is not None or question.dead_letter is not None:
+        return f"no {'run or job' if question.id else 'dead letter'} is {question.text!r}"
+
+    def error_of(time: str) -> Refused | None:
+        try:
+            read_instant(time, "", zone or "UTC", now=now)
+        except Refused as refused:
+            return refused
+        return None
+
+    named, error = likeliest(question, error_of)
+    return f"no job is {named.key!r}" + (f", and {error}" if error else "")
+
+
+def _nothing(connection: Conn, tenant: str, question: Question, words: str) -> Answer:
     """Return what was tried, and the keys nearest to the likeliest one."""
     wanted = list(dict.fromkeys(each.key for each in question.named))
     nearest: dict[str, None] = {}
     for text in (*wanted[:2], *wanted[-1:]):  # the whole text, the part before the likeliest time, the first words
         nearest |= dict.fromkeys(get_close_matches(text, _keys(connection, tenant, text, _KEYS), n=3, cutoff=_ALIKE))
-    kind = "run or job" if question.id else "dead letter" if question.dead_letter is not None else "job"
-    words = "; ".join(tried) or f"no {kind} is {question.text!r}"
     near = tuple(Meaning(Kind.JOB, key, "a key like it") for key in nearest)
     return Answer(question.text, Kind.NOTHING, None, words, alternatives=near[:MAX_ALTERNATIVES])

@@ -1,12 +1,16 @@
 """Read a question: each way in which its text names a run, a dead letter, a job or an instant."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import TypeVar
 from uuid import UUID
 
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_TEXT, one_line
+
+T = TypeVar("T")
 
 MAX_QUESTION = 400
 """The characters of a question: the longest key with a time behind it."""
@@ -72,6 +76,25 @@ def read_question(text: str) -> Question:
         dead_letter=int(letter[1]) if letter else None,
         named=tuple(dict.fromkeys(each for rest in rests for each in _named(rest) if _may_be_key(each.key))),
     )
+
+
+def likeliest(question: Question, error_of: Callable[[str], T | None]) -> tuple[Named, T | None]:
+    """Return the key and the time that a text most likely names, and the error of that time.
+
+    That is the longest time that can be read, else what follows the last `at`, else the text as a key.
+
+    Args:
+        question: The question, which names a key.
+        error_of: Returns why a time cannot be read; None if it can.
+    """
+    timed = [(each, each.time, error_of(each.time)) for each in question.named if each.time is not None]
+    if read := [(len(time), -len(each.key), each) for each, time, error in timed if error is None]:
+        return max(read, key=itemgetter(0, 1))[2], None
+    if behind := [
+        (len(time), len(each.key), each, error) for each, time, error in timed if each.key + _AT in question.text
+    ]:
+        return min(behind, key=itemgetter(0, 1))[2:]
+    return Named(question.text), None
 
 
 def _named(text: str) -> Iterator[Named]:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from tidewheel.control.api.ask import answered
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.ask.answer import EXAMPLES, Answer, Kind, Meaning
+from tidewheel.control.ask.answer import EXAMPLES, IN_JOBS_ZONE, Answer, Kind, Meaning
 from tidewheel.control.ask.question import MAX_QUESTION
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.rendering import zone_of_page
@@ -45,12 +45,13 @@ class AskPage:
             return View({}, 422 if errors else 200, document=_document(found, caller, urls))
         if found.kind in _MOVES and found.target is not None:
             return View({}, moved_to=_link(caller, urls, found.kind, found.target))
+        read_otherwise = next((each for each in found.alternatives if each.words == IN_JOBS_ZONE), None)
         others = [(each, _link(caller, urls, each.kind, each.target, each)) for each in found.alternatives]
         job = urls.job(found.target, job_id(caller.tenant, found.target)) if found.target else None
         return View(
             {
                 "now": page_now(connection), "answer": found, "others": others, "job": job, "errors": errors,
-                "examples": EXAMPLES, "nothing": found.kind == Kind.NOTHING, "zone": zone,
+                "in_jobs_zone": read_otherwise, "examples": EXAMPLES, "nothing": found.kind == Kind.NOTHING, "zone": zone,
             },
             422 if errors else 200,
         )  # fmt: skip
@@ -58,11 +59,11 @@ class AskPage:
 
 def _answer(connection: Connection, caller: Caller, text: str, zone: str) -> Answer:
     if not text:
-        return Answer("", Kind.NOTHING, None, "A key, an id, or a key with a time is looked for.")
+        return Answer("", Kind.NOTHING, None, "a key, an id, or a key with a time is looked for")
     try:
         return answered(connection, caller, _QUESTION(text), zone)
     except InvalidValue as invalid:
-        raise Refused([FieldError("q", each.problem, each.remedy) for each in invalid.errors]) from invalid
+        raise Refused([FieldError("question", each.problem, each.remedy) for each in invalid.errors]) from invalid
 
 
 def _document(found: Answer, caller: Caller, urls: Urls) -> Mapping[str, object]:

@@ -14,7 +14,7 @@ from tests.control.explain.explaining import done, fire_all, t
 from tests.control.reads.test_waits import executor
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import HANDLER, apply_batch, begun, end, ending, submission, submit, trigger
-from tidewheel.control.ask.answer import Answer, Kind, ask
+from tidewheel.control.ask.answer import IN_JOBS_ZONE, Answer, Kind, ask
 from tidewheel.control.ask.question import MAX_QUESTION, Named, read_question
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.explain.explanation import OccurrenceOutcome
@@ -97,6 +97,8 @@ def test_time_is_one_of_the_readers_zone_else_of_the_jobs(clocked: ClockedDataba
     elsewhere = asked(clocked, "why nightly yesterday 02:30", "UTC")
     assert (elsewhere.at, elsewhere.zone) == (t("03-01T02:30"), "UTC")
     assert elsewhere.words != here.words
+    assert elsewhere.alternatives[0].at == t("03-01T01:30")
+    assert elsewhere.alternatives[0].words == IN_JOBS_ZONE
     assert asked(clocked, "why nightly").at == t("03-02T01:30")
     assert {each.at for each in here.alternatives} == {t("03-03T01:30")}
     with pytest.raises(ScheduleRefused, match="Europe/Berlinn"):
@@ -136,7 +138,12 @@ def test_what_means_nothing_names_what_was_tried_and_the_nearest_keys(database: 
     assert [each.target for each in near.alternatives] == ["nightly"]
     timed = asked(database, "nightly at 25:00")
     assert timed.kind is Kind.NOTHING
-    assert "hour must be in 0..23" in timed.words
+    assert timed.words.count("hour must be in 0..23") == 1
+    assert asked(database, "nope at 13 Nov 02:30").words == "no job is 'nope'"
+    for text in ("nope at noon", "why nope at noon?"):
+        words = asked(database, text).words
+        assert words.startswith("no job is 'nope', and 'noon' is not an RFC 3339 timestamp; write RFC 3339 such as")
+    assert asked(database, "nightly at noon").words.count("'noon'") == 1
     assert asked(database, "#4711").words == "no dead letter is '#4711'"
 
 

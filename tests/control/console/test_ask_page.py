@@ -28,6 +28,24 @@ def test_instant_of_a_job_is_explained_in_the_zone_that_is_named(pages: ApiClien
     assert "2040-01-01T02:30:00.000000Z" in pages.get("/ask", params={"q": "nightly at 1 Jan 2040 02:30"}).text
 
 
+def test_time_of_another_zone_than_the_jobs_has_a_link_to_the_other_reading(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", schedule=DAILY)
+    question = "nightly at 1 Jan 2040 02:30"
+    page = pages.get("/ask", params={"q": question, "tz": "UTC"}).text
+    assert "2040-01-01T02:30:00.000000Z" in page
+    assert "In Europe/Berlin, the zone of the job, the same time is" in page
+    assert 'href="/ask?q=nightly+at+2040-01-01T01%3A30%3A00.000000Z"' in page
+    for text, zone in ((question, "Europe/Berlin"), ("nightly at 2040-01-01T01:30:00Z", "UTC")):
+        assert "the zone of the job" not in pages.get("/ask", params={"q": text, "tz": zone}).text
+
+
+def test_time_that_cannot_be_read_is_named_once_with_an_example_to_type(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", schedule=DAILY)
+    page = pages.get("/ask", params={"q": "nightly at noon"}).text
+    assert page.count("is not an RFC 3339 timestamp") == 1
+    assert "write RFC 3339 such as 2026-03-29T08:00:00Z" in page
+
+
 def test_instant_before_the_first_submit_did_not_fire(pages: ApiClient) -> None:
     submit(pages.database, "nightly", schedule=DAILY)
     page = pages.get("/ask", params={"q": "nightly at 2020-01-01"}).text

@@ -249,6 +249,9 @@ def test_unknown_ids_are_pages_of_404(pages: ApiClient) -> None:
         assert "<h1>Not found</h1>" in answer.text, path
         assert 'aria-label="Places"' in answer.text
         assert 'href="/runs">Runs</a>' in answer.text
+    run_id = uuid4()
+    sentence = f"<bdi>There is no run {run_id}</bdi>. <bdi>Copy the id from a reply or an event</bdi>."
+    assert f'<p class="sentence">{sentence}</p>' in pages.get(f"/runs/{run_id}").text
     hostile = pages.get("/jobs/id:%3Cscript%3E").text
     assert '<input class="wide" name="q" value="&lt;script&gt;"' in hostile
 
