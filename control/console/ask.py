@@ -51,7 +51,8 @@ class AskPage:
         return View(
             {
                 "now": page_now(connection), "answer": found, "others": others, "job": job, "errors": errors,
-                "in_jobs_zone": read_otherwise, "examples": EXAMPLES, "nothing": found.kind == Kind.NOTHING, "zone": zone,
+                "in_jobs_zone": read_otherwise, "examples": EXAMPLES, "nothing": found.kind == Kind.NOTHING,
+                "zone": zone,
             },
             422 if errors else 200,
         )  # fmt: skip

@@ -11,11 +11,16 @@ from starlette.requests import Request
 
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.sign_in import COOKIE, FORM_COOKIE
+from tidewheel.control.console.words import size
+from tidewheel.jobs.values import MAX_PAYLOAD_BYTES
 
 MOST_BYTES = 16 * 1024
 """Of a form that has no field for long texts."""
 
 _MOST_FIELDS = 200
+_DROPPED_BYTES = (
+    32 * 1024 * 1024
+)  # read and dropped beyond the limit: browsers show no answer before they have sent all
 Form: TypeAlias = ImmutableMultiDict[str, str]
 
 _FORM = "application/x-www-form-urlencoded"
@@ -29,11 +34,16 @@ async def read_form(request: Request, most_bytes: int = MOST_BYTES) -> Form:
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send a form, as {_FORM}")
-    body = bytearray()
+    body, read_bytes = bytearray(), 0
     async for chunk in request.stream():
-        body += chunk
-        if len(body) > most_bytes:
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the form is too long")
+        read_bytes += len(chunk)
+        if read_bytes > most_bytes + _DROPPED_BYTES:
+            break
+        body += chunk[: most_bytes - len(body)]
+    if read_bytes > most_bytes:
+        payload = f", a payload {size(MAX_PAYLOAD_BYTES)} of that" if most_bytes > MAX_PAYLOAD_BYTES else ""
+        detail = f"this form takes {size(most_bytes)} at most{payload}; nothing was saved"
+        raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)
     try:
         return ImmutableMultiDict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
     except ValueError as error:

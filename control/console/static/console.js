@@ -292,9 +292,13 @@ function say(form, words, button) {
 
 // Forms: an answer that never came is repeated with the same request_id.
 
+const SLOW_MS = 200;
+
 async function send(form, submitter) {
-  const button = submitter || $("button", form);
-  button.disabled = true;
+  if (form.ariaBusy) return;
+  const button = submitter || $("button", form), label = button.textContent;
+  form.ariaBusy = button.disabled = true;
+  const slow = setTimeout(() => { button.textContent = button.value === "save" ? "Saving…" : "Sending…"; }, SLOW_MS);
   const fields = new FormData(form);
   if (submitter?.name) fields.append(submitter.name, submitter.value);
   try {
@@ -302,12 +306,18 @@ async function send(form, submitter) {
     if (isSignIn(found)) { signInAgain(); return; }
     const { status } = found.answer;
     if (status >= 500 || status === 429 || !$("main", found.body)) throw new TypeError("no answer to the form");
+    if (status === 413) { say(form, $("main .sentence", found.body).textContent, button); return; }
     if (found.answer.redirected) forget(form);
     show(found, form, submitter);
   } catch {
     const saves = button.name !== "do" || button.value === "save";
     say(form, saves ? "Not known whether it was saved. Trying again is safe." : "The API has not answered. Nothing was saved.", button);
-  } finally { button.disabled = false; }
+  } finally {
+    clearTimeout(slow);
+    button.textContent = label;
+    form.ariaBusy = null;
+    button.disabled = false;
+  }
 }
 
 function show(found, form, submitter) {
@@ -360,8 +370,10 @@ function put(field, value) {
 const draftsOf = (form) => JSON.parse(sessionStorage.getItem(draftOf(form)) || "{}");
 
 function store(form, drafts) {
-  if (Object.keys(drafts).length) sessionStorage.setItem(draftOf(form), JSON.stringify(drafts));
-  else sessionStorage.removeItem(draftOf(form));
+  sessionStorage.removeItem(draftOf(form));
+  try {
+    if (Object.keys(drafts).length) sessionStorage.setItem(draftOf(form), JSON.stringify(drafts));
+  } catch { /* too long to be kept */ }
 }
 
 function keep(form) {

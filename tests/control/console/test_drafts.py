@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.browser import Tab, needs_chromium, tab
@@ -172,6 +172,37 @@ def test_refused_save_shows_its_errors_and_a_long_key_is_kept_whole(here: Tab) -
     expect(errors).to_be_in_viewport()
     expect(errors).to_contain_text("255")
     expect(at.locator("#f-key")).to_have_value("k" * 300)
+
+
+def test_slow_save_shows_that_it_is_under_way_and_is_sent_once(here: Tab) -> None:
+    at = here.page
+    here.open(EDIT)
+    payload(at).fill('{"depot": 4}')
+    held: list[Route] = []
+    at.route("**/edit", lambda route: held.append(route) if route.request.method == "POST" else route.continue_())
+    button = at.get_by_role("button", name="Save").last
+    button.click()
+    expect(at.get_by_role("button", name="Saving…")).to_be_disabled()
+    at.locator("#f-retry\\.max_attempts").evaluate("field => field.form.requestSubmit()")
+    at.get_by_role("button", name="Save").first.click()
+    assert len(held) == 1
+    held[0].abort()
+    expect(at.locator(".said")).to_contain_text("Not known whether it was saved.")
+    expect(button).to_have_text("Save")
+    expect(button).to_be_enabled()
+    at.unroute("**/edit")
+    save(at, 2)
+
+
+def test_form_beyond_its_limit_names_it_and_stays(here: Tab) -> None:
+    at = here.page
+    here.open(EDIT)
+    payload(at).evaluate("field => { field.value = ' '.repeat(3_000_000); }")
+    at.get_by_role("button", name="Save").last.click()
+    expect(at.locator(".said")).to_have_text(
+        "This form takes 2 MiB at most, a payload 256 KiB of that; nothing was saved"
+    )
+    assert len(payload(at).input_value()) == 3_000_000
 
 
 def test_save_without_an_answer_says_so_beside_its_button(here: Tab) -> None:

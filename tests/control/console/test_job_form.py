@@ -286,6 +286,14 @@ def test_payload_of_256_kib_is_saved(pages: ApiClient) -> None:
     assert 'href="#f-payload"' in huge.text
 
 
+def test_form_beyond_its_limit_is_refused_with_that_limit_and_a_way_back(pages: ApiClient) -> None:
+    submit(pages.database)
+    refused = pressed(pages, "/jobs/job/edit", "save", payload=" " * 3_000_000)
+    assert refused.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    assert "This form takes 2 MiB at most, a payload 256 KiB of that; nothing was saved" in refused.text
+    assert "Go back in the browser" in refused.text
+
+
 def test_hostile_text_in_every_field_comes_back_as_text(pages: ApiClient) -> None:
     fields = {field.path: HOSTILE for field in FIELDS} | {
         "key": HOSTILE,
