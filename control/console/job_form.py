@@ -253,7 +253,7 @@ def _checked(connection: Connection, found: Caller, state: Typed, draft: Draft, 
         in_force = None if state.key is None else _in_force(connection, found, state.key)
     except UnknownJob:  # it was deleted: saving creates it again
         in_force = None
-    errors = [*draft.errors, *(refused.errors if refused else ())]
+    errors = list(dict.fromkeys((*draft.errors, *(refused.errors if refused else ()))))  # a save refuses a draft's too
     try:
         if not errors:
             return replace(state, check=check(connection, found.tenant, draft.job, in_force))

@@ -82,6 +82,9 @@ _BOUNDS = {
 }
 
 
+_LENGTHS = {"too_short": ("min_length", "at least"), "too_long": ("max_length", "at most")}
+
+
 def validate(model: type[M], document: object) -> M:
     """Return the model a document describes.
 
@@ -166,6 +169,9 @@ def _words(details: ErrorDetails, names: list[str], model: type[StrictModel]) ->
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         return f"{shown(value)} is not valid", f"write {words} {context[key]:g}"
+    if kind in _LENGTHS:
+        key, words = _LENGTHS[kind]
+        return f"there are {len(value)} elements", f"write {words} {context[key]}"
     return f"{shown(value)} is not valid", details["msg"].replace("Input should", "it should")
 
 

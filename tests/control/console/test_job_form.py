@@ -125,7 +125,18 @@ def test_every_error_stands_at_its_field_and_what_was_typed_stays(pages: ApiClie
             assert re.search(rf'id="f-{re.escape(path)}"[^>]*aria-invalid="true"', answer.text), path
             assert kept[path] == text
         assert '<a href="#f-retry.max_attempts">max_attempts</a>: ' in answer.text
+        for path in ("labels", "payload"):
+            assert answer.text.count(f'href="#f-{path}"') == 1
     assert version(pages.database) == 1
+
+
+def test_emptied_list_is_refused_in_words_with_a_remedy(pages: ApiClient) -> None:
+    submit(pages.database, "job", retry={"max_attempts": 3, "intervals": ["1s", "1m30s"]})
+    page = pressed(pages, "/jobs/job/edit", "as_json")
+    document = json.loads(typed_in(page)["document"])
+    document["retry"]["intervals"] = []
+    answer = pressed(pages, "/jobs/job/edit", "check", page, document=json.dumps(document))
+    assert "there are 0 elements</bdi>: <bdi>write at least 1" in answer.text
 
 
 def test_check_refuses_the_address_that_save_refuses(pages: ApiClient) -> None:

@@ -135,6 +135,7 @@ from tidewheel.jobs.validation import MAX_ERRORS
             "job.target.headers.Tidewheel-Run-Id",
             "Tidewheel sets this header itself; leave it out",
         ),
+        ({"retry": {"intervals": []}}, "job.retry.intervals", "there are 0 elements; write at least 1"),
         ({"retry": {"max_attempts": 0}}, "job.retry.max_attempts", "0 is not valid; write at least 1"),
         ({"retry": {"max_attempts": "3"}}, "job.retry.max_attempts", "write a whole number"),
         ({"retry": {"factor": float("inf")}}, "job.retry.factor", "finite"),
