@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from difflib import unified_diff
 
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.spec_form import NOTHING, Job
+from tidewheel.control.console.spec_form import NOTHING, Job, normalised, schedule_kind
 from tidewheel.control.console.spec_merge import Difference, differences
-from tidewheel.control.console.words import NONE, counted, pretty
+from tidewheel.control.console.words import NONE, counted, duration, pretty
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import preview
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
@@ -19,9 +19,11 @@ from tidewheel.errors import FieldError, Refused
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.strict_json import as_list, as_object
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.session import Conn
 
 _SHOWN = 10
+_RECURRING = ("cron", "interval")  # the schedules to which catch_up applies
 _PAYLOAD_LINES = 2_000  # compared line by line up to here: beyond, a comparison takes seconds
 _LINES_SHOWN = 200
 _ROUNDS = 3
@@ -64,6 +66,7 @@ class Check:
         words: Schedule and policies, a sentence each.
         zones: The zones of the job in force, None for a new one, and of the job as typed.
         instants: The next instants of both, in order.
+        until: The end of their time, in words; empty for a new job.
         changes: The fields that differ from the version in force.
         payload: The lines of the payload that differ, each with its sign.
         effects: What happens to runs.
@@ -74,6 +77,7 @@ class Check:
     words: Sequence[str]
     zones: tuple[str | None, str]
     instants: Sequence[Instant]
+    until: str
     changes: Sequence[Changed]
     payload: Sequence[tuple[str, str]]
     effects: Sequence[str]
@@ -95,9 +99,10 @@ def check(connection: Connection, tenant: str, job: Job, in_force: JobDetail | N
     changes = [] if in_force is None or unchanged else changed_fields(in_force.job, job)
     lines = [] if in_force is None or unchanged else list(_payload_lines(in_force.job, job))
     old = () if before is None else before.occurrences
+    words = [*found.words, *_missed(job, connection.installation.misfire_after)]
+    instants, until = beside(found.occurrences if in_force is None else old, found.occurrences)
     return Check(
-        version, found.words, (None if before is None else before.zone, found.zone),
-        beside(old, found.occurrences) if in_force is not None else beside(found.occurrences, found.occurrences),
+        version, words, (None if before is None else before.zone, found.zone), instants, until if before else "",
         changes, lines, () if unchanged else tuple(_effects(in_force, old, version)), unchanged,
     )  # fmt: skip
 
@@ -125,19 +130,24 @@ def every_error(connection: Connection, tenant: str, job: Job, known: Sequence[F
 
 def beside(
     before: Sequence[UpcomingOccurrence], after: Sequence[UpcomingOccurrence], most: int = _SHOWN
-) -> list[Instant]:
-    """Return the instants of two lists in order; one is marked only where the other list reaches as far."""
+) -> tuple[list[Instant], str]:
+    """Return the instants of two lists in order, as far as both lists reach; and that end in words."""
     was, then = ({each.at: each for each in some if _fires(each)} for some in (before, after))
     last = [max(some) for some in (was, then) if len(some) >= most]
     reach = min(last, default=None)
     rows: list[Instant] = []
     for at in sorted(was.keys() | then.keys()):
+        if reach is not None and at > reach:
+            break
         old, new = was.get(at), then.get(at)
-        is_known = reach is None or at <= reach
-        mark = "" if (old and new) or not is_known else "gone" if old else "new"
+        mark = "" if old and new else "gone" if old else "new"
         notes = tuple(dict.fromkeys(note for each in (new, old) if each for note in _notes(each)))
         rows.append(Instant(at, old.local if old else None, new.local if new else None, mark, notes))
-    return rows
+    if reach is None:
+        return rows, ""
+    beyond = ((name, min(some)) for name, some in (("now", was), ("after saving", then)) if some and min(some) > reach)
+    later = (f" The first instant {name} is {format_timestamp(at)}." for name, at in beyond)
+    return rows, f"Both columns end at {format_timestamp(reach)}.{''.join(later)}"
 
 
 def changed_fields(before: Job, after: Job) -> list[Changed]:
@@ -181,6 +191,11 @@ def _in_force(reading: Conn, tenant: str, job: JobDetail) -> Upcoming | None:
         return upcoming(reading, tenant, job.summary.key, _SHOWN)
     except Refused:  # a quarantined job may have a schedule that cannot be read
         return None
+
+
+def _missed(job: Job, misfire_after: timedelta) -> Iterator[str]:
+    if schedule_kind(normalised(job)) in _RECURRING:
+        yield f"An occurrence is missed once it is {duration(misfire_after)} late (misfire_after of the schedulers)."
 
 
 def _fires(each: UpcomingOccurrence) -> bool:

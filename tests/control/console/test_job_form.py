@@ -103,10 +103,21 @@ def test_check_shows_instants_beside_each_other_and_changes_nothing(pages: ApiCl
     assert answer.status_code == HTTPStatus.OK
     assert answer.text.count('<s class="gone">') == 10
     assert answer.text.count('<ins class="new">') == 9  # the tenth lies beyond the last instant of now
+    assert "Both columns end at" in answer.text
+    assert "An occurrence is missed once it is 1 min late (misfire_after of the schedulers)." in answer.text
     for text in ("45 2 * * *: at 02:45, every day", "02:30:00</s>", "02:45:00 +", "Runs under way end as they are"):
         assert text in answer.text
     assert "  &#34;depot&#34;: 4" in answer.text
     assert version(pages.database) == 1
+
+
+def test_both_columns_of_instants_cover_the_same_time(pages: ApiClient) -> None:
+    submit(pages.database, "job", schedule={"interval": "10s"})
+    answer = pressed(pages, "/jobs/job/edit", "check", schedule="cron", schedule__cron="45 2 29 2 *")
+    assert answer.text.count('<s class="gone">') == 10
+    assert '<ins class="new">' not in answer.text
+    assert "The first instant after saving is" in answer.text
+    assert "02:45:00 +" not in answer.text
 
 
 def test_every_error_stands_at_its_field_and_what_was_typed_stays(pages: ApiClient) -> None:
