@@ -107,8 +107,8 @@ class FreezeScope:
         words = _scope_words(document, caller.tenant)
         thaw = urls("thaw", **scope_address(document), next=_back(query))
         if unchanged:
-            return Done(to, f"{_first_upper(words)} was frozen already.")
-        return Done(to, f"{_first_upper(words)} is frozen.", ("Thaw", thaw))
+            return Done(to, f"Frozen already: {words}.")
+        return Done(to, f"Frozen: {words}.", ("Thaw", thaw))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class ThawScope:
         connection.request({"type": "thaw", **document}, request_id_of(form))
         words = _scope_words(document, caller.tenant)
         freeze = urls("freeze_scope", **scope_address(document), next=_back(query))
-        return Done(_to(query, urls), f"{_first_upper(words)} is thawed.", ("Freeze", freeze))
+        return Done(_to(query, urls), f"Thawed: {words}.", ("Freeze", freeze))
 
 
 def _back(query: BackQuery) -> str | None:
@@ -192,10 +192,6 @@ def _scope_words(document: Mapping[str, object], tenant: str) -> str:
     parts += [f"label {each}" for each in pairs(cast("Mapping[str, str]", document.get("labels") or {}))]
     parts += [f"keys that begin with {document['key_prefix']}"] if "key_prefix" in document else []
     return ", ".join(parts) or f"tenant {tenant}"
-
-
-def _first_upper(words: str) -> str:
-    return words[:1].upper() + words[1:]
 
 
 def _may_fleet(caller: Caller) -> bool:

@@ -29,6 +29,7 @@ from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job
 from tidewheel.control.explain.month import Counted, coming_counts
 from tidewheel.control.explain.recent import Around, around
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
+from tidewheel.control.reads.dead_letters import DeadLetterFilter, list_dead_letters
 from tidewheel.control.reads.job_keys import key_of_job
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
@@ -36,6 +37,7 @@ from tidewheel.control.schedule_words import schedule_words
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_second, format_timestamp
+from tidewheel.runs import DEAD_LETTERED
 from tidewheel.schedules.describe import describe
 
 T = TypeVar("T")
@@ -129,9 +131,15 @@ class JobPage:
             with connection.snapshot() as reading:
                 return why(around(reading, tenant, key, misfire_after=connection.installation.misfire_after))
 
+        def list_redriven() -> Mapping[UUID, UUID]:
+            filters: DeadLetterFilter = {"kind": "run", "key": key, "redriven": True, "since": along.begin}
+            with connection.snapshot() as reading:
+                found = list_dead_letters(reading, tenant, filters, limit=_RUNS).dead_letters
+            return {each.run_id: each.redriven_run_id for each in found if each.run_id and each.redriven_run_id}
+
         address = partial(urls.job, key, job_id(tenant, key), show=query.show)
         past, counted, reason = part(list_past), part(count_coming), part(read_why)
-        values: dict[str, object] = {"line": None, "rows": [], "counts": {}, "more": False}
+        values: dict[str, object] = {"line": None, "rows": [], "counts": {}, "more": False, "redriven": {}}
         if not isinstance(past, Failed):
             timeline, runs = past
             rows = job_rows(runs, timeline)
@@ -139,6 +147,7 @@ class JobPage:
             values = {
                 "line": job_line(along, timeline, _or(counted, ()), ahead, urls, address=address),
                 "rows": shown[:_RUNS],
+                "redriven": _or(part(list_redriven), {}) if any(each.state in DEAD_LETTERED for each in shown) else {},
                 "more": len(shown) > _RUNS or timeline.mode == "bins",
                 "counts": counts(rows, timeline.took_p95) if timeline.mode == "runs" else {},
             }  # fmt: skip

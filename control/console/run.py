@@ -19,10 +19,13 @@ from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.timing import timing
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, part
+from tidewheel.control.console.words import target
 from tidewheel.control.reads.freezes import FreezeChange, freeze_changes
 from tidewheel.control.reads.run_payload import Payload, read_run_payload
+from tidewheel.control.reads.versions import job_at
 from tidewheel.control.run_places import MessagePlace, RunPlaces
 from tidewheel.errors import UnknownRun
+from tidewheel.jobs.values import RESERVED
 from tidewheel.runs import FINAL
 from tidewheel.settings.api import ApiSettings
 from tidewheel.transitions.parents import Neighbours, read_neighbours
@@ -92,6 +95,10 @@ class RunPage:
             with connection.snapshot() as reading:
                 return read_neighbours(reading, run_id, tenant=caller.tenant)
 
+        def read_target() -> str:
+            with connection.snapshot() as reading:
+                return target(job_at(reading, caller.tenant, run.summary.key, run.summary.job_version))
+
         def read_thaw() -> FreezeChange | None:
             summary = run.summary
             since = max(summary.created_at, summary.scheduled_at)
@@ -116,6 +123,7 @@ class RunPage:
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": part(read_payload) if is_stored else None,
                 "neighbours": part(read_neighbours_of) if is_stored and run.workflow_run_id else None,
+                "target": part(read_target) if run.handler.startswith(RESERVED) else None,
                 "most": _NEIGHBOURS, "places": places, "claims": claims_of(run), "looked": query.kafka,
                 "command": read_command(completion) if completion else None,
                 "picked": picked, "with_logs": with_logs, "log": log,

@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 
 from tidewheel.control.console.dump import dump
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.runs import SCHEDULED, AttemptOutcome, RunState
 
@@ -39,6 +40,7 @@ _FAMILIES: Mapping[str, str] = {
     "pending": "ahead", "not_reached": "undone", "open": "moving", "paused": "trouble", "timing_out": "trouble",
     AttemptOutcome.LOST: "trouble", AttemptOutcome.RELEASED: "ahead", AttemptOutcome.SNOOZED: "ahead",
 }  # fmt: skip
+_TARGETS: Mapping[str, str] = {"handler": "name", "http": "url", "kafka": "topic", "lambda": "function"}
 _SYMBOLS: Mapping[str, str] = {
     "pending": "blocked", "not_reached": "skipped", "open": "running", "timing_out": "cancelling",
     AttemptOutcome.RELEASED: "queued", AttemptOutcome.SNOOZED: "queued",
@@ -275,6 +277,23 @@ def key(text: str) -> Markup:
     return Markup('<bdi title="{}">{}</bdi>').format(visible(text), boxed(f"{text[:26]}…{text[-14:]}", kept=""))
 
 
+def target(job: Mapping[str, object]) -> str:
+    """Return what a job runs, in a line; headers and arguments may have secrets and are left out.
+
+    >>> target({"target": {"type": "http", "url": "https://example.org/a", "headers": {"X": "y"}}})
+    'POST https://example.org/a'
+    >>> [target({"target": each}) for each in ("send", {"type": "shell", "argv": ["/bin/backup", "-p", "x"]}, None)]
+    ['handler send', 'shell /bin/backup', '']
+    """
+    given = job.get("target")
+    found = as_object(given) or {"type": "handler", "name": given}
+    kind = str(found.get("type"))
+    argv = as_list(found.get("argv")) or [""]
+    named = found.get(_TARGETS.get(kind, "")) if kind != "shell" else argv[0]
+    label = str(found.get("method", "POST")) if kind == "http" else kind
+    return f"{label} {named}" if named else ""
+
+
 def visible(text: str) -> str:
     r"""Return a text for a title, with control characters by their numbers.
 
@@ -352,7 +371,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "both": _in_zone(both), "timed": _in_zone(timed),
     "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
     "state": state, "short_id": short_id, "people": people, "lines": lines, "key": key,
-    "visible": visible, "prose": prose,
+    "visible": visible, "prose": prose, "target": target,
     "pretty": pretty, "bytes": size, "ordinal": ordinal,
     "text_of": text_of, "counted": counted, "pace": pace, "percent": percent,
     "symbol_of": symbol_of, "family_of": family_of,

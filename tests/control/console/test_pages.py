@@ -11,9 +11,11 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.control.api.answering import ApiClient, answering
+from tests.control.client.test_dead_letters import redrive
 from tests.control.console.pages import HTML, console, key_of, signed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, begun, end, ending, requeue, submit, succeed, trigger
+from tidewheel.control.client.client import Client
 from tidewheel.control.console import overview
 from tidewheel.control.console.rendering import HEADERS
 from tidewheel.errors import TidewheelError
@@ -122,6 +124,30 @@ def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiCli
     assert '<a href="/jobs/charge"><bdi>charge</bdi></a>' in overview
     assert "<code>tidewheel run list --job charge" in re.sub(r' class="[^"]*"|</?bdi>', "", overview)
     assert "The last 3 runs failed: ConnectionError." in shown(pages, "/jobs/charge")
+
+
+def test_job_and_run_name_the_target_without_its_headers(pages: ApiClient) -> None:
+    target = {"type": "http", "url": "https://example.org/hook", "headers": {"Authorization": {"secret": "HOOK"}}}
+    submit(pages.database, "hook", target=target, description="x" * 400)
+    run = trigger(pages.database, "hook")
+    for path in ("/jobs/hook", "/jobs/hook/next", f"/runs/{run}"):
+        page = shown(pages, path)
+        assert "<bdi>POST https://example.org/hook</bdi>" in page, path
+        assert "HOOK" not in page
+    assert '<details class="more"><summary>more</summary>' in shown(pages, "/jobs/hook")
+    submit(pages.database, "plain", target="send")
+    assert "<bdi>handler send</bdi>" in shown(pages, "/jobs/plain")
+
+
+def test_failed_row_of_a_job_links_the_run_that_a_redrive_made(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", retry={"max_attempts": 1})
+    run = failed(pages.database, "nightly")
+    with Client(pages.database.url) as client:
+        redrive(client, pages.database, key="nightly")
+    new = pages.database.value("SELECT redriven_run_id FROM dead_letters")
+    page = shown(pages, "/jobs/nightly")
+    assert re.search(rf'redriven as <a class="mono" href="/runs/{new}">', page), page
+    assert str(run) in page
 
 
 def test_lists_have_pages_that_hold_each_row_once(pages: ApiClient) -> None:
