@@ -29,6 +29,7 @@ _KEPT = 65_536  # characters of one text in a page
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", re.ASCII)
 _INSTANT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z", re.ASCII)
 _CODE = re.compile(r"`([^`<>&]+)`")
+_COMMAND = re.compile(r"((?:[A-Z_]+=\S+ )?(?:tidewheel|kafka-configs\.sh) .+?)(?:(, )((?:with|or) .*))?", re.DOTALL)
 _NUMBER = re.compile(r'"\\u0000(-?[0-9][0-9.eE+-]*)"')
 
 _FAMILIES: Mapping[str, str] = {
@@ -263,6 +264,21 @@ def prose(text: str | None) -> Markup:
     return Markup(_CODE.sub(r"<code>\1</code>", str(people(given[:1].upper() + given[1:]))))  # noqa: S704 - escaped before
 
 
+def remedy(text: str | None) -> Markup:
+    """Return a remedy: a command as code to copy with what belongs to it behind, or a sentence.
+
+    >>> remedy("tidewheel executor --queues a, with the module that has x")
+    Markup('<code><bdi>tidewheel executor --queues a</bdi></code>, <bdi>with the module that has x</bdi>')
+    >>> remedy("raise the limit by `tidewheel tenant limits NAME`")
+    Markup('<bdi>Raise the limit by <code>tidewheel tenant limits NAME</code></bdi>.')
+    """
+    found = _COMMAND.fullmatch(text or "")
+    if found is None:
+        return prose(text) + ("." if text else "")
+    behind = Markup("{}{}").format(found[2], people(found[3])) if found[2] else ""
+    return Markup("<code>{}</code>{}").format(people(found[1]), behind)
+
+
 def lines(text: str | None) -> Markup:
     """Return text of several lines, such as a trace, with control characters as visible boxes."""
     given = (text or "").replace("\r\n", "\n")
@@ -371,7 +387,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "both": _in_zone(both), "timed": _in_zone(timed),
     "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
     "state": state, "short_id": short_id, "people": people, "lines": lines, "key": key,
-    "visible": visible, "prose": prose, "target": target,
+    "visible": visible, "prose": prose, "target": target, "remedy": remedy,
     "pretty": pretty, "bytes": size, "ordinal": ordinal,
     "text_of": text_of, "counted": counted, "pace": pace, "percent": percent,
     "symbol_of": symbol_of, "family_of": family_of,

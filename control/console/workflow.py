@@ -18,14 +18,16 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now
 from tidewheel.control.console.words import counted, state
 from tidewheel.control.console.workflow_graph import Picture, depths, is_met, picture_of
+from tidewheel.control.reads.waits import read_waits
 from tidewheel.control.reads.workflows import Parent, Workflow, WorkflowNode
-from tidewheel.runs import DEAD_LETTERED
+from tidewheel.runs import DEAD_LETTERED, RunState
 
 ROWS = 200
 """Jobs in one page of the list."""
 
 _FITS = 980  # pixels of a graph that are seen at once
 _GENERATIONS = 20  # that the page links to
+_WAITING = {RunState.QUEUED, RunState.BUFFERED, RunState.RETRYING, RunState.WAITING}  # not those that wait for parents
 _DEEPEST = 5  # layers that the list shows by an indent
 
 
@@ -86,10 +88,14 @@ class WorkflowPage:
             for node, depth in rows[query.after : query.after + ROWS]
         ]
         older = None if shown == found.summary.generation else shown
+        open_runs = [node.run_id for node, _ in page if node.run_id is not None and node.state in _WAITING]
+        with connection.snapshot() as reading:
+            waits = {} if older is not None else read_waits(reading, open_runs)
         following, picture = query.after + ROWS, picture_of(found.nodes)
         return View(
             {
                 "now": now, "summary": found.summary, "again": found.again, "sentence": about_workflow(found),
+                "waits": waits,
                 "parents": _named_parents(found.nodes), "picture": picture, "rows": page, "total": len(found.nodes),
                 "zoom": _zoom(query.zoom, picture), "first": query.after + 1,
                 "more": (

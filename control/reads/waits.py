@@ -348,7 +348,7 @@ def _order(facts: WaitFacts, key: str) -> Wait:
     head, blocker = facts.order_head, facts.order_blocked_by
     if blocker is not None and head is None:
         words = f"the ordering key {key!r} is blocked: run {blocker} failed"
-        remedy = f"tidewheel key unblock {quote(key)} retries that run; with --skip the next one starts"
+        remedy = f"`tidewheel key unblock {quote(key)}` retries that run; with --skip the next one starts"
         return Wait(WaitCode.ORDER, words, remedy, behind_run_id=blocker)
     words = f"waits for its turn in the order of the key {key!r}"
     if head is None:

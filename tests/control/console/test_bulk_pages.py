@@ -354,7 +354,7 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     assert "Occurrences that came due meanwhile: none." in shown(pages, thaw)
     done(posted(pages, thaw))
     text = shown(pages, "/")
-    assert "is thawed." in text
+    assert "<bdi>Thawed: " in text
     assert "Frozen: " not in text
     assert posted_refused(pages, thaw)
 

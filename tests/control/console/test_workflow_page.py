@@ -42,6 +42,18 @@ def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(page
     assert f'href="/workflows/{root}"' in shown(pages, f"/runs/{root}")
 
 
+def test_part_that_waits_names_the_reason_and_the_command_against_it(pages: ApiClient) -> None:
+    put(pages.database, {"a": [], "b": after("a")})
+    root = trigger(pages.database, "a")
+    end_some(pages.database, lambda _: RunState.SUCCEEDED, never())
+    drain_some(pages.database, never())
+    page = shown(pages, f"/workflows/{root}")
+    assert page.count("No live executor serves queue") == 1
+    assert (
+        "<code><bdi>tidewheel executor --queues default --handlers MODULES</bdi></code>, <bdi>with the module" in page
+    )
+
+
 def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -> None:
     root = played(pages.database)
     dialog = shown(pages, f"/workflows/{root}/resume")
