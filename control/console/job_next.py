@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from itertools import groupby
 from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -16,6 +17,7 @@ from tidewheel.control.console.job import key_of_page, moved_to, schedule_text
 from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
+from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.month import CalendarDay, JobCalendar, job_calendar
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.reads.jobs import show_job
@@ -48,9 +50,9 @@ class JobNextPage:
         """Read the month and the list."""
         query, errors = read_filters(request, NextQuery)
         key = key_of_page(connection, caller, request)
-        moved = moved_to(request, urls, key, job_id(caller.tenant, key), "job_next")
-        if moved is not None:
-            return View({}, moved_to=moved)
+        away = moved_to(request, urls, key, job_id(caller.tenant, key), "job_next")
+        if away is not None:
+            return View({}, moved_to=away)
         now, tenant = page_now(connection), caller.tenant
         with connection.snapshot() as reading:
             job = show_job(reading, tenant, key)
@@ -66,6 +68,9 @@ class JobNextPage:
 
         month, coming = part(read_month), part(read_list)
         known = None if isinstance(month, Failed) else month
+        listed = () if isinstance(coming, Failed) else coming.occurrences
+        moved = [each for each in listed if each.outcome is OccurrenceOutcome.WILL_BE_MOVED]
+        moved.sort(key=lambda each: each.at)
         return View(
             {
                 "now": now, "job": job, "held": hold_words(job.summary), "tab": "next", "month": month,
@@ -73,8 +78,11 @@ class JobNextPage:
                 "schedule": schedule_text(job.summary.schedule), "weeks": weeks(known.days) if known else [],
                 "earlier": other_month(known.month, -1) if known else None,
                 "later": other_month(known.month, 1) if known else None,
-                "today": now.astimezone(coming.occurrences[0].local.tzinfo).date()
-                if not isinstance(coming, Failed) and coming.occurrences else now.date(),
+                "today": (now.astimezone(listed[0].local.tzinfo) if listed else now).date(),
+                "targets": {
+                    day: [each.leaves_at.astimezone(each.local.tzinfo) for each in some if each.leaves_at]
+                    for day, some in groupby(moved, key=lambda each: each.local.date())
+                },
             },
             422 if errors else 200,
         )  # fmt: skip

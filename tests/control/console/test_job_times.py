@@ -142,13 +142,17 @@ def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
     assert "&lt;b&gt;closed" in page
     assert "Take back" in page
     assert posted(pages, "/jobs/nightly/move?at=2026-03-22T01:30:00Z", to="2026-03-22T05:00:00Z").status_code == 303
-    assert "◇ 1 moved" in shown(pages, "/jobs/nightly/next?limit=50")
+    page = shown(pages, "/jobs/nightly/next?limit=50")
+    assert "◇ 1 moved, to 22 Mar 06:00" in page
+    assert "will be moved to <time" in page
+    for text in ('<input type="month" name="month"', "◷ clock change", '<p class="caption phone">29 Mar: '):
+        assert text in page
     refused = posted(pages, "/jobs/nightly/move?at=2026-03-23T01:30:00Z", to="tomorrow")
     assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert 'value="tomorrow" aria-invalid="true"' in refused.text
     assert posted(pages, "/jobs/nightly/unskip?at=2026-03-21T01:30:00Z").status_code == HTTPStatus.SEE_OTHER
     assert (
-        "left out" not in shown(pages, "/jobs/nightly/next?month=2026-03&limit=100").partition("fires at its time")[2]
+        "1 left out" not in shown(pages, "/jobs/nightly/next?month=2026-03&limit=100").partition("fires at its time")[2]
     )
     assert pages.get("/jobs/nightly/skip?at=tomorrow").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert pages.get("/jobs/nightly/next?month=2026-13").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
