@@ -1,10 +1,10 @@
 """The future of one job: a month by day on its own clock, and the list of its next occurrences."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
-from itertools import groupby
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated, ClassVar
+from uuid import UUID
 
 from pydantic import BeforeValidator, Field
 from starlette.requests import Request
@@ -17,11 +17,13 @@ from tidewheel.control.console.job import key_of_page, moved_to, schedule_text
 from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
-from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.explain.facts import read_overrides_around
 from tidewheel.control.explain.month import CalendarDay, JobCalendar, job_calendar
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.ids import job_id
+from tidewheel.postgres.session import Conn
+from tidewheel.schedules.describe import to_zone
 
 _WEEK = 7
 LIMITS = (10, 50, 100)
@@ -57,35 +59,44 @@ class JobNextPage:
         with connection.snapshot() as reading:
             job = show_job(reading, tenant, key)
 
-        def read_month() -> JobCalendar:
+        def read_month() -> tuple[JobCalendar, Mapping[date, Sequence[datetime]]]:
             with connection.snapshot() as reading:
-                return job_calendar(reading, tenant, key, first_day(query.month) if query.month else None)
+                found = job_calendar(reading, tenant, key, first_day(query.month) if query.month else None)
+                return found, _targets(reading, job.summary.job_id, found)
 
         def read_list() -> Upcoming:
             late = connection.installation.misfire_after
             with connection.snapshot() as reading:
                 return upcoming(reading, tenant, key, query.limit, misfire_after=late)
 
-        month, coming = part(read_month), part(read_list)
-        known = None if isinstance(month, Failed) else month
+        read, coming = part(read_month), part(read_list)
+        known = None if isinstance(read, Failed) else read[0]
         listed = () if isinstance(coming, Failed) else coming.occurrences
-        moved = [each for each in listed if each.outcome is OccurrenceOutcome.WILL_BE_MOVED]
-        moved.sort(key=lambda each: each.at)
         return View(
             {
-                "now": now, "job": job, "held": hold_words(job.summary), "tab": "next", "month": month,
+                "now": now, "job": job, "held": hold_words(job.summary), "tab": "next", "month": known or read,
                 "coming": coming, "errors": errors, "query": query, "limits": LIMITS,
                 "schedule": schedule_text(job.summary.schedule), "weeks": weeks(known.days) if known else [],
                 "earlier": other_month(known.month, -1) if known else None,
                 "later": other_month(known.month, 1) if known else None,
                 "today": (now.astimezone(listed[0].local.tzinfo) if listed else now).date(),
-                "targets": {
-                    day: [each.leaves_at.astimezone(each.local.tzinfo) for each in some if each.leaves_at]
-                    for day, some in groupby(moved, key=lambda each: each.local.date())
-                },
+                "targets": {} if isinstance(read, Failed) else read[1],
             },
             422 if errors else 200,
         )  # fmt: skip
+
+
+def _targets(reading: Conn, job: UUID, shown: JobCalendar) -> Mapping[date, Sequence[datetime]]:
+    """Return the new times of the occurrences moved from each day."""
+    found: dict[date, list[datetime]] = {}
+    if not any(day.moved for day in shown.days):
+        return found
+    begin = datetime.combine(shown.month, time(), UTC) - timedelta(days=2)  # a zone's day begins a day earlier at most
+    for each in read_overrides_around(reading, job, begin, begin):
+        if each.moved_to is not None:
+            day = to_zone(each.scheduled_at, shown.zone).date()
+            found.setdefault(day, []).append(to_zone(each.moved_to, shown.zone))
+    return found
 
 
 def weeks(days: Sequence[CalendarDay]) -> list[list[CalendarDay | None]]:

@@ -79,10 +79,9 @@ _BOUNDS = {
     "less_than_equal": ("le", "at most"),
     "greater_than": ("gt", "more than"),
     "less_than": ("lt", "less than"),
+    "too_short": ("min_length", "at least"),
+    "too_long": ("max_length", "at most"),
 }
-
-
-_LENGTHS = {"too_short": ("min_length", "at least"), "too_long": ("max_length", "at most")}
 
 
 def validate(model: type[M], document: object) -> M:
@@ -168,10 +167,9 @@ def _words(details: ErrorDetails, names: list[str], model: type[StrictModel]) ->
         return f"{shown(value)} is not valid", f"write {_EXPECTED[kind]}"
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
-        return f"{shown(value)} is not valid", f"write {words} {context[key]:g}"
-    if kind in _LENGTHS:
-        key, words = _LENGTHS[kind]
-        return f"there are {len(value)} elements", f"write {words} {context[key]}"
+        is_length = key.endswith("_length")
+        problem = f"there are {len(value)} elements" if is_length else f"{shown(value)} is not valid"
+        return problem, f"write {words} {context[key]:g}"
     return f"{shown(value)} is not valid", details["msg"].replace("Input should", "it should")
 
 
