@@ -159,6 +159,9 @@ def _spans(run: RunDetail, attempts: Sequence[PastAttempt], first: datetime, now
         words = f"{duration(between(summary.started_at, now))} so far"
         yield _Span(f"attempt {summary.attempt}", words, "moving", summary.started_at, now)
     elif now > before:
+        if wait == "back-off" and summary.publish_at is not None and before < summary.publish_at < now:
+            yield _Span(wait, duration(summary.publish_at - before), "ahead", before, summary.publish_at)
+            before, wait = summary.publish_at, "wait"
         yield _Span(wait, f"{duration(now - before)} so far", "ahead", before, now)
 
 
