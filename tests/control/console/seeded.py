@@ -5,7 +5,8 @@ is stopped, so pictures of the same code are the same. A new page gets a line in
 makes the page's jobs and runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import LiteralString
 from uuid import UUID
@@ -13,11 +14,26 @@ from uuid import UUID
 from tests.control.client.test_dead_letters import garble
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, begun, end, ending, requeue, submission, submit, trigger
+from tests.transitions.acts import (
+    EXECUTOR,
+    about,
+    apply_batch,
+    begun,
+    end,
+    ending,
+    requeue,
+    submission,
+    submit,
+    trigger,
+)
+from tests.transitions.figures import forget_figures
 from tests.transitions.graphs import after, play, put
+from tidewheel.activity import activity
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
+from tidewheel.postgres.session import Conn, OwnConnection
 from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.transitions.claim import Claim, claim_runs
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">\u202e\u05d0\u05d1"
@@ -127,8 +143,21 @@ EMPTY: Mapping[str, str] = {
 """The pages that an installation without a job has."""
 
 
-def seed(database: ClockedDatabase) -> Ids:
+class _Counted(ClockedDatabase):
+    """A database whose commits count ended runs, as those of a service do."""
+
+    @contextmanager
+    def transaction(self) -> Generator[Conn]:
+        with super().transaction() as connection:
+            yield connection
+        assert isinstance(connection, OwnConnection)
+        connection.committed()
+
+
+def seed(empty: ClockedDatabase) -> Ids:
     """Fill an empty database; return the ids that paths name."""
+    database = _Counted(empty.url, empty.installation)
+    forget_figures(database)
     database.stop_clock(NOW - timedelta(hours=6))
     ids: Ids = {}
     _ended(database, ids)
@@ -136,12 +165,15 @@ def seed(database: ClockedDatabase) -> Ids:
     _failing(database, ids)
     _hard_text(database, ids)
     _waiting(database, ids)
+    _last_hour(database)
     _on_the_axis(database)
     _administered(database, ids)
     _bulk(database, ids)
-    database.stop_clock(NOW)
     database.execute(_LIVES)
-    database.execute(_LAST_HOUR)
+    database.execute(_MEMBERS)
+    with database.transaction() as connection:
+        activity.write(connection)
+    database.close()
     return ids
 
 
@@ -189,9 +221,14 @@ def _workflow(database: ClockedDatabase, ids: Ids) -> None:
     graph = {"load": [], "check": after("load"), "enrich": after("load"), "publish": after("check", "enrich")}
     put(database, graph, retry={"max_attempts": 1})
     later(database, 1)
-    ids["workflow"] = trigger(database, "load")
+    ids["workflow"] = _play_graph(database)
+
+
+def _play_graph(database: ClockedDatabase) -> UUID:
+    root = trigger(database, "load")
     later(database, 1)
     play(database, lambda key: RunState.FAILED if key == "check" else RunState.SUCCEEDED)
+    return root
 
 
 def _hard_text(database: ClockedDatabase, ids: Ids) -> None:
@@ -204,6 +241,35 @@ def _hard_text(database: ClockedDatabase, ids: Ids) -> None:
     submit(database, key, retry=once, **long)
     fail(database, key, "y" * 10_000)
     ids["long_job"] = f"id:{job_id('default', key)}"
+
+
+def _last_hour(database: ClockedDatabase) -> None:
+    """Runs of each half minute, with a peak each five minutes, failures at last, and three workflows that fail."""
+    once = {"max_attempts": 1}
+    submit(database, "send-mail", retry=once, overlap="allow_all", labels={"team": "shop"})
+    for nth in range(119, -1, -1):
+        database.stop_clock(NOW - nth * timedelta(seconds=30) - timedelta(seconds=10))
+        ends = [RunState.SUCCEEDED] * (4 + nth * 7 % 5 + (8 if nth % 10 == 1 else 0))
+        ends += [RunState.FAILED] * (1 + nth % 2 if nth < 24 and nth % 3 else 0)
+        _play_batch(database, "send-mail", ends, took=1 + nth % 7 / 2)
+        if nth in _FAILING_WORKFLOWS:
+            _play_graph(database)
+
+
+def _play_batch(database: ClockedDatabase, key: str, ends: Sequence[RunState], took: float) -> None:
+    """Trigger runs of a job, begin each up to a second after its time, and end them."""
+    delays = (f"{900 - nth * 899 // len(ends)}ms" for nth, _ in enumerate(ends))
+    runs = apply_batch(database, *({"type": "job.trigger", "key": key, "delay": each} for each in delays))
+    later(database, 1)
+    claims = [Claim(UUID(run.run_id), 1, 1, "test/0/0@0") for run in runs]
+    with database.transaction() as connection:
+        started = claim_runs(connection, database.installation, claims, executor_id=EXECUTOR).started
+    later(database, took)
+    error = {"error_type": "TimeoutError", "error_message": "the mail server did not answer within 10 s"}
+    end(
+        database,
+        *(ending(run, state, **({} if state is RunState.SUCCEEDED else error)) for run, state in zip(started, ends, strict=True)),
+    )
 
 
 def _on_the_axis(database: ClockedDatabase) -> None:
@@ -283,16 +349,8 @@ INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, 
 SELECT gen_random_uuid(), role, 'host-1', 7, '0.1.0', '{}', at, at, at - interval '5 h'
   FROM unnest('{intake,scheduler,relay}'::text[]) AS r (role), tidewheel_now() AS at
 """
-_LAST_HOUR: LiteralString = """
-INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)
-SELECT 'default', tidewheel_now() - nth * interval '30 s', 0, 'default', 'standard', state, runs,
-       CASE WHEN state <> 'skipped' THEN ARRAY[
-           (0::bigint << 48) + (10::bigint << 32) + runs, (1::bigint << 48) + (24::bigint << 32) + runs,
-           (1::bigint << 48) + ((44 + nth % 7)::bigint << 32) + 1,
-           (2::bigint << 48) + (60::bigint << 32) + runs] ELSE '{}' END, '{}', '{}'
-  FROM generate_series(1, 120) AS n (nth),
-       LATERAL (VALUES ('succeeded', 24 + nth * 7 % 11 + CASE WHEN nth % 10 = 1 THEN 30 ELSE 0 END),
-                       ('failed', CASE WHEN nth < 24 AND nth % 3 > 0 THEN 1 + nth % 4 ELSE 0 END),
-                       ('skipped', CASE WHEN nth IN (70, 71, 90) THEN 1 ELSE 0 END)) AS c (state, runs)
- WHERE runs > 0
+_MEMBERS: LiteralString = """
+INSERT INTO members (member_id, role, name, last_heartbeat_at, started_at)
+SELECT process_id, role, 'host-1:7', last_heartbeat_at, started_at FROM processes WHERE role IN ('scheduler', 'relay')
 """
+_FAILING_WORKFLOWS = (90, 71, 70)  # half minutes ago

@@ -90,6 +90,7 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     progress = shown(pages, place)
     assert "0 of 3 dead letters" in progress
     assert "No scheduler is alive" in progress
+    assert '<span class="word">waits for a scheduler</span>' in progress
     assert "0.5 a second at most" in progress
     assert "&lt;script&gt;" in progress
     paused = posted(pages, f"{place}/pause", reason="stop")
