@@ -47,6 +47,20 @@ def test_overview_draws_what_ended_and_what_comes(pages: ApiClient) -> None:
     assert shown(pages, "/?window=1y"), "an unknown window is the first one"
 
 
+def test_plot_and_tiles_count_the_same_hour(pages: ApiClient) -> None:
+    submit(pages.database, "job", retry={"max_attempts": 1})
+    finish(pages.database, "job", RunState.SUCCEEDED, RunState.FAILED)
+    pages.database.execute("UPDATE activity SET at = now() - interval '59 min 50 s'")
+    page = shown(pages, "/")
+    assert "<small>Ended, last hour</small><b>2</b>" in page
+    assert "succeeded 1</span>" in page
+    assert "failed, timed out 1</span>" in page
+    pages.database.execute("UPDATE activity SET at = now() - interval '60 min 1 s'")
+    page = shown(pages, "/")
+    assert "<small>Ended, last hour</small><b>0</b>" in page
+    assert "succeeded 0</span>" in page
+
+
 def test_backlog_is_drawn_beside_its_counts(pages: ApiClient) -> None:
     submit(pages.database, "job", overlap="allow_all")
     submit(pages.database, "render", queue="reports", overlap="allow_all")
