@@ -1124,9 +1124,10 @@ SELECT tidewheel_now(), f.*
 
 -- name: read_waits
 -- Returns what decides for what open runs wait: their rows, active runs, executors, and the executors that could run them.
--- Index: job_runs_pkey, active_runs_pkey, run_keys_pkey, executors_pkey, pending_cancels_by_run, workflows_pkey, joins_pkey; executors as a
--- whole, a row a process, for each queue and handler; for a run that its tenant's rate holds tenant_rates_pkey and at most `look` entries
--- of job_runs_waiting; for a retrying run job_versions_pkey and attempts_pkey of the days since its creation. No lock.
+-- Index: job_runs_pkey, active_runs_pkey, run_keys_pkey, executors_pkey, pending_cancels_by_run, cancellations_open, cancelled_jobs_pkey,
+-- workflows_pkey, joins_pkey; executors as a whole, a row a process, for each queue and handler; for a run that its tenant's rate
+-- holds tenant_rates_pkey and at most `look` entries of job_runs_waiting; for a retrying run job_versions_pkey and attempts_pkey of the
+-- days since its creation. No lock.
 WITH able AS MATERIALIZED (
     SELECT n.queue, n.handler, count(*) FILTER (WHERE x.is_live AND x.has_handler) AS able,
            count(*) FILTER (WHERE x.is_live) AS serving, max(x.last_heartbeat_at) FILTER (WHERE x.has_handler) AS able_seen_at
@@ -1145,6 +1146,7 @@ SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'i
        t.run_id AS behind_run_id, b.state AS behind_state, o.executor_id, e.name AS executor, e.last_heartbeat_at AS seen_at,
        coalesce(e.last_heartbeat_at <= (SELECT tidewheel_now()) - coalesce(e.lease, %(lease)s::interval), true) AS is_silent,
        EXISTS (SELECT FROM pending_cancels AS c WHERE c.run_id = o.run_id) AS cancel_requested,
+       (SELECT min(c.id) FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(o)}}) AS cancellation_id,
        coalesce(f.able, 0) AS able, coalesce(f.serving, 0) AS serving, f.able_seen_at,
        CASE WHEN o.waits_for IS NOT NULL THEN coalesce(k.key, o.concurrency_key) END AS waits_for_key, k.running AS key_running,
        k.at_once AS key_at_once, k.wake_at AS key_wake_at, o.workflow_run_id, coalesce(w.state = 'paused', false) AS workflow_is_paused,

@@ -334,7 +334,7 @@ BACKLOG: Json = {"backlog": [{
     "why": {
         "code": "no_handler", "words": "no live executor of queue reports has the handler render-pdf",
         "remedy": "tidewheel executor --queues reports", "until": None, "behind_run_id": None, "executor_id": None,
-        "freezes": [],
+        "freezes": [], "cancellation_id": None,
     },
 }]}  # fmt: skip
 SLOWEST: Json = {"runs": [{"took": 4.2, "run": _RUN}]}

@@ -74,6 +74,7 @@ class Dialog:
         danger: True if nothing can undo it.
         place: Its place in the rail.
         warnings: Errors that belong to no field.
+        under_way: A sentence about bulk work on the same things that goes on, and its address.
     """
 
     question: str
@@ -87,6 +88,7 @@ class Dialog:
     danger: bool = False
     place: str = ""
     warnings: Sequence[FieldError] = ()
+    under_way: tuple[str, str] | None = None
 
     def refused(self, form: Form, errors: Sequence[FieldError]) -> "Dialog":
         """Return the dialog with what was typed, and with each error at its field."""

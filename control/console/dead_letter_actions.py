@@ -16,6 +16,7 @@ from tidewheel.control.console.actions import Dialog, Done, Field, text_of
 from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, ensure_counted, until_of
 from tidewheel.control.console.dead_letters import REDRIVEN, TabQuery, by_tab
 from tidewheel.control.console.forms import Form
+from tidewheel.control.console.under_way import redrive_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, number
@@ -46,9 +47,9 @@ class RedriveLetters:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Count them by a dry run, and return what becomes of them."""
-        del caller
         query, now = read_query(request, ChosenQuery), page_now(connection)
-        found = DeadLetters(connection).redrive(dry_run=True, **_filter(query, now))
+        filters = _filter(query, now)
+        found = DeadLetters(connection).redrive(dry_run=True, **filters)
         many = counted(found.matched, "dead letter", at_least=found.at_least)
         about = " of " + query.job if query.job else ""
         if query.kind == "message" or (found.first and found.first[0].kind == "message"):
@@ -63,6 +64,7 @@ class RedriveLetters:
             ),
             sample=_sample(found.first, found.matched), warnings=() if found.matched else (_NOTHING,),
             stays=("The dead letters stay listed, each with the run that it became.",), keep="Leave them",
+            under_way=redrive_under_way(connection, caller.tenant, filters, urls),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

@@ -19,6 +19,7 @@ from tidewheel.control.client.runs import CancelResult, Runs
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, counted_of, ensure_confirmed, until_of
 from tidewheel.control.console.forms import Form
+from tidewheel.control.console.under_way import cancellation_under_way
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, number
@@ -182,6 +183,7 @@ class CancelMatching:
             ),
             sample=[f"{name} {value}" for name, value in document.items() if name != "created_before"],
             warnings=() if found.matched else (_NONE_MATCHES,),
+            under_way=cancellation_under_way(connection, caller.tenant, document, urls),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

@@ -20,7 +20,7 @@ from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.values import RESERVED, format_second
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import AttemptOutcome, Move, RunState, sources
+from tidewheel.runs import OWNED, AttemptOutcome, Move, RunState, sources
 from tidewheel.transitions.rate_ring import Ring
 
 _SQL = Statements("tidewheel.control")
@@ -70,6 +70,7 @@ class Wait:
         behind_run_id: The run whose end it awaits.
         executor_id: The executor that owns its attempt.
         freezes: The standing freezes that name it.
+        cancellation_id: The cancellation by filter that names it.
     """
 
     code: WaitCode
@@ -79,6 +80,7 @@ class Wait:
     behind_run_id: UUID | None = None
     executor_id: UUID | None = None
     freezes: tuple[Freeze, ...] = ()
+    cancellation_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class WaitFacts:
         seen_at: That executor's last heartbeat.
         is_silent: True if its lease is over, or it has no row.
         cancel_requested: True if a cancel waits for the row of the run.
+        cancellation_id: The first cancellation by filter that names it.
         able: The number of live executors that can run it.
         serving: The number of live executors of its queue.
         able_seen_at: The last heartbeat of any executor that could run it.
@@ -146,6 +149,7 @@ class WaitFacts:
     seen_at: datetime | None
     is_silent: bool
     cancel_requested: bool
+    cancellation_id: int | None
     able: int
     serving: int
     able_seen_at: datetime | None
@@ -192,6 +196,9 @@ def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
 
 def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = ()) -> Wait:
     """Return the reason for which a run waits."""
+    if facts.cancellation_id is not None and facts.state not in OWNED:
+        words = f"cancellation {facts.cancellation_id} names it: no executor starts it, and a scheduler ends it"
+        return Wait(WaitCode.CANCEL, words, cancellation_id=facts.cancellation_id)
     match facts.state:
         case RunState.BUFFERED:
             return _buffered(facts)

@@ -67,6 +67,27 @@ def triggered(database: Database, key: str, count: int) -> None:
     apply_batch(database, *({"type": "job.trigger", "key": key} for _ in range(count)))
 
 
+def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient) -> None:
+    database = pages.database
+    triggered(database, "other", 2)
+    run = database.value("SELECT min(run_id::text) FROM job_runs")
+    for path in ("/runs/cancel-all?queue=reports", "/dead-letters/redrive?kind=run"):
+        fail(database)
+        assert "is under way" not in shown(pages, path)
+        place = done(posted(pages, path, **counted(pages, path)))
+        again = shown(pages, path)
+        assert "is under way." in again
+        assert f'<a href="{place}">Its progress</a>' in again
+        if "/runs/" in path:
+            assert f'<a href="{place}">Its progress</a>' in shown(pages, f"/runs/{run}")
+            assert "is under way." in shown(pages, f"{path}&cause=trigger")
+            assert "is under way." not in shown(pages, "/runs/cancel-all?cause=trigger")
+    work_off(database)
+    work_off_cancellations(database)
+    for path in ("/runs/cancel-all?queue=reports", "/dead-letters/redrive?kind=run"):
+        assert "is under way" not in shown(pages, path)
+
+
 def work_off_cancellations(database: Database) -> None:
     cancelling = BulkCancel(database.session(), database.installation)
     while database.value("SELECT count(*) FROM cancellations WHERE finished_at IS NULL"):

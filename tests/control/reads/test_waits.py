@@ -204,6 +204,20 @@ class Counted(psycopg.Cursor[tuple[Any, ...]]):
         return super().execute(query, *arguments, **options)
 
 
+def test_run_that_a_cancellation_names_waits_for_its_end(job: Database) -> None:
+    run_id, started = trigger(job), begin(job, trigger(job))
+    executor(job, HANDLER)
+    [reply] = apply_batch(job, {"type": "runs.cancel", "key": "job"})
+    number = job.value("SELECT id FROM cancellations")
+    assert reply.unchanged is False
+    found = why(job, run_id)
+    words = f"cancellation {number} names it: no executor starts it, and a scheduler ends it"
+    assert (found.code, found.words, found.cancellation_id) == (WaitCode.CANCEL, words, number)
+    assert why(job, started.run_id).code is not WaitCode.CANCEL, "an executor has its attempt"
+    job.execute("UPDATE cancellations SET finished_at = tidewheel_now()")
+    assert why(job, run_id).code is not WaitCode.CANCEL
+
+
 def test_number_of_statements_does_not_grow_with_the_page(job: Database) -> None:
     apply_batch(job, *({"type": "job.trigger", "key": "job"} for _ in range(30)))
     runs = [run_id for (run_id,) in job.rows("SELECT run_id FROM job_runs")]

@@ -1,0 +1,47 @@
+"""Bulk work that is under way and concerns all that a dialog is about: the dialog names it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.reads.cancellations import Cancellation, cancellations
+from tidewheel.control.reads.redrives import Redriving, redrives
+
+R = TypeVar("R", Cancellation, Redriving)
+
+_OF_CANCELLATIONS = ("key", "labels", "queue", "lane", "handler", "cause")
+_OF_REDRIVES = ("kind", "ids", "key", "status", "error_type", "queue", "lane")
+
+
+def cancellation_under_way(
+    connection: Connection, tenant: str, filters: Mapping[str, object], urls: Urls
+) -> tuple[str, str] | None:
+    """Return a sentence about a cancellation of all these runs, and its address; None without one."""
+    with connection.snapshot() as reading:
+        found = _covering(cancellations(reading, tenant), filters, _OF_CANCELLATIONS)
+    if found is None:
+        return None
+    address = urls("bulk_work", kind="cancellation", id=found.cancellation_id)
+    return f"Cancellation {found.cancellation_id} of these runs is under way.", address
+
+
+def redrive_under_way(
+    connection: Connection, tenant: str, filters: Mapping[str, object], urls: Urls
+) -> tuple[str, str] | None:
+    """Return a sentence about a redrive of all these dead letters, and its address; None without one."""
+    with connection.snapshot() as reading:
+        found = _covering(redrives(reading, tenant), filters, _OF_REDRIVES)
+    if found is None:
+        return None
+    state = "paused" if found.state == "paused" else "under way"
+    address = urls("bulk_work", kind="redrive", id=found.redrive_id)
+    return f"A redrive of these dead letters is {state}. None of them is redriven twice.", address
+
+
+def _covering(rows: Sequence[R], filters: Mapping[str, object], names: Sequence[str]) -> R | None:
+    """Return the newest row that goes on, none of whose filters is narrower than the given ones."""
+    for row in rows:
+        if row.finished_at is None and all(getattr(row, name) in (None, {}, filters.get(name)) for name in names):
+            return row
+    return None
