@@ -3,7 +3,7 @@
 An older generation has the latest run of each job up to it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import cast
@@ -18,7 +18,8 @@ from tidewheel.ids import job_id
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.transitions.occurrences import NodeRun, read_occurrence, to_run_again
+from tidewheel.runs import FINAL, OPEN, RunState
+from tidewheel.transitions.occurrences import Node, NodeRun, read_occurrence, to_run_again
 
 _SQL = Statements("tidewheel.control")
 _FIND_WORKFLOWS = _SQL["find_workflows"]
@@ -74,9 +75,10 @@ class WorkflowNode:
 
     Args:
         key: Its key.
-        state: The state of its latest run; `pending` if it has none yet, and `not_reached` if it will have none.
+        state: The state of its latest run; `pending` if it has none yet, or waits for another one after a resume, and
+            `not_reached` if it will have none.
         parents: Its parents.
-        run_id: Its latest run.
+        run_id: Its latest run; None for a job that waits for one.
         reason: Why that was skipped or cancelled.
         attempt: The number of its attempts.
         started_at: The start of its last attempt.
@@ -201,6 +203,9 @@ def workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generation: in
     rows = connection.execute(_READ_KEYS, {"job_ids": uuids(nodes)}, binary=True).fetchall()
     keys = dict(cast("list[tuple[UUID, str]]", rows))
     unreached = "pending" if summary.state in ("open", "paused") and not is_older else "not_reached"
+    waiting = _waiting_again(nodes) if unreached == "pending" else ()
+    for job in waiting:
+        nodes[job].run = None
     return Workflow(
         summary,
         [
@@ -209,6 +214,16 @@ def workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generation: in
         ],
         [keys[each.job_id] for each in to_run_again(nodes)] if summary.finished_at and not is_older else [],
     )
+
+
+def _waiting_again(nodes: Mapping[UUID, Node]) -> Collection[UUID]:
+    """Return the jobs that a resume runs again once their parents have ended."""
+    found: set[UUID] = set()
+    for job, node in nodes.items():  # parents first
+        runs_again = node.state in FINAL and node.state is not RunState.SUCCEEDED
+        if runs_again and any(parent in found or nodes[parent].state in OPEN for parent in node.parents):
+            found.add(job)
+    return found
 
 
 def _node(key: str, run: NodeRun | None, parents: Sequence[Parent], unreached: str) -> WorkflowNode:

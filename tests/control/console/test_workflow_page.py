@@ -63,6 +63,8 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     assert "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>" in dialog
     answer = posted(pages, f"/workflows/{root}/resume")
     assert answer.headers["location"] == f"/workflows/{root}"
+    assert "4 jobs: 2 succeeded, 1 queued, 1 pending." in shown(pages, f"/workflows/{root}"), "d waits for b again"
+    assert "4 jobs: 2 succeeded, 1 failed, 1 skipped." in shown(pages, f"/workflows/{root}?generation=0")
     play(pages.database)
     assert workflow(pages.database, root)[0] == "succeeded"
     page = shown(pages, f"/workflows/{root}")
