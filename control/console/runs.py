@@ -11,12 +11,16 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import Cursors
 from tidewheel.control.api.runs import RunsQuery
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.axis import Window
+from tidewheel.control.console.job_rows import Show
 from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.many_runs import matching_filters
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
+from tidewheel.ids import job_id
 from tidewheel.jobs.values import Instant, format_timestamp
+from tidewheel.runs import RunState
 
 _SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
 
@@ -56,7 +60,13 @@ class RunsPage:
                 page = list_runs(reading, caller.tenant, narrowed, after=after, limit=query.limit)
             return page, cursors.write(*(page.next_cursor.split("/") if page.next_cursor else [None]))
 
-        matching = matching_filters(query, is_narrowed=query.last is not None)
-        return list_view(
-            "runs", query, listed, errors=errors, now=now, urls=urls, of_page=lambda page: {"matching": matching}
-        )
+        more = {
+            "matching": matching_filters(query, is_narrowed=query.last is not None),
+            "occurrences": _skipped_of(query.job, caller.tenant, urls) if query.status == RunState.SKIPPED else None,
+        }
+        return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=lambda page: more)
+
+
+def _skipped_of(key: str | None, tenant: str, urls: Urls) -> str:
+    """Return the address of the skipped occurrences of a job, or of the jobs to choose one of."""
+    return urls.job(key, job_id(tenant, key), window=Window.MONTH, show=Show.SKIPPED) if key else urls("jobs")

@@ -120,8 +120,16 @@ def test_first_steps_are_ticked_off(pages: ApiClient) -> None:
     assert "First steps" not in shown(pages, "/")
 
 
+def test_list_of_skipped_runs_leads_to_skipped_occurrences(pages: ApiClient) -> None:
+    submit(pages.database)
+    assert '<a href="/jobs">choose a job</a>' in shown(pages, "/runs?status=skipped")
+    assert '<a href="/jobs/job?window=30d&amp;show=skipped">those of' in shown(pages, "/runs?status=skipped&job=job")
+    assert "choose a job" not in shown(pages, "/runs")
+    assert shown(pages, "/jobs/job?window=30d&show=skipped")
+
+
 def test_slow_runs_are_listed_and_hostile_text_is_text(pages: ApiClient) -> None:
-    assert "No run ended in this time." in shown(pages, "/runs/slow")
+    assert "No run of this time has figures." in shown(pages, "/runs/slow")
     submit(pages.database, HOSTILE)
     [run] = finish(pages.database, HOSTILE, RunState.SUCCEEDED)
     for path in ("/runs/slow", "/runs/slow?last=7d", "/"):

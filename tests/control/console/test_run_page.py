@@ -6,11 +6,12 @@ from datetime import timedelta
 from http import HTTPStatus
 from uuid import UUID
 
-from tests.control.api.answering import ApiClient
+from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_logs import flush
-from tests.control.console.pages import console, key_of, posted, shown, signed_in
-from tests.fixtures.database import Database
-from tests.transitions.acts import begin, begun, end, ending, final_state, open_run, requeue, submit, trigger
+from tests.control.console.pages import HTML, console, key_of, posted, shown, signed_in
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import begin, begun, end, ending, final_state, job_runs, open_run, requeue, submit, trigger
 from tidewheel.control.api import run_places
 from tidewheel.control.client.client import Client
 from tidewheel.control.console.json_view import json_view
@@ -47,6 +48,19 @@ def test_log_follows_while_the_attempt_writes_and_ends_with_it(pages: ApiClient)
     end(pages.database, ending(started, RunState.SUCCEEDED))
     assert "data-more" not in shown(pages, more_of(nothing))
     assert "data-more" not in shown(pages, f"/runs/{started.run_id}")
+
+
+def test_run_that_catch_up_made_has_that_on_its_page(clocked: ClockedDatabase) -> None:
+    submit(clocked, schedule={"interval": "1h"}, catch_up="fire_once")
+    clocked.advance(timedelta(hours=1, minutes=10))
+    fire_due(clocked)
+    [run] = job_runs(clocked)
+    with answering(clocked) as client:
+        client.headers.update(HTML)
+        page = shown(client, f"/runs/{run.run_id}")
+        assert "<span>timer, caught up</span>" in page
+        assert re.search(r"its run was written [\w .]+ after its time", page)
+        assert "caught up" not in shown(client, f"/runs/{trigger(clocked)}").lower()
 
 
 def test_raw_log_is_a_file_of_the_bytes_that_were_written(pages: ApiClient) -> None:
