@@ -18,7 +18,7 @@ from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
 from tidewheel.control.console.words import counted
-from tidewheel.control.reads.freezes import FreezeSummary, count_freezable, list_freezes
+from tidewheel.control.reads.freezes import Freezable, Freeze, count_freezable, list_freezes
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.errors import UnknownFreeze, refuse
 from tidewheel.postgres.database_clock import read_now
@@ -74,15 +74,14 @@ class FreezeScope:
         fleet = document.get("scope") == "fleet"
         if fleet:
             ensure_all_tenants(caller)
-        narrowed: dict[str, Any] = {name: document.get(name) for name in _NARROW}
+        found = _count(connection, caller, document)
         with connection.snapshot(all_tenants=fleet) as reading:
-            found = count_freezable(reading, None if fleet else caller.tenant, **narrowed)
             jobs = "all jobs" if fleet else _jobs_of(reading, caller.tenant, document)
         words = _scope_words(document, caller.tenant)
         return Dialog(
             f"Freeze {words}?", f"Freeze {words}", urls("freeze", next=_back(query)),
             will=(
-                f"{counted(found.waiting, 'open run', at_least=found.at_least)} will not start until the thaw.",
+                f"{_waiting(found)} will not start until the thaw.",
                 f"Occurrences of {jobs} that are due meanwhile are recorded, and handled by on_resume of each job.",
                 "Jobs whose on_resume is skip lose these: the thaw skips them, and only a backfill runs them.",
             ),
@@ -121,14 +120,13 @@ class ThawScope:
         """Return what starts again."""
         query = read_query(request, ScopeQuery)
         document = _document(query)
-        found = _standing(connection, caller, document)
+        freeze, found = _standing(connection, caller, document), _count(connection, caller, document)
         due = query.preview_thaw(connection, caller)
         words = _scope_words(document, caller.tenant)
-        waiting = counted(found.waiting, "run", at_least=found.is_capped)
         return Dialog(
             f"Thaw {words}?", f"Thaw {words}", _to(query, urls),
-            will=(f"{waiting} may start at once.", *due.words),
-            stays=(f"It is {found.freeze.words}.", "Jobs that are paused stay paused."), keep="Keep it frozen",
+            will=(f"{_waiting(found)} may start again, each from its time on.", *due.words),
+            stays=(f"It is {freeze.words}.", "Jobs that are paused stay paused."), keep="Keep it frozen",
             sample=[each.words for each in due.jobs[:_SAMPLE]],
         )  # fmt: skip
 
@@ -164,12 +162,25 @@ def _jobs_of(connection: Conn, tenant: str, document: Mapping[str, Any]) -> str:
     return counted(found.total, "job", at_least=found.at_least)
 
 
-def _standing(connection: Connection, caller: Caller, document: Mapping[str, object]) -> FreezeSummary:
+def _count(connection: Connection, caller: Caller, document: Mapping[str, object]) -> Freezable:
+    """Count the open runs of a scope that the caller may see."""
+    everywhere = document.get("scope") == "fleet" and caller.all_tenants
+    narrowed: dict[str, Any] = {name: document.get(name) for name in _NARROW}
+    with connection.snapshot(all_tenants=everywhere) as reading:
+        return count_freezable(reading, None if everywhere else caller.tenant, **narrowed)
+
+
+def _waiting(found: Freezable) -> str:
+    """Return the number of runs that a freeze keeps from starting."""
+    return counted(found.waiting, "open run", at_least=found.at_least)
+
+
+def _standing(connection: Connection, caller: Caller, document: Mapping[str, object]) -> Freeze:
     with connection.snapshot(all_tenants=caller.all_tenants) as reading:
         found = list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)
     for each in found:
         if thaw_filters(each.freeze) == scope_address(document):
-            return each
+            return each.freeze
     raise UnknownFreeze(path="scope")
 
 

@@ -20,7 +20,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.console.words import when
 from tidewheel.control.reads.api_keys import ApiKeyPage, ApiKeySummary, list_api_keys, show_api_key
-from tidewheel.errors import InvalidInput, UnknownApiKey
+from tidewheel.errors import FieldError, InvalidInput, UnknownApiKey
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import validate
 from tidewheel.jobs.values import Instant
@@ -31,6 +31,8 @@ _SCOPES = {
     Scope.OPERATE: "pause, cancel, retry, redrive, freeze",
     Scope.ADMIN: "all of these, tenants, keys and the audit log",
 }
+
+_LOOKED_AT = 1_000  # keys of a tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +109,13 @@ class RevokeKey:
         used = "It was never used."
         if key.last_used_at is not None:
             used = f"It was last used {when(key.last_used_at, page_now(connection))}."
+        last = _last_admin(connection, caller, key)
         own = ("This console is signed in by it: this sign-in ends too.",) if key.key_id == _own(request) else ()
         return Dialog(
             f"Revoke key {key.name}?", f"Revoke {key.name}", urls("keys"), place="admin", danger=True,
             will=("Its requests are refused, and its sign-ins end, from the next second on.", *own, used),
             stays=("What it has changed stays. Nothing gives it back: create another key.",), keep="Keep it",
+            warnings=() if last is None else (FieldError("", last, "create another one first, or use the command line"),),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -119,6 +123,22 @@ class RevokeKey:
         key = _shown(connection, caller, request)
         changed = ApiKeys(connection).revoke(key.key_id, all_tenants=caller.all_tenants)
         return Done(urls("keys"), f"Key {key.name} is revoked." if changed else f"Key {key.name} was revoked before.")
+
+
+def _last_admin(connection: Connection, caller: Caller, key: ApiKeySummary) -> str | None:
+    """Return a sentence if no other key of the same tenants has the scope admin, among the newest ones."""
+    now = page_now(connection)
+    with connection.snapshot(all_tenants=caller.all_tenants) as reading:
+        found = list_api_keys(reading, key.tenant, limit=_LOOKED_AT)
+    valid = {
+        each.key_id
+        for each in found.keys
+        if Scope.ADMIN in each.scopes and not each.revoked_at and (each.expires_at is None or each.expires_at > now)
+    }
+    if valid != {key.key_id} or found.next is not None:
+        return None
+    whose = "all tenants" if key.tenant == ALL_TENANTS else f"tenant {key.tenant}"
+    return f"It is the last key of {whose} with the scope admin"
 
 
 def _own(request: Request) -> str | None:

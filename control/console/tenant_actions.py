@@ -1,8 +1,8 @@
 """Actions on tenants: create, limits, pause, resume, delete."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -49,6 +49,21 @@ def _fields(tenant: TenantSummary | None, usage: TenantUsage | None) -> Sequence
 def _limits_of(tenant: TenantSummary) -> str:
     """Return the limits in a line, which also names their state."""
     return ", ".join(f"{each.label}: {each.words}" for each in gauges(tenant, None))
+
+
+def _below(usage: TenantUsage, limits: Mapping[str, Any]) -> Sequence[FieldError]:
+    """Return what a limit does that is below the usage."""
+    found: list[FieldError] = []
+    for name, used, effect in (
+        ("jobs", usage.jobs, "none is deleted, and each further one is refused"),
+        ("in_flight", usage.in_flight, "none is stopped, and no further one starts until fewer are active"),
+    ):
+        limit = limits[name]
+        if limit is not None and limit < used.count:
+            there = "are active" if name == "in_flight" else "exist"
+            count = number(used.count, at_least=used.at_least)
+            found.append(FieldError(name, f"{count} {there}, more than {limit:,}", effect))
+    return found
 
 
 def _limits(form: Form) -> dict[str, Any]:
@@ -113,8 +128,8 @@ class LimitTenant:
             fields=(as_shown(_limits_of(tenant)), *_fields(tenant, usage if isinstance(usage, TenantUsage) else None)),
         )  # fmt: skip
 
-    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
-        """Change them."""
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:
+        """Change them; first show those that are below the usage."""
         ensure_all_tenants(caller)
         name = named_tenant(request, caller)
         tenants, limits = Tenants(connection), _limits(form)
@@ -122,6 +137,11 @@ class LimitTenant:
         is_repeat = all(getattr(now, each) == value for each, value in limits.items())
         if not is_repeat and form.get("shown", _limits_of(now)) != _limits_of(now):
             refuse("", f"the limits are others now: {_limits_of(now)}", "nothing was changed: compare, then set yours")
+        below = () if is_repeat else _below(tenants.usage(name), limits)
+        if below and form.get("below") != (named := ", ".join(f"{each.path} {limits[each.path]}" for each in below)):
+            dialog = self.ask(connection, caller, request, urls).refused(form, below)
+            fields = (*dialog.fields, Field("below", "", "hidden", named))
+            return replace(dialog, button="Set the limits all the same", fields=fields)
         changed = tenants.limit(name, **limits)
         words = f"Limits of {name} are set." if changed else f"Limits of {name} are as before."
         return Done(urls("tenant", name=name), words)

@@ -8,7 +8,7 @@ import httpx
 from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, fields_of, key_of, posted, signed_in
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, submission, submit
+from tests.transitions.acts import apply_batch, begun, submission, submit
 from tidewheel.control.client.client import Client
 
 RIGHT_TO_LEFT = "\u05e9\u05dc\u05d5\u05dd"
@@ -47,6 +47,24 @@ def test_tenant_is_created_limited_paused_resumed_and_deleted(pages: ApiClient) 
         log = {each.action: each for each in client.audit_log.list(all_tenants=True).entries}
     assert {"tenant.create", "tenant.limits", "freeze", "thaw", "tenant.delete"} <= set(log)
     assert {each.door for each in log.values()} == {"console"}
+
+
+def test_limit_below_the_usage_is_set_after_its_effect_was_shown(pages: ApiClient) -> None:
+    for key in ("a", "b", "c"):
+        submit(pages.database, key)
+        begun(pages.database, key)
+    path = "/admin/tenants/default/limits"
+    page = posted(pages, path, jobs="1", in_flight="1")
+    assert page.status_code == HTTPStatus.OK
+    assert "3 exist, more than 1" in page.text
+    assert "no further one starts until fewer are active" in page.text
+    assert "Set the limits all the same" in page.text
+    assert "no limit" in pages.get("/admin/tenants/default").text
+    again = pages.post(path, data=fields_of(page) | {"jobs": "2", "in_flight": "1"})
+    assert again.status_code == HTTPStatus.OK, "the warning was about another limit"
+    assert pages.post(path, data=fields_of(page) | {"jobs": "1", "in_flight": "1"}).is_redirect
+    assert "3 of 1" in pages.get("/admin/tenants/default").text
+    assert changed(pages, path, jobs="3", in_flight="3")
 
 
 def test_limits_that_another_person_has_set_are_not_overwritten(pages: ApiClient) -> None:
@@ -126,6 +144,9 @@ def test_revoked_key_ends_the_sign_in_that_revoked_it(database: Database) -> Non
         [path] = set(re.findall(r'href="(/admin/keys/[a-z0-9]+/revoke)"', page))
         dialog = client.get(path)
         assert "This console is signed in by it" in dialog.text
+        assert "It is the last key of all tenants with the scope admin" in dialog.text
+        key_of(database, "admin", all_tenants=True)
+        assert "It is the last key" not in client.get(path).text
         answer = client.post(path, data=fields_of(dialog))
         assert answer.headers["location"] == "/admin/keys"
         wait = client.get("/admin/keys")
@@ -133,7 +154,7 @@ def test_revoked_key_ends_the_sign_in_that_revoked_it(database: Database) -> Non
             wait = client.get("/admin/keys")
         assert wait.headers["location"] == "/sign-in?next=/admin/keys&ended=1"
     with Client(database.url) as client:
-        assert client.api_keys.list(all_tenants=True).keys[0].revoked_at is not None
+        assert client.api_keys.list(all_tenants=True).keys[-1].revoked_at is not None
 
 
 def test_key_of_one_tenant_sees_its_own_alone(database: Database) -> None:
