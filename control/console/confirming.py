@@ -100,7 +100,7 @@ def ensure_confirmed(form: Form, count: int) -> None:
     """
     ensure_counted(form, count)
     if count > FREELY and _number(form, "typed") not in {count, counted_of(form) or count}:
-        refuse("typed", f"it is not the number of things that change, {count}", "type the number")
+        refuse("typed", f"this is not the number {count:,}", f"type {count} to confirm")
 
 
 def _number(form: Form, name: str) -> int | None:

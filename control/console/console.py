@@ -182,6 +182,7 @@ class Console:
         urls = self.door.renderer.urls(seen)
 
         def made(connection: Connection) -> Response:
+            tenants = tenant_names(connection, found.tenant) if found.all_tenants else ()
             read = request if getattr(page, "reads_zone", False) else without_zone(request)
             view: View = page.read(connection, found, read, urls)
             if view.moved_to is not None:
@@ -189,7 +190,6 @@ class Console:
             if view.document is not None:
                 content = encoded(view.document)
                 return self.door.renderer.guarded(Response(content, view.status, media_type="application/json"))
-            tenants = tenant_names(connection) if found.all_tenants else ()
             values: Mapping[str, object] = {**view.values, "place": page.place, "tenants": tenants}
             frame = framed(connection, seen)
             return self.door.renderer.page(request, page.template, frame, status=view.status, values=values)

@@ -162,15 +162,15 @@ def seed(empty: ClockedDatabase) -> Ids:
     ids: Ids = {}
     _ended(database, ids)
     _workflow(database, ids)
+    _last_hour(database)
     _failing(database, ids)
     _hard_text(database, ids)
     _waiting(database, ids)
-    _last_hour(database)
     _on_the_axis(database)
     _administered(database, ids)
     _bulk(database, ids)
-    database.execute(_LIVES)
-    database.execute(_MEMBERS)
+    for statement in (_LIVES, _MEMBERS, _RELAYED):
+        database.execute(statement)
     with database.transaction() as connection:
         activity.write(connection)
     database.close()
@@ -244,8 +244,8 @@ def _hard_text(database: ClockedDatabase, ids: Ids) -> None:
 
 
 def _last_hour(database: ClockedDatabase) -> None:
-    """Runs of each half minute, with a peak each five minutes, failures at last, and three workflows that fail."""
-    once = {"max_attempts": 1}
+    """Runs of each half minute, with a peak each five minutes, failures at last, and failing workflows."""
+    before, once = database.now(), {"max_attempts": 1}
     submit(database, "send-mail", retry=once, overlap="allow_all", labels={"team": "shop"})
     for nth in range(119, -1, -1):
         database.stop_clock(NOW - nth * timedelta(seconds=30) - timedelta(seconds=10))
@@ -254,6 +254,7 @@ def _last_hour(database: ClockedDatabase) -> None:
         _play_batch(database, "send-mail", ends, took=1 + nth % 7 / 2)
         if nth in _FAILING_WORKFLOWS:
             _play_graph(database)
+    database.stop_clock(before)
 
 
 def _play_batch(database: ClockedDatabase, key: str, ends: Sequence[RunState], took: float) -> None:
@@ -353,4 +354,5 @@ _MEMBERS: LiteralString = """
 INSERT INTO members (member_id, role, name, last_heartbeat_at, started_at)
 SELECT process_id, role, 'host-1:7', last_heartbeat_at, started_at FROM processes WHERE role IN ('scheduler', 'relay')
 """
+_RELAYED: LiteralString = "DELETE FROM outbox WHERE publish_at <= tidewheel_now()"
 _FAILING_WORKFLOWS = (90, 71, 70)  # half minutes ago

@@ -2,6 +2,7 @@
 
 import re
 from http import HTTPStatus
+from uuid import UUID
 
 import httpx
 
@@ -233,6 +234,15 @@ def test_tenant_is_chosen_in_the_top_bar_of_a_key_of_all_tenants(pages: ApiClien
     assert 'name="tenant" value="acme"' in page
     assert '<option value="acme">' in page
     assert "of-acme" not in pages.get("/jobs").text
+
+
+def test_unknown_tenant_has_a_page_with_the_way_back(pages: ApiClient) -> None:
+    for path in ("/", "/jobs", "/runs", "/bulk", "/admin/keys"):
+        page = pages.get(f"{path}?tenant=nope")
+        assert page.status_code == HTTPStatus.NOT_FOUND, path
+        assert "There is no tenant &#39;nope&#39;" in page.text
+        assert '<a class="button" href="/">Overview</a>' in page.text
+    assert "There is no run" in pages.get(f"/runs/{UUID(int=1)}").text
 
 
 def test_tenant_shows_what_ended_in_the_last_hour(pages: ApiClient) -> None:

@@ -182,7 +182,7 @@ def test_purge_of_many_needs_their_number(pages: ApiClient) -> None:
     assert "Type 101 to confirm" in shown(pages, path)
     refused = posted(pages, path, typed="100", counted="101")
     assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "it is not the number" in refused.text
+    assert "this is not the number 101" in refused.text
     assert pages.database.value("SELECT count(*) FROM dead_letters") == 102
     assert done(posted(pages, path, typed="101", counted="101")) == "/dead-letters"
     assert "101 dead letters purged." in shown(pages, "/dead-letters")

@@ -47,6 +47,8 @@ def test_print_leaves_out_what_acts_and_opens_the_trace(here: Tab, seeded: tuple
     here.page.emulate_media(media="print")
     assert here.page.locator(":is(.rail, .top, .actions, .tabs, .copy, form):visible").count() == 0
     assert here.sideways() == 0
+    expect(here.page.locator(".paper")).to_have_text("Tidewheel, development, no keys, tenant default")
+    expect(here.page.locator(".paper")).to_be_visible()
     expect(here.page.locator("details.trace pre")).not_to_be_visible()
     here.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     expect(here.page.locator("details.trace pre")).to_be_visible()
@@ -54,6 +56,8 @@ def test_print_leaves_out_what_acts_and_opens_the_trace(here: Tab, seeded: tuple
 
 def test_long_key_takes_three_lines_of_a_phone(here: Tab, seeded: tuple[ApiClient, Ids]) -> None:
     here.look("390-light")
+    here.open("/")
+    expect(here.page.locator(".top > .badge", has_text="default")).to_be_visible()
     here.open("/jobs/{long_job}".format_map(seeded[1]))
     title = here.page.locator("h1")
     box = title.bounding_box()
