@@ -17,6 +17,7 @@ from zlib import crc32
 _LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _ID_LETTERS = string.digits + string.ascii_lowercase
 _ID_CHARACTERS = 10
+_ID_BITS = 64  # 36 ** 10 is less than 2 ** 52
 _SECRET_CHARACTERS = 43  # 62 ** 43 is more than 2 ** 256
 _CHECKSUM_CHARACTERS = 6  # 62 ** 6 is more than 2 ** 32
 _KEY = re.compile(
@@ -68,9 +69,14 @@ class ApiKey:
         return hmac.compare_digest(self.hash, stored)
 
 
-def new_key() -> ApiKey:
-    """Return a random key."""
-    key_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_CHARACTERS))
+def new_key(name: str | None = None) -> ApiKey:
+    """Return a random key; the id is that of a name, if one is given.
+
+    >>> new_key("a").key_id == new_key("a").key_id, new_key("a") == new_key("a"), read_key(new_key("a").text) is None
+    (True, False, False)
+    """
+    number = secrets.randbits(_ID_BITS) if name is None else int.from_bytes(sha256(name.encode()).digest()[:8])
+    key_id = "".join(_ID_LETTERS[number // len(_ID_LETTERS) ** at % len(_ID_LETTERS)] for at in range(_ID_CHARACTERS))
     return ApiKey(key_id, _digits(secrets.randbits(256), _SECRET_CHARACTERS))
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
 
+from psycopg.errors import UniqueViolation
+
 from tidewheel.api_keys import Scope, new_key
 from tidewheel.audit import ALL_TENANTS, Change, record_change
 from tidewheel.control.client.connection import Connection
@@ -49,6 +51,7 @@ class ApiKeys:
         all_tenants: bool = False,
         lifetime: timedelta | None = None,
         rate: float | None = None,
+        request_id: str | None = None,
     ) -> NewApiKey:
         """Create a key of the client's tenant.
 
@@ -58,15 +61,16 @@ class ApiKeys:
             all_tenants: True for a key of all tenants.
             lifetime: The time after which it expires; by default never.
             rate: Its requests a second; by default the setting of the API.
+            request_id: The id of the request: a repeat of it is refused, because only the first answer has the key.
 
         Raises:
-            Refused: An argument does not fit, or there is no such tenant.
+            Refused: An argument does not fit, there is no such tenant, or the request is a repeat.
             Unavailable: The database does not answer.
         """
         tenant = ALL_TENANTS if all_tenants else self._connection.tenant
         known = sorted({_scope(each) for each in scopes}, key=list(Scope).index)
         _ensure_fits(name, known, lifetime, rate)
-        made = new_key()
+        made = new_key(None if request_id is None else f"{tenant}/{request_id}")
         columns: dict[str, object] = {
             "key_id": made.key_id, "tenant": tenant, "name": name, "secret_hash": made.hash,
             "scopes": [scope.value for scope in known], "rate": rate, "lifetime": lifetime,
@@ -75,7 +79,11 @@ class ApiKeys:
         def add(connection: Conn) -> tuple[datetime, datetime | None]:
             if not all_tenants:
                 require_tenant(connection, tenant)
-            row = connection.execute(_ADD_API_KEY, columns, binary=True).fetchone()
+            try:
+                row = connection.execute(_ADD_API_KEY, columns, binary=True).fetchone()
+            except UniqueViolation:
+                problem = f"this request has made the key {made.key_id}, and only its first answer shows it"
+                refuse("request_id", problem, f"revoke {made.key_id}, and create another key")
             record_change(connection, self._connection.actor, Change(tenant, "key.create", f"key/{made.key_id}"))
             return cast("tuple[datetime, datetime | None]", row)
 

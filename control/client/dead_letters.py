@@ -6,6 +6,7 @@ letter, which the same redrive leaves alone.
 """
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -31,7 +32,9 @@ from tidewheel.control.reads.dead_letters import (
     show_dead_letter,
     survey_dead_letters,
 )
-from tidewheel.errors import refuse
+from tidewheel.control.reads.redrives import redrive
+from tidewheel.errors import UnknownRedrive, refuse
+from tidewheel.ids import hashed_id
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
@@ -126,6 +129,7 @@ class DeadLetters:
         rate: float | None = None,
         dry_run: bool = False,
         reason: str | None = None,
+        request_id: str | None = None,
         **filters: Unpack[DeadLetterFilter],
     ) -> RedriveResult:
         """Request new runs of dead runs, and that dead messages are published again; the oldest first.
@@ -137,6 +141,7 @@ class DeadLetters:
             rate: How many a second at most.
             dry_run: Only count them, and return the first ten.
             reason: Stored with the redrive.
+            request_id: The id of the request: a repeat of it returns the first redrive.
             **filters: Only those that match all of these.
 
         Raises:
@@ -145,6 +150,12 @@ class DeadLetters:
         """
         if rate is not None and not 0 < rate <= MAX_RATE:
             refuse("rate", f"{rate} is not a rate", f"write a number of dead letters a second, at most {MAX_RATE}")
+        tenant = self._connection.tenant
+        redrive_id = uuid4() if request_id is None else hashed_id(f"redrive/{tenant}/{request_id}".encode())
+        if request_id is not None and not dry_run:
+            with self._connection.snapshot() as connection, suppress(UnknownRedrive):
+                matched = redrive(connection, tenant, redrive_id).matched_count
+                return RedriveResult(redrive_id, min(matched, COUNTED), matched > COUNTED)
         filters = {**filters, "redriven": False}
         if not filters.get("ids") and not filters.get("kind"):
             filters["kind"] = DeadLetterKind.RUN
@@ -152,12 +163,11 @@ class DeadLetters:
         until = found.newest_at
         if dry_run or until is None:
             return RedriveResult(None, found.counted, found.at_least, found.first)
-        redrive_id, tenant = uuid4(), self._connection.tenant
 
         def add(connection: Conn) -> None:
             columns = filter_columns(connection, tenant, filters)
             now = read_now(connection)
-            redrive = Redrive(
+            new = Redrive(
                 redrive_id=redrive_id,
                 tenant=tenant,
                 state=BackfillState.RUNNING,
@@ -178,7 +188,7 @@ class DeadLetters:
                 reason=reason,
                 created_at=now,
             )
-            if add_redrive(connection, redrive):
+            if add_redrive(connection, new):
                 self._connection.record(connection, "dlq.redrive", f"redrive/{redrive_id}", objects=found.counted)
 
         self._connection.write(add)

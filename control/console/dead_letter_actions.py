@@ -12,7 +12,7 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import Whole, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import MAX_RATE, DeadLetters
-from tidewheel.control.console.actions import Dialog, Done, Field, text_of
+from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, ensure_counted, until_of
 from tidewheel.control.console.dead_letters import REDRIVEN, TabQuery, by_tab
 from tidewheel.control.console.forms import Form
@@ -73,7 +73,7 @@ class RedriveLetters:
         filters = _filter(read_query(request, ChosenQuery), until_of(form, page_now(connection)))
         letters, rate = DeadLetters(connection), _rate(text_of(form, "rate"))
         ensure_counted(form, letters.redrive(dry_run=True, **filters).matched)
-        found = letters.redrive(rate=rate, reason=text_of(form, "reason"), **filters)
+        found = letters.redrive(rate=rate, reason=text_of(form, "reason"), request_id=request_id_of(form), **filters)
         if found.redrive_id is None:
             refuse(_NOTHING.path, _NOTHING.problem, _NOTHING.remedy)
         words = f"{number(found.matched, at_least=found.at_least)} to redrive. Schedulers work it off."

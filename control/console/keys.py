@@ -13,7 +13,7 @@ from tidewheel.control.api.keys import KeyBody
 from tidewheel.control.api.queries import Cursors, PageQuery, Text
 from tidewheel.control.client.api_keys import ApiKeys
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, Field, text_of
+from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.urls import Urls
@@ -92,8 +92,9 @@ class NewKey:
         if body.all_tenants:
             ensure_all_tenants(caller)
         made = ApiKeys(connection).create(
-            body.name, body.scopes, all_tenants=body.all_tenants, lifetime=body.lifetime, rate=body.rate
-        )
+            body.name, body.scopes, all_tenants=body.all_tenants, lifetime=body.lifetime, rate=body.rate,
+            request_id=request_id_of(form),
+        )  # fmt: skip
         return Done(urls("keys"), "", shown=("key.html", {"secret": made.key, "made": made.summary}))
 
 
@@ -115,7 +116,7 @@ class RevokeKey:
             f"Revoke key {key.name}?", f"Revoke {key.name}", urls("keys"), place="admin", danger=True,
             will=("Its requests are refused, and its sign-ins end, from the next second on.", *own, used),
             stays=("What it has changed stays. Nothing gives it back: create another key.",), keep="Keep it",
-            warnings=() if last is None else (FieldError("", last, "create another one first, or use the command line"),),
+            warnings=() if last is None else (FieldError("", last, "create another one before"),),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

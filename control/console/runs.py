@@ -62,7 +62,7 @@ class RunsPage:
 
         more = {
             "matching": matching_filters(query, is_narrowed=query.last is not None),
-            "occurrences": _skipped_of(query.job, caller.tenant, urls) if query.status == RunState.SKIPPED else None,
+            "occurrences": _skipped_of(query.job, caller.tenant, urls) if query.status in {RunState.SKIPPED} else None,
         }
         return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=lambda page: more)
 

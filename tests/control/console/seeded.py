@@ -266,11 +266,8 @@ def _play_batch(database: ClockedDatabase, key: str, ends: Sequence[RunState], t
     with database.transaction() as connection:
         started = claim_runs(connection, database.installation, claims, executor_id=EXECUTOR).started
     later(database, took)
-    error = {"error_type": "TimeoutError", "error_message": "the mail server did not answer within 10 s"}
-    end(
-        database,
-        *(ending(run, state, **({} if state is RunState.SUCCEEDED else error)) for run, state in zip(started, ends, strict=True)),
-    )
+    ended = [ending(run, state) for run, state in zip(started, ends, strict=True)]
+    end(database, *(each if each.state is RunState.SUCCEEDED else each._replace(**_NO_ANSWER) for each in ended))
 
 
 def _on_the_axis(database: ClockedDatabase) -> None:
@@ -355,4 +352,5 @@ INSERT INTO members (member_id, role, name, last_heartbeat_at, started_at)
 SELECT process_id, role, 'host-1:7', last_heartbeat_at, started_at FROM processes WHERE role IN ('scheduler', 'relay')
 """
 _RELAYED: LiteralString = "DELETE FROM outbox WHERE publish_at <= tidewheel_now()"
+_NO_ANSWER = {"error_type": "TimeoutError", "error_message": "the mail server did not answer within 10 s"}
 _FAILING_WORKFLOWS = (90, 71, 70)  # half minutes ago

@@ -127,6 +127,19 @@ def test_secret_of_a_new_key_is_shown_once_and_opens_the_api(pages: ApiClient) -
     assert "never used" in page
 
 
+def test_repeat_of_a_new_key_makes_no_second_one(pages: ApiClient) -> None:
+    fields = fields_of(pages.get("/admin/new-key")) | {"name": "ci", "read": "yes"}
+    first = pages.post("/admin/new-key", data=fields)
+    assert SECRET.search(first.text)
+    repeat = pages.post("/admin/new-key", data=fields)
+    assert repeat.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "only its first answer shows it" in repeat.text
+    assert not SECRET.search(repeat.text)
+    assert pages.database.count("api_keys") == 1
+    assert SECRET.search(posted(pages, "/admin/new-key", name="ci", read="yes").text)
+    assert pages.database.count("api_keys") == 2
+
+
 def test_refused_key_keeps_what_was_typed(pages: ApiClient) -> None:
     assert "scopes" in refused(pages, "/admin/new-key", name="ci")
     page = refused(pages, "/admin/new-key", name="ci", admin="yes", lifetime="never", rate="fast")

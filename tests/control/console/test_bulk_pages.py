@@ -209,6 +209,17 @@ def test_what_comes_after_the_count_of_a_dialog_is_left_alone(pages: ApiClient) 
     assert "0 of 1 dead letter" in shown(pages, done(posted(pages, letters, **before[letters])))
 
 
+def test_repeat_of_a_redrive_leads_to_the_first_one(pages: ApiClient) -> None:
+    fail(pages.database)
+    path = "/dead-letters/redrive?kind=run"
+    fields = fields_of(pages.get(path)) | counted(pages, path)
+    first = done(pages.post(path, data=fields))
+    assert done(pages.post(path, data=fields)) == first
+    work_off(pages.database)
+    assert done(pages.post(path, data=fields)) == first, "no dead letter matches any more"
+    assert pages.database.count("redrives") == 1
+
+
 def test_repeat_of_a_cancellation_gets_its_first_answer_after_the_runs_have_ended(pages: ApiClient) -> None:
     triggered(pages.database, "other", 2)
     path = "/runs/cancel-all?job=other"
