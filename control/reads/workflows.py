@@ -14,11 +14,11 @@ from psycopg.rows import class_row
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownWorkflow, refuse
-from tidewheel.ids import job_id
+from tidewheel.ids import child_run_id, job_id
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import FINAL, OPEN, RunState
+from tidewheel.runs import OPEN, RunState
 from tidewheel.transitions.occurrences import Node, NodeRun, read_occurrence, to_run_again
 
 _SQL = Statements("tidewheel.control")
@@ -203,9 +203,9 @@ def workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generation: in
     rows = connection.execute(_READ_KEYS, {"job_ids": uuids(nodes)}, binary=True).fetchall()
     keys = dict(cast("list[tuple[UUID, str]]", rows))
     unreached = "pending" if summary.state in ("open", "paused") and not is_older else "not_reached"
-    waiting = _waiting_again(nodes) if unreached == "pending" else ()
-    for job in waiting:
-        nodes[job].run = None
+    if unreached == "pending":
+        for job in _waiting_again(nodes, summary):
+            nodes[job].run = None
     return Workflow(
         summary,
         [
@@ -216,12 +216,15 @@ def workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generation: in
     )
 
 
-def _waiting_again(nodes: Mapping[UUID, Node]) -> Collection[UUID]:
-    """Return the jobs that a resume runs again once their parents have ended."""
+def _waiting_again(nodes: Mapping[UUID, Node], summary: WorkflowSummary) -> Collection[UUID]:
+    """Return the jobs whose run is of an older generation and whose parents run again."""
     found: set[UUID] = set()
-    for job, node in nodes.items():  # parents first
-        runs_again = node.state in FINAL and node.state is not RunState.SUCCEEDED
-        if runs_again and any(parent in found or nodes[parent].state in OPEN for parent in node.parents):
+    for job, node in nodes.items() if summary.generation else ():  # parents first
+        if node.run is None or node.state is RunState.SUCCEEDED:
+            continue
+        of_this = child_run_id(job, summary.scheduled_at, summary.root_run_id, summary.generation)
+        waits = any(parent in found or nodes[parent].state in OPEN for parent in node.parents)
+        if waits and node.run.run_id != of_this:
             found.add(job)
     return found
 

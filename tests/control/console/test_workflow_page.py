@@ -8,7 +8,7 @@ from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, key_of, posted, shown, signed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import trigger
-from tests.transitions.graphs import DIAMOND, after, drain_some, end_some, never, play, put, workflow
+from tests.transitions.graphs import DIAMOND, after, drain_some, end_and_drain, end_some, never, play, put, workflow
 from tests.transitions.test_parents import run_of
 from tidewheel.control.console.workflow_graph import FOLDED, picture_of
 from tidewheel.control.reads.workflows import Parent, WorkflowNode
@@ -52,6 +52,15 @@ def test_part_that_waits_names_the_reason_and_the_command_against_it(pages: ApiC
     assert (
         "<code><bdi>tidewheel executor --queues default --handlers MODULES</bdi></code>, <bdi>with the module" in page
     )
+
+
+def test_part_that_was_cancelled_beside_a_running_parent_stays_cancelled(pages: ApiClient) -> None:
+    put(pages.database, DIAMOND)
+    root = trigger(pages.database, "a")
+    end_and_drain(pages.database)
+    end_and_drain(pages.database, 1)
+    assert posted(pages, f"/runs/{run_of(pages.database, 'd')}/cancel").status_code == HTTPStatus.SEE_OTHER
+    assert "4 jobs: 2 succeeded, 1 queued, 1 cancelled." in shown(pages, f"/workflows/{root}")
 
 
 def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -> None:
