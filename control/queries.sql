@@ -1126,8 +1126,7 @@ SELECT tidewheel_now(), f.*
 -- Returns what decides for what open runs wait: their rows, active runs, executors, and the executors that could run them.
 -- Index: job_runs_pkey, active_runs_pkey, run_keys_pkey, executors_pkey, pending_cancels_by_run, cancellations_open, cancelled_jobs_pkey,
 -- workflows_pkey, joins_pkey; executors as a whole, a row a process, for each queue and handler; for a run that its tenant's rate
--- holds tenant_rates_pkey and at most `look` entries of job_runs_waiting; for a retrying run job_versions_pkey and attempts_pkey of the
--- days since its creation. No lock.
+-- holds tenant_rates_pkey and at most `look` entries of job_runs_waiting. No lock.
 WITH able AS MATERIALIZED (
     SELECT n.queue, n.handler, count(*) FILTER (WHERE x.is_live AND x.has_handler) AS able,
            count(*) FILTER (WHERE x.is_live) AS serving, max(x.last_heartbeat_at) FILTER (WHERE x.has_handler) AS able_seen_at
@@ -1153,8 +1152,7 @@ SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'i
        g.parents, g.marked AS parents_ended, t.held_by AS behind_workflow,
        q.key AS order_key, q.head AS order_head, q.blocked_by AS order_blocked_by,
        z.per_second AS rate_per_second, z.first_bucket AS rate_first_bucket, z.used AS rate_used, z.ahead AS rate_ahead,
-       z.look AS rate_look, o.waits_from, (SELECT tidewheel_now()) AS now,
-       y.outcome, y.error_type, o.failed_attempts, v.spec -> 'retry' AS retry
+       z.look AS rate_look, o.waits_from, (SELECT tidewheel_now()) AS now, o.created_at
   FROM job_runs AS o
   LEFT JOIN able AS f ON f.queue = o.queue AND f.handler = o.handler
   LEFT JOIN active_runs AS t ON t.job_id = o.job_id AND t.run_id <> o.run_id
@@ -1173,9 +1171,16 @@ SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'i
       FROM tenant_rates AS y
      WHERE y.tenant = o.tenant AND o.state = 'buffered' AND o.waits_for IS NOT NULL AND k.key_id IS NULL AND q.key_id IS NULL
   ) AS z ON true
-  LEFT JOIN job_versions AS v ON o.state = 'retrying' AND v.job_id = o.job_id AND v.version = o.job_version
-  LEFT JOIN attempts AS y ON o.state = 'retrying' AND y.run_id = o.run_id AND y.attempt = o.attempt
-        AND y.started_at >= o.created_at AND y.started_at <= (SELECT tidewheel_now())
+ WHERE o.run_id = ANY (%(run_ids)s)
+
+-- name: read_last_attempts
+-- Returns the last attempt of retrying runs, none of which was created before `since`, with their retry policy.
+-- Index: job_runs_pkey, job_versions_pkey; attempts_pkey of the days from `since` to `until`. No lock.
+-- Why apart from read_waits: a plan with `attempts` locks all its days, also where no run is retrying.
+SELECT o.run_id, a.outcome, a.error_type, o.failed_attempts, v.spec -> 'retry' AS retry
+  FROM job_runs AS o
+  JOIN job_versions AS v ON v.job_id = o.job_id AND v.version = o.job_version
+  LEFT JOIN attempts AS a ON a.run_id = o.run_id AND a.attempt = o.attempt AND a.started_at BETWEEN %(since)s AND %(until)s
  WHERE o.run_id = ANY (%(run_ids)s)
 
 -- name: read_able

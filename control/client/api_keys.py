@@ -83,7 +83,7 @@ class ApiKeys:
                 row = connection.execute(_ADD_API_KEY, columns, binary=True).fetchone()
             except UniqueViolation:
                 problem = f"this request has made the key {made.key_id}, and only its first answer shows it"
-                refuse("request_id", problem, f"revoke {made.key_id}, and create another key")
+                refuse("request_id", problem, f"if it was not seen, revoke {made.key_id}; then open the form again")
             record_change(connection, self._connection.actor, Change(tenant, "key.create", f"key/{made.key_id}"))
             return cast("tuple[datetime, datetime | None]", row)
 

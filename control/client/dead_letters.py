@@ -141,7 +141,7 @@ class DeadLetters:
             rate: How many a second at most.
             dry_run: Only count them, and return the first ten.
             reason: Stored with the redrive.
-            request_id: The id of the request: a repeat of it returns the first redrive.
+            request_id: The id of the request: a repeat of it with the same rate and reason returns the first redrive.
             **filters: Only those that match all of these.
 
         Raises:
@@ -154,8 +154,11 @@ class DeadLetters:
         redrive_id = uuid4() if request_id is None else hashed_id(f"redrive/{tenant}/{request_id}".encode())
         if request_id is not None and not dry_run:
             with self._connection.snapshot() as connection, suppress(UnknownRedrive):
-                matched = redrive(connection, tenant, redrive_id).matched_count
-                return RedriveResult(redrive_id, min(matched, COUNTED), matched > COUNTED)
+                first = redrive(connection, tenant, redrive_id)
+                if (first.rate, first.reason) != (rate, reason):
+                    problem = f"this request has made the redrive {redrive_id}, with another rate or reason"
+                    refuse("request_id", problem, "pause or cancel that one, or send a new request")
+                return RedriveResult(redrive_id, min(first.matched_count, COUNTED), first.matched_count > COUNTED)
         filters = {**filters, "redriven": False}
         if not filters.get("ids") and not filters.get("kind"):
             filters["kind"] = DeadLetterKind.RUN

@@ -235,4 +235,4 @@ def _refused(field: Field, form: Form, errors: Sequence[FieldError]) -> Field:
     if field.kind == "hidden":
         return field
     own = [each for each in errors if each.path == field.name or each.path.endswith(f".{field.name}")]
-    return replace(field, value=form.get(field.name, ""), errors=own)
+    return replace(field, value=form.get(field.name, "" if field.kind == "check" else field.value), errors=own)

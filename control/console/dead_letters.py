@@ -16,8 +16,9 @@ from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.console.dump import dump
 from tidewheel.control.console.listing import filters_of, list_view
 from tidewheel.control.console.sentences import about_run
+from tidewheel.control.console.under_way import redrive_under_way
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View, page_now, part, read_filters
+from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.reads.dead_letter_groups import DeadLetterGroup, DeadLetterGroups
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterPage
 from tidewheel.errors import UnknownDeadLetter
@@ -90,6 +91,9 @@ class DeadLettersPage:
         return replace(view, values={**view.values, **more})
 
 
+_OF_REDRIVE = ("kind", "key", "status", "error_type", "queue", "lane")
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetterOnePage:
     """The page of a dead letter."""
@@ -99,16 +103,19 @@ class DeadLetterOnePage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read it, with its run or its message."""
-        del caller, urls
         read_query(request, TenantQuery)
         number = read_number(str(request.path_params["number"]))
         if number is None:
             raise UnknownDeadLetter(0)
         now, found = page_now(connection), DeadLetters(connection).get(number)
+        filters = {name: getattr(found.summary, name) for name in _OF_REDRIVE} | {"ids": [number]}
+        is_open = found.summary.redriven_at is None
+        under_way = part(lambda: redrive_under_way(connection, caller.tenant, filters, urls)) if is_open else None
         messages = {"key": found.message_key, "value": found.message_value}
         return View(
             {
                 "now": now, "letter": found.summary, "run": found.run,
+                "under_way": None if isinstance(under_way, Failed) else under_way,
                 "sentence": None if found.run is None else about_run(found.run, now),
                 "bytes": [(name, content, dump(content)) for name, content in messages.items() if content is not None],
             }

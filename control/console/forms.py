@@ -18,9 +18,8 @@ MOST_BYTES = 16 * 1024
 """Of a form that has no field for long texts."""
 
 _MOST_FIELDS = 200
-_DROPPED_BYTES = (
-    32 * 1024 * 1024
-)  # read and dropped beyond the limit: browsers show no answer before they have sent all
+# Read and dropped beyond the limit: browsers show no answer before they have sent all. The guard allows 4 MiB of a key.
+_DROPPED_BYTES = 1536 * 1024
 Form: TypeAlias = ImmutableMultiDict[str, str]
 
 _FORM = "application/x-www-form-urlencoded"

@@ -18,7 +18,7 @@ from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
 from tidewheel.control.console.words import counted
-from tidewheel.control.reads.freezes import Freezable, Freeze, count_freezable, list_freezes
+from tidewheel.control.reads.freezes import Freezable, Freeze, all_freezes, count_freezable, list_freezes
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.errors import UnknownFreeze, refuse
 from tidewheel.postgres.database_clock import read_now
@@ -57,8 +57,10 @@ class ChooseFreezePage:
         with connection.snapshot(all_tenants=caller.all_tenants) as reading:
             now = read_now(reading)
             freezes = list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)
+            standing = all_freezes(reading) if caller.all_tenants else ()
         rows = [(each, thaw_filters(each.freeze)) for each in freezes]
-        return View({"now": now, "rows": rows, "may_freeze_fleet": _may_fleet(caller), "back": back})
+        others = [(each, thaw_filters(each)) for each in standing if each.tenant not in {None, caller.tenant}]
+        return View({"now": now, "rows": rows, "others": others, "may_freeze_fleet": _may_fleet(caller), "back": back})
 
 
 @dataclass(frozen=True, slots=True)

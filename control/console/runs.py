@@ -20,7 +20,6 @@ from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import Instant, format_timestamp
-from tidewheel.runs import RunState
 
 _SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
 
@@ -62,7 +61,7 @@ class RunsPage:
 
         more = {
             "matching": matching_filters(query, is_narrowed=query.last is not None),
-            "occurrences": _skipped_of(query.job, caller.tenant, urls) if query.status in {RunState.SKIPPED} else None,
+            "occurrences": _skipped_of(query.job, caller.tenant, urls) if query.status == "skipped" else None,
         }
         return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=lambda page: more)
 

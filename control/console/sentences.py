@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import takewhile
 
-from tidewheel.control.console.words import between, counted, duration, number, state, when
+from tidewheel.control.console.words import between, counted, duration, number, reason_words, state, when
 from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.explain.upcoming import Upcoming
 from tidewheel.control.reads.jobs import JobDetail
@@ -15,14 +15,10 @@ from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.control.reads.runs import RunSummary
 from tidewheel.control.reads.waits import Wait
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.runs import RunState
+from tidewheel.runs import DEAD_LETTERED, RunState
 
 _SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
 _LONGEST = 300  # characters of an error in a sentence
-_REASONS = {
-    "overlap": "another run of the job was active",
-    "parents": "a parent did not end as the condition requires",
-}
 
 
 def about_job(
@@ -62,7 +58,7 @@ def about_run(run: RunDetail, now: datetime) -> str:
                 f"{how} after {counted(summary.attempt, 'attempt')}{': ' if reason else ''}{reason}".rstrip(".") + "."
             )
         case RunState.CANCELLED | RunState.SKIPPED:
-            reason = f": {_REASONS.get(summary.reason, state(summary.reason))}" if summary.reason else ""
+            reason = f": {reason_words(summary.reason)}" if summary.reason else ""
             return f"{state(summary.status).capitalize()} {when(summary.finished_at, now)}{reason}."
         case _ if summary.why is not None:
             return _waits(summary.why, now)
@@ -93,7 +89,8 @@ def _latest(latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:
     streak = len(list(takewhile(lambda run: run.status == last.status, ended)))
     match last.status:
         case RunState.SUCCEEDED:
-            return _well(streak, skipped)
+            failed = sum(run.status in DEAD_LETTERED for run in ended)
+            return _well(streak, skipped, f"{failed} of its last {len(ended)} runs failed. " if failed else "")
         case RunState.FAILED | RunState.TIMED_OUT:
             error = f": {last.error_type}" if last.error_type else ""
             ends = f"The last {streak} runs" if streak > 1 else "The last run"
@@ -107,10 +104,10 @@ def _waits(why: Wait, now: datetime) -> str:
     return f"{why.words[:1].upper()}{why.words[1:]}{f', {when(why.until, now)}' if is_near else ''}."
 
 
-def _well(streak: int, skipped: str) -> str:
-    if streak > 1 and not skipped:
+def _well(streak: int, skipped: str, failed: str) -> str:
+    if streak > 1 and not skipped and not failed:
         return f"Runs well: {streak} in a row."
-    return f"The last {f'{streak} runs' if streak > 1 else 'run'} succeeded{skipped}."
+    return f"{failed}The last {f'{streak} runs' if streak > 1 else 'run'} succeeded{skipped}."
 
 
 def _skipped(unfired: Sequence[Unfired], *, at_least: bool) -> str:
@@ -126,8 +123,8 @@ def _skipped(unfired: Sequence[Unfired], *, at_least: bool) -> str:
 
 def _coming(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:
     summary = job.summary
-    if job.freezes:
-        return "Nothing fires until the thaw."
+    if job.freezes and summary.next_at is not None:
+        return "" if summary.paused else "Nothing fires until the thaw."
     if summary.next_at is not None:
         return f"Next {when(summary.next_at, now)}."
     if coming is not None and coming.words:

@@ -137,7 +137,9 @@ class LimitTenant:
         is_repeat = all(getattr(now, each) == value for each, value in limits.items())
         if not is_repeat and form.get("shown", _limits_of(now)) != _limits_of(now):
             refuse("", f"the limits are others now: {_limits_of(now)}", "nothing was changed: compare, then set yours")
-        below = () if is_repeat else _below(tenants.usage(name), limits)
+        may_be_below = not is_repeat and (limits["jobs"] is not None or limits["in_flight"] is not None)
+        usage = part(lambda: tenants.usage(name)) if may_be_below else None
+        below = _below(usage, limits) if isinstance(usage, TenantUsage) else ()
         if below and form.get("below") != (named := ", ".join(f"{each.path} {limits[each.path]}" for each in below)):
             dialog = self.ask(connection, caller, request, urls).refused(form, below)
             fields = (*dialog.fields, Field("below", "", "hidden", named))

@@ -18,7 +18,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.console.words import number
 from tidewheel.control.reads.activity import read_activity
-from tidewheel.control.reads.tenants import Count, TenantSummary, TenantUsage, list_tenants, require_tenant
+from tidewheel.control.reads.tenants import Count, TenantSummary, TenantUsage, list_tenants
 from tidewheel.errors import UnknownTenant
 from tidewheel.jobs.values import Tenant, is_tenant
 
@@ -153,14 +153,8 @@ def named_tenant(request: Request, caller: Caller) -> str:
     return name
 
 
-def tenant_names(connection: Connection, chosen: str) -> Sequence[str]:
-    """Return the tenants among which the top bar lets choose; none if they are too many for a list.
-
-    Raises:
-        UnknownTenant: There is no tenant with the name that the address has.
-    """
+def tenant_names(connection: Connection) -> Sequence[str]:
+    """Return the tenants among which the top bar lets choose; none if they are too many for a list."""
     with connection.snapshot(all_tenants=True) as reading:
-        found = [each.tenant for each in list_tenants(reading, limit=_CHOSEN_FROM + 1)]
-        if chosen not in found:
-            require_tenant(reading, chosen)
-    return found if len(found) <= _CHOSEN_FROM else ()
+        found = list_tenants(reading, limit=_CHOSEN_FROM + 1)
+    return [each.tenant for each in found] if len(found) <= _CHOSEN_FROM else ()

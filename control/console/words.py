@@ -28,7 +28,7 @@ _TEN = 10
 _KEPT = 65_536  # characters of one text in a page
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", re.ASCII)
 _INSTANT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z", re.ASCII)
-_CODE = re.compile(r"`([^`<>&]+)`")
+_CODE = re.compile(r"`((?:[^`<>&]|&#39;|&amp;)+)`")
 _COMMAND = re.compile(r"((?:[A-Z_]+=\S+ )?(?:tidewheel|kafka-configs\.sh) .+?)(?:(, )((?:with|or) .*))?", re.DOTALL)
 _NUMBER = re.compile(r'"\\u0000(-?[0-9][0-9.eE+-]*)"')
 
@@ -42,6 +42,10 @@ _FAMILIES: Mapping[str, str] = {
     AttemptOutcome.LOST: "trouble", AttemptOutcome.RELEASED: "ahead", AttemptOutcome.SNOOZED: "ahead",
 }  # fmt: skip
 _TARGETS: Mapping[str, str] = {"handler": "name", "http": "url", "kafka": "topic", "lambda": "function"}
+_REASONS = {
+    "overlap": "another run of the job was active",
+    "parents": "a parent did not end as the condition requires",
+}
 _SYMBOLS: Mapping[str, str] = {
     "pending": "blocked", "not_reached": "skipped", "open": "running", "timing_out": "cancelling",
     AttemptOutcome.RELEASED: "queued", AttemptOutcome.SNOOZED: "queued",
@@ -226,6 +230,15 @@ def state(text: str) -> str:
     return text.replace("_", " ")
 
 
+def reason_words(reason: str) -> str:
+    """Return the reason of a skip or a cancellation in words.
+
+    >>> reason_words("overlap"), reason_words("wrong data")
+    ('another run of the job was active', 'wrong data')
+    """
+    return _REASONS.get(reason, state(reason))
+
+
 def symbol_of(status: str) -> str:
     """Return the id of the mark of a state, or of an outcome of an attempt."""
     return f"i-{_SYMBOLS.get(status, status if status in _FAMILIES else 'queued')}"
@@ -386,7 +399,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration, "relative": _in_zone(relative), "absolute": _in_zone(absolute),
     "both": _in_zone(both), "timed": _in_zone(timed),
     "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
-    "state": state, "short_id": short_id, "people": people, "lines": lines, "key": key,
+    "state": state, "reason": reason_words, "short_id": short_id, "people": people, "lines": lines, "key": key,
     "visible": visible, "prose": prose, "target": target, "remedy": remedy,
     "pretty": pretty, "bytes": size, "ordinal": ordinal,
     "text_of": text_of, "counted": counted, "pace": pace, "percent": percent,

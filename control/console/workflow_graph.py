@@ -37,7 +37,7 @@ class Link:
 
     Args:
         when: The condition on the parent's end.
-        is_met: True if that end has met it.
+        is_met: False if the parent has ended, and not so.
         path: Its curves.
     """
 
@@ -133,7 +133,8 @@ def _links(nodes: Sequence[WorkflowNode], places: Mapping[str, int]) -> dict[tup
     states = {node.key: node.state for node in nodes}
 
     def link(parent: Parent) -> tuple[str, bool]:
-        return parent.when, is_met(parent.when, states[parent.key])
+        ended = states[parent.key] in _ENDED or states[parent.key] == "not_reached"
+        return parent.when, not ended or is_met(parent.when, states[parent.key])
 
     return {(places[parent.key], places[node.key]): link(parent) for node in nodes for parent in node.parents}
 

@@ -23,5 +23,5 @@ def check_archive(context: Context) -> Iterator[Finding]:
     if last is not None and today - last > _LATE:
         what = "days wait for the archive: schedulers drop none of them"
         evidence = f"{last} is the last archived day"
-        remedy = "tidewheel archive run, once a day; its output names the error"
+        remedy = "run `tidewheel archive run` once a day; its output names the error"
         yield Finding("archive", Severity.WARNING, what, evidence, remedy)

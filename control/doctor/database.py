@@ -342,5 +342,5 @@ def _find_restore(connection: Conn) -> Finding | None:
         return Finding(
             "database", Severity.ERROR, "a restore is under way: services wait", evidence, "wait for its end"
         )
-    what, remedy = "a restore was interrupted: no service starts", "tidewheel restore --yes, which continues it"
+    what, remedy = "a restore was interrupted: no service starts", "`tidewheel restore --yes` continues it"
     return Finding("database", Severity.ERROR, what, evidence, remedy)

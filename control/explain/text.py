@@ -11,7 +11,7 @@ from tidewheel.control.explain.explanation import RunFacts, SkipSpan
 from tidewheel.control.explain.facts import InstantFacts, OverrideFacts
 from tidewheel.control.explain.version_timeline import VersionSpan
 from tidewheel.control.reads.freezes import Freeze
-from tidewheel.jobs.targets import TARGETS
+from tidewheel.control.reads.waits import read_waits
 from tidewheel.jobs.values import format_duration
 from tidewheel.runs import Overlap, RunState
 from tidewheel.schedules.decide import MAX_CAUGHT_UP
@@ -36,7 +36,6 @@ TIMER_MISSING = f"The job's timer row is missing. A scheduler repairs it within 
 
 _MILLISECOND = timedelta(milliseconds=1)
 _WHY_LATE = ", caught up after downtime, a pause or a late submit"
-_REQUIREMENTS = {target.requires: f" and {target.requires_text}" for target in TARGETS.values() if target.requires}
 
 
 def instant(at: datetime) -> str:
@@ -100,9 +99,9 @@ def _queued(facts: InstantFacts, run: RunFacts) -> str:
     freezes = facts.freezes(run.queue)
     if freezes:
         return f"Its run waits: {'; '.join(freeze.words for freeze in freezes)}."
-    knows = _REQUIREMENTS.get(run.handler, f" and has the handler {run.handler!r}")
     waited = f" for {length(facts.job.now - run.publish_at)}" if run.publish_at else ""
-    return f"Its run has waited{waited} for an executor: check that one serves queue {run.queue!r}{knows}."
+    why = read_waits(facts.connection, [run.run_id]).get(run.run_id)
+    return f"Its run has waited{waited}{f': {why.words}' if why else ''}."
 
 
 def _since(run: RunFacts) -> str:

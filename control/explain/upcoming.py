@@ -291,8 +291,11 @@ def upcoming_words(
     connection: Conn, job: JobPosition, version_span: VersionSpan, shown: int, freezes: Sequence[Freeze]
 ) -> str:
     """Return the reason for a hold, or for no occurrence where none is shown; empty without one."""
-    if freezes:
-        return f"The job is {'; '.join(freeze.words for freeze in freezes)}."
+    held = f"The job is {'; '.join(freeze.words for freeze in freezes)}." if freezes else ""
+    return f"{held} {_words_without_freezes(connection, job, version_span, shown)}".strip()
+
+
+def _words_without_freezes(connection: Conn, job: JobPosition, version_span: VersionSpan, shown: int) -> str:
     if job.hold_reason == HoldReason.QUARANTINED:
         return quarantined(read_job_error(connection, job.job_id))
     if job.paused:

@@ -17,6 +17,7 @@ from tidewheel.runs import MOVES, Move, sources
 
 _SQL = Statements("tidewheel.control")
 _LIST_FREEZES = _SQL["list_freezes"]
+_LIST_ALL_FREEZES = _SQL["list_all_freezes"]
 _FIND_STANDING_FREEZES = _SQL["find_standing_freezes"]
 _COUNT_FREEZABLE = _SQL["count_freezable"]
 _READ_FREEZE_CHANGES = _SQL["read_freeze_changes"]
@@ -194,6 +195,12 @@ def standing_freezes(connection: Conn, tenant: str) -> tuple[Freeze, ...]:
     columns: dict[str, object] = {"tenant": tenant, "limit": _STANDING}
     with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
         return tuple(cursor.execute(_FIND_STANDING_FREEZES, columns))
+
+
+def all_freezes(connection: Conn) -> tuple[Freeze, ...]:
+    """Return the standing freezes of all tenants and of the fleet, the oldest first, without counts."""
+    with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
+        return tuple(cursor.execute(_LIST_ALL_FREEZES))
 
 
 @dataclass(frozen=True, slots=True)

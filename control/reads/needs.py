@@ -28,7 +28,7 @@ _COUNT_WAITING_DEAD_LETTERS = _SQL["count_waiting_dead_letters"]
 
 _DAY, _HOUR = timedelta(days=1), timedelta(hours=1)
 _IN_A_ROW = 3
-_SHARE = 0.2  # of the runs of an hour that fail
+_SHARE = 0.1  # of the runs of an hour that fail
 _FAILURES = 1000  # of the last day that are looked at
 _RUNS = 100  # of a job that are looked at
 _LETTERS = 1000  # the newest ones, which are looked at
@@ -36,6 +36,7 @@ _LATE = timedelta(seconds=30)
 _SET_ASIDE = 20
 _SETTLED = timedelta(seconds=5)  # an executor that has just started is known by then
 _HELD = timedelta(minutes=1)
+_LONG_WAIT = timedelta(minutes=5)  # for a free slot
 _STUCK = frozenset({WaitCode.NO_EXECUTOR, WaitCode.NO_HANDLER, WaitCode.NO_TARGET})
 _LIMITS = frozenset({WaitCode.TENANT, WaitCode.TENANT_RATE, WaitCode.KEY, WaitCode.ORDER})
 
@@ -208,12 +209,16 @@ def _of_dead_letters(connection: Conn, tenant: str) -> Iterator[Need]:
 
 def _of_waits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:
     for each in waiting:
-        if each.why is None or each.why.code not in _STUCK or now - each.oldest_at < _SETTLED:
+        is_stuck = each.why is not None and each.why.code in _STUCK
+        if each.why is None or not (is_stuck or each.why.code is WaitCode.SLOT):
+            continue
+        if now - each.oldest_at < (_SETTLED if is_stuck else _LONG_WAIT):
             continue
         runs = "run waits" if each.count == 1 else "runs wait"
         evidence = f"{each.count:,}{'+' if each.at_least else ''} {runs} in queue {each.queue}, lane {each.lane}"
+        severity = Severity.ERROR if is_stuck else Severity.WARNING
         yield Need(
-            "waiting_runs", Severity.ERROR, each.why.words, evidence, each.oldest_at, each.count, each.why.remedy or ""
+            "waiting_runs", severity, each.why.words, evidence, each.oldest_at, each.count, each.why.remedy or ""
         )
 
 

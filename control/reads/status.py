@@ -12,7 +12,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.reads.freezes import Freeze
+from tidewheel.control.reads.freezes import Freeze, all_freezes
 from tidewheel.control.reads.held_lanes import HeldLane, held_findings, read_held_lanes
 from tidewheel.control.reads.waits import LEASE, start_executor
 from tidewheel.jobs.values import format_duration, format_second
@@ -27,7 +27,6 @@ from tidewheel.scheduler.unhandled import find_unhandled
 _SQL = Statements("tidewheel.control")
 _READ_SERVICES = _SQL["read_services"]
 _READ_FLEET_FACTS = _SQL["read_fleet_facts"]
-_LIST_ALL_FREEZES = _SQL["list_all_freezes"]
 _READ_INTAKE_OFFSETS = _SQL["read_intake_offsets"]
 _SCHEDULER_SQL = Statements("tidewheel.scheduler")
 _MEASURE_RUNS = _SCHEDULER_SQL["measure_runs"]
@@ -148,8 +147,7 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
     """Return the state of the fleet, by a fixed number of statements that read heads of indexes."""
     now, has_jobs = cast("tuple[datetime, bool]", connection.execute(_READ_FLEET_FACTS, binary=True).fetchone())
     services = read_services(connection)
-    with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
-        freezes = tuple(cursor.execute(_LIST_ALL_FREEZES))
+    freezes = all_freezes(connection)
     overdue, overdue_by = read_overdue(connection, shards)
     due = read_due_runs(connection)
     held = read_held_lanes(connection)

@@ -25,6 +25,7 @@ from tidewheel.transitions.rate_ring import Ring
 
 _SQL = Statements("tidewheel.control")
 _READ_WAITS = _SQL["read_waits"]
+_READ_LAST_ATTEMPTS = _SQL["read_last_attempts"]
 _READ_ABLE = _SQL["read_able"]
 _FIND_FREEZES_OF_RUNS = _SQL["find_freezes_of_runs"]
 
@@ -127,10 +128,7 @@ class WaitFacts:
         rate_look: The number of held runs that are counted.
         waits_from: Its own time, if it is held.
         now: The database's clock.
-        outcome: How the last attempt of a retrying run ended.
-        error_type: The type of its error.
-        failed_attempts: The number of attempts that count against the limit.
-        retry: The retry policy as submitted, of a retrying run.
+        created_at: When the run was written.
     """
 
     run_id: UUID
@@ -172,14 +170,11 @@ class WaitFacts:
     rate_look: int | None = None
     waits_from: datetime | None = None
     now: datetime | None = None
-    outcome: str | None = None
-    error_type: str | None = None
-    failed_attempts: int = 0
-    retry: Mapping[str, object] | None = None
+    created_at: datetime | None = None
 
 
 def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
-    """Return the reasons of those of these runs that are open, by two statements at most."""
+    """Return the reasons of those of these runs that are open, by three statements at most."""
     if not run_ids:
         return {}
     columns: dict[str, object] = {"run_ids": list(run_ids), "lease": LEASE, "look": _LOOK // len(run_ids) + 1}
@@ -191,10 +186,24 @@ def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
         with connection.cursor(row_factory=class_row(_FrozenRun), binary=True) as cursor:
             for row in cursor.execute(_FIND_FREEZES_OF_RUNS, {"run_ids": claimable}):
                 freezes.setdefault(row.run_id, []).append(row.freeze)
-    return {facts.run_id: wait_of(facts, tuple(freezes.get(facts.run_id, ()))) for facts in found}
+    last = _last_attempts(connection, [facts for facts in found if facts.state == RunState.RETRYING])
+    return {
+        facts.run_id: wait_of(facts, tuple(freezes.get(facts.run_id, ())), last.get(facts.run_id)) for facts in found
+    }
 
 
-def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = ()) -> Wait:
+def _last_attempts(connection: Conn, retrying: Sequence[WaitFacts]) -> "dict[UUID, _LastAttempt]":
+    days = [each for facts in retrying for each in (facts.created_at, facts.now) if each is not None]
+    if not days:
+        return {}
+    columns: dict[str, object] = {
+        "run_ids": [facts.run_id for facts in retrying], "since": min(days), "until": max(days)
+    }  # fmt: skip
+    with connection.cursor(row_factory=class_row(_LastAttempt), binary=True) as cursor:
+        return {each.run_id: each for each in cursor.execute(_READ_LAST_ATTEMPTS, columns)}
+
+
+def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = (), last: "_LastAttempt | None" = None) -> Wait:
     """Return the reason for which a run waits."""
     if facts.cancellation_id is not None and facts.state not in OWNED:
         words = f"cancellation {facts.cancellation_id} names it: no executor starts it, and a scheduler ends it"
@@ -209,10 +218,10 @@ def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = ()) -> Wait:
         case RunState.RUNNING | RunState.CANCELLING:
             return _owned(facts)
         case _:
-            return _claimable(facts, tuple(freezes))
+            return _claimable(facts, tuple(freezes), last)
 
 
-def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
+def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...], last: "_LastAttempt | None") -> Wait:
     if facts.cancel_requested:
         words = "its cancel is accepted; a scheduler ends it once another transaction releases its row"
         return Wait(WaitCode.CANCEL, words)
@@ -220,8 +229,8 @@ def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
         words = "\n".join(freeze.words for freeze in freezes)
         action = "; ".join(f"`{freeze.thaw_command}`" for freeze in freezes)
         return Wait(WaitCode.FROZEN, words, action, freezes=freezes)
-    if facts.state == RunState.RETRYING:
-        return _retrying(facts)
+    if last is not None:
+        return _retrying(facts, last)
     if facts.is_ahead and facts.publish_at is not None:
         return Wait(WaitCode.NOT_YET, f"may start from {_at(facts.publish_at)} on", until=facts.publish_at)
     return _due(facts)
@@ -235,12 +244,12 @@ def _due(facts: WaitFacts) -> Wait:
     return _without_executor(facts)
 
 
-def _retrying(facts: WaitFacts) -> Wait:
-    most = RetryPolicy.model_validate(facts.retry or {}).attempts
+def _retrying(facts: WaitFacts, last: "_LastAttempt") -> Wait:
+    most = RetryPolicy.model_validate(last.retry or {}).attempts
     # An attempt that was lost, released or snoozed does not count against the limit.
-    of = f" of {most}" if facts.failed_attempts == facts.attempt else ""
-    error = f": {facts.error_type}" if facts.error_type else ""
-    match facts.outcome:
+    of = f" of {most}" if last.failed_attempts == facts.attempt else ""
+    error = f": {last.error_type}" if last.error_type else ""
+    match last.outcome:
         case AttemptOutcome.LOST:
             failed = "was lost with its executor"
         case AttemptOutcome.TIMED_OUT:
@@ -399,6 +408,25 @@ class _Able:
     serving: int
     alive: int
     able_seen_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class _LastAttempt:
+    """The last attempt of a retrying run.
+
+    Args:
+        run_id: The run.
+        outcome: How it ended.
+        error_type: The type of its error.
+        failed_attempts: The number of attempts that count against the limit.
+        retry: The retry policy as submitted.
+    """
+
+    run_id: UUID
+    outcome: str | None
+    error_type: str | None
+    failed_attempts: int
+    retry: Mapping[str, object] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ _NOT_EXECUTED = {
         control: find_jobs_named find_keys_from show_api_key count_freezable find_standing_freezes""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
         control: find_active_run find_active_run_at find_chain find_unfired oldest_day_of_runs read_able
-        control: read_attempts_of read_job_error read_run_place show_failed_run
+        control: read_attempts_of read_job_error read_last_attempts read_run_place show_failed_run
         intake: add_job_cancellation add_pending_cancel calendar_names drop_moves find_pending_cancel open_windows
         intake: read_edges_above read_open_states take_over_pause wait_for_runs write_windows""",
     "the scenario has no batch, no quota of jobs and no child of several parents yet": """

@@ -212,11 +212,6 @@ class TargetType:
         return None if self.model is HandlerTargetSpec else f"{RESERVED}{self.kind}"
 
     @property
-    def requires_text(self) -> str:
-        """The requirement as `tidewheel job explain` words it, after "an executor that serves queue …"."""
-        return f"runs {self.kind} targets (TIDEWHEEL_TARGETS)"
-
-    @property
     def durations(self) -> list[str]:
         """The fields that hold a duration."""
         return [name for name, field in self.model.model_fields.items() if field.annotation is timedelta]

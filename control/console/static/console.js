@@ -370,10 +370,10 @@ function put(field, value) {
 const draftsOf = (form) => JSON.parse(sessionStorage.getItem(draftOf(form)) || "{}");
 
 function store(form, drafts) {
-  sessionStorage.removeItem(draftOf(form));
+  if (!Object.keys(drafts).length) return sessionStorage.removeItem(draftOf(form));
   try {
-    if (Object.keys(drafts).length) sessionStorage.setItem(draftOf(form), JSON.stringify(drafts));
-  } catch { /* too long to be kept */ }
+    sessionStorage.setItem(draftOf(form), JSON.stringify(drafts));
+  } catch { /* too long: the last one that fits is kept */ }
 }
 
 function keep(form) {

@@ -250,7 +250,15 @@ def test_tenant_is_chosen_in_the_top_bar_of_a_key_of_all_tenants(pages: ApiClien
 
 
 def test_unknown_tenant_has_a_page_with_the_way_back(pages: ApiClient) -> None:
-    for path in ("/", "/jobs", "/runs", "/bulk", "/admin/keys"):
+    with Client(pages.database.url) as client:
+        for nth in range(52):
+            client.tenants.create(f"a-{nth:02}")
+        client.tenants.create("zeta")
+    posted(pages, "/admin/tenants/zeta/delete?tenant=zeta", typed="zeta")
+    for path in ("/admin/tenants/zeta", "/admin/audit", "/admin/keys", "/fleet"):
+        assert pages.get(f"{path}?tenant=zeta").status_code == HTTPStatus.OK, path
+    assert pages.get("/jobs?tenant=zeta").status_code == HTTPStatus.CONFLICT
+    for path in ("/", "/jobs", "/runs", "/bulk"):
         page = pages.get(f"{path}?tenant=nope")
         assert page.status_code == HTTPStatus.NOT_FOUND, path
         assert "There is no tenant &#39;nope&#39;" in page.text

@@ -71,17 +71,20 @@ def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient
     database = pages.database
     triggered(database, "other", 2)
     run = database.value("SELECT min(run_id::text) FROM job_runs")
-    for path in ("/runs/cancel-all?queue=reports", "/dead-letters/redrive?kind=run"):
+    for path in ("/runs/cancel-all?queue=reports", "/dead-letters/redrive"):
         fail(database)
         assert "is under way" not in shown(pages, path)
         place = done(posted(pages, path, **counted(pages, path)))
         again = shown(pages, path)
-        assert "is under way." in again
+        assert "by this filter or a wider one is under way, of" in again
         assert f'<a href="{place}">Its progress</a>' in again
+        if "/dead-letters/" in path:
+            letter = database.value("SELECT max(id) FROM dead_letters")
+            assert f'<a href="{place}">Its progress</a>' in shown(pages, f"/dead-letters/{letter}")
         if "/runs/" in path:
             assert f'<a href="{place}">Its progress</a>' in shown(pages, f"/runs/{run}")
-            assert "is under way." in shown(pages, f"{path}&cause=trigger")
-            assert "is under way." not in shown(pages, "/runs/cancel-all?cause=trigger")
+            assert "wider one is under way, of" in shown(pages, f"{path}&cause=trigger")
+            assert "is under way" not in shown(pages, "/runs/cancel-all?cause=trigger")
     work_off(database)
     work_off_cancellations(database)
     for path in ("/runs/cancel-all?queue=reports", "/dead-letters/redrive?kind=run"):
@@ -236,7 +239,8 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
     begun(pages.database, "other")
     triggered(pages.database, "other", 2)
     dialog = shown(pages, "/runs/cancel-all?job=other")
-    assert "Cancel 3 runs of other?" in dialog
+    assert "Cancel open runs: 3 runs in all of other?" in dialog
+    assert "<bdi>Cancel them</bdi></button>" in dialog, "the box decides the number"
     assert "Not started: 2. No executor starts them any more" in dialog
     assert "Started: 1. If the box is checked, attempts under way get a signal" in dialog
     assert "2 runs to cancel" in shown(pages, done(posted(pages, "/runs/cancel-all?job=other")))
@@ -491,14 +495,15 @@ def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: Ap
     begun(database, "other")
     finish(database, "job", RunState.SUCCEEDED)
     triggered(database, "job", 2)
-    path = link(shown(pages, "/runs?status=queued&job=job"), "Cancel all that match…")
+    path = link(shown(pages, "/runs?status=queued&job=job"), "Cancel open runs…")
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert "Cancel 2 runs of job?" in dialog
     assert "2 of the 3 that match are concerned." in dialog
     assert "The state is no filter of a cancellation" in dialog
     assert 'href="/runs?status=queued&amp;job=job">Keep them' in dialog
-    assert "Cancel all that match…" not in shown(pages, "/runs?status=succeeded&job=job")
-    assert "Cancel all that match…" in shown(pages, "/runs?status=running")
+    assert "Cancel open runs…" not in shown(pages, "/runs?status=succeeded&job=job")
+    assert "Cancel open runs…" in shown(pages, "/runs?status=running")
+    assert "Cancel all that match…" in shown(pages, "/runs?job=job")
 
 
 def test_cancel_of_nothing_says_so_and_leads_back_to_the_filter(pages: ApiClient) -> None:

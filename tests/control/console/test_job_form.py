@@ -314,6 +314,10 @@ def test_form_beyond_its_limit_is_refused_with_that_limit_and_a_way_back(pages: 
     assert refused.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     assert "This form takes 2 MiB at most, a payload 256 KiB of that; nothing was saved" in refused.text
     assert "Go back in the browser" in refused.text
+    with console(pages.database) as browser:
+        signed_in(browser, key_of(pages.database, "read", "write"))
+        refused = pressed(browser, "/jobs/job/edit", "save", payload=" " * 9_000_000)
+        assert refused.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
 def test_hostile_text_in_every_field_comes_back_as_text(pages: ApiClient) -> None:

@@ -421,6 +421,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         ),
     },
     "read_run_states": {"since": _NOON, "until": _FAR_AHEAD},
+    "read_last_attempts": {"since": _NOON, "until": _FAR_AHEAD},
     "read_ended_runs": {"since": _NOON, "until": _FAR_AHEAD},
     "add_order_failures": {"order_nos": [2] * BATCH},
     "lock_keyed": {"attempt": 0, "job_version": 1, "free": "allow_all"},
@@ -721,7 +722,7 @@ _HOT = {
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
         show_failed_run
-        read_past_attempts list_dead_letters last_dead_letter_looked_at find_open_states
+        read_past_attempts read_last_attempts list_dead_letters last_dead_letter_looked_at find_open_states
         list_blocked_keys read_blocked_key
         find_jobs_named find_keys_from read_frozen_timers read_paused_timers
         find_workflows find_workflows_of_root
