@@ -55,7 +55,7 @@ _SPOKEN = re.compile(r"(?:(in) )?(\d[\d. a-z]{0,30}?)(?: (ago))?", re.ASCII | re
 _LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?", re.ASCII)
 _OFFSET_WITHOUT_SECONDS = re.compile(r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d)([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _WITHOUT_SECONDS = re.compile(r"(?:.*[Tt ])?\d{1,2}:\d\d(?: ?UTC|[Zz]|[+-]\d\d:\d\d)?", re.ASCII)
-_EXAMPLES = "write RFC 3339 such as 2026-03-29T08:00:00Z, or now, +5m, 24h, yesterday"
+_EXAMPLES = "write RFC 3339 such as 2026-03-29T08:00:00Z, or 02:30, now, +5m, 24h, yesterday"
 
 
 def read_instant(

@@ -10,6 +10,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownWorkflow
+from tidewheel.ids import child_run_id
 from tidewheel.intake.cancel import block_claims
 from tidewheel.intake.lock_wait import RowLocked, try_lock
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
@@ -21,6 +22,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.batch_resume import resume_batch
 from tidewheel.transitions.batches import close_batch
+from tidewheel.transitions.dead_letters import mark_redriven
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.occurrences import read_occurrence, read_root_inputs, to_run_again
 from tidewheel.transitions.resume import resume
@@ -169,8 +171,15 @@ def _resume(connection: Conn, installation: Installation, workflow: Workflow) ->
         inputs = read_root_inputs(connection, root.run.run_id)
         if inputs is None:
             _refuse("the root's run is no longer stored", _TRIGGER)
-    if not resume(connection, installation, workflow, again, read_now(connection), root_inputs=inputs):
+    now, generation = read_now(connection), workflow.generation + 1
+    if not resume(connection, installation, workflow, again, now, root_inputs=inputs):
         _refuse("another occurrence, or another run of the root, is open", "resume it when that has ended")
+    run_again = {
+        run.run_id: child_run_id(one.job_id, workflow.scheduled_at, workflow.root_run_id, generation)
+        for one in again
+        if (run := nodes[one.job_id].run) is not None
+    }
+    mark_redriven(connection, run_again, now)
     return True
 
 

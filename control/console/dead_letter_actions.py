@@ -57,7 +57,8 @@ class RedriveLetters:
         else:
             question, will = f"Redrive {many}{about}?", [_new_runs(connection, query), _FAILS_AGAIN]
         return Dialog(
-            question, question.removesuffix("?"), _back(query, urls), place="dead_letters", will=will,
+            question, question.removesuffix("?") if found.matched else "", _back(query, urls), place="dead_letters",
+            will=will,
             fields=(
                 Field("rate", "How many a second at most", value=_RATE, help="Leave it empty for no bound."),
                 Field("reason", "Reason (optional)", help="Stored with the redrive."), *bound(found.matched, now),

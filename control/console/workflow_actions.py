@@ -77,7 +77,7 @@ class ResumeWorkflow:
                 "Each gets a new run where its parents' ends meet its conditions.",
                 f"It opens generation {summary.generation + 1}.",
             ),
-            stays=(f"{counted(done, 'job')} stay as they are.",), sample=_sample(again), keep="Leave it", place="runs",
+            stays=(f"Jobs that stay as they are: {done}.",), sample=_sample(again), keep="Leave it", place="runs",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -105,7 +105,7 @@ class CancelWorkflow:
                 "Runs under way get a signal and end as cancelled.",
                 f"{counted(jobs, 'job')} of it get no run. A resume runs them later.",
             ),
-            stays=(f"{counted(len(found.nodes) - runs - jobs, 'job')} that ended stay as they are.",),
+            stays=(f"Jobs that ended, and stay as they are: {len(found.nodes) - runs - jobs}.",),
             sample=_sample([node.key for node in found.nodes if node.state in OPEN]), fields=(REASON,),
             keep="Let it go on", danger=True, place="runs",
         )  # fmt: skip

@@ -186,7 +186,7 @@ def _banner(info: StackInfo, api: str, report: Report, began: float, *, named_ho
         f"Tidewheel is ready, after {monotonic_seconds() - began:.1f} s.",
         "",
         f"  handlers    {', '.join(handlers) or 'none: --handlers names their modules'}",
-        f"  HTTP API    {api}",
+        f"  console     {api}, which serves REST too",
         "  PostgreSQL  tidewheel psql",
         f"  Kafka       {info.bootstrap}, by SASL; settings: tidewheel env --format kafka --secrets",
         f"  data        {info.data_dir}",

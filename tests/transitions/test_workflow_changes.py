@@ -106,6 +106,10 @@ def test_resume_runs_the_failed_part_again(database: Database) -> None:
     apply_batch(database, submission("b", schedule={"after": [{"job": "a", "when": "success"}]}, payload="corrected"))
     assert changed(database, "resume", root)
     assert change(database, "resume", root).unchanged  # it is open
+    [redriven] = database.rows(
+        "SELECT redriven_run_id = o.run_id FROM dead_letters CROSS JOIN job_runs o WHERE o.state = 'queued'"
+    )
+    assert redriven[0], "its dead letter waits no more"
     play(database)
     assert latest_states(database, root) == dict.fromkeys(graph, "succeeded")
     again = dict(

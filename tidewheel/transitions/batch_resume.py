@@ -18,6 +18,7 @@ from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.batch_writer import BatchWriter, Member, Waits
+from tidewheel.transitions.dead_letters import mark_redriven
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.manual_retry import OldPayloads, OldRun
 from tidewheel.transitions.occurrences import (
@@ -89,12 +90,12 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
     payloads = OldPayloads(connection, inputs, jobs)
     members = [_member(one, old[one.job_id].ref, inputs[one.job_id], jobs, payloads) for one in again]
     writer.write(members)
-    columns: dict[str, object] = {
-        "batch_id": batch_id,
-        "old": uuids(one.job_id for one in again),
-        "new": uuids(writer.id_of(member.ref, member.job.job_id) for member in members),
+    run_again = {
+        one.job_id: writer.id_of(member.ref, member.job.job_id) for one, member in zip(again, members, strict=True)
     }
+    columns: dict[str, object] = {"batch_id": batch_id, "old": uuids(run_again), "new": uuids(run_again.values())}
     connection.execute(_REPEAT_BATCH_RUNS, columns)
+    mark_redriven(connection, run_again, now)
     workflow.failed = workflow.cancelled = 0
     set_workflow(connection, workflow, "open", generation=generation, pending=len(members))
 

@@ -111,4 +111,4 @@ def test_a_day_that_names_no_instant_is_refused(text: str, problem: str) -> None
 def test_a_wrong_time_names_the_forms() -> None:
     [refusal] = tidewheel(NO_DATABASE, "run", "list", "--since", "24 hours").refusals
     assert refusal.startswith("--since: ")
-    assert refusal.endswith("write RFC 3339 such as 2026-03-29T08:00:00Z, or now, +5m, 24h, yesterday")
+    assert refusal.endswith("write RFC 3339 such as 2026-03-29T08:00:00Z, or 02:30, now, +5m, 24h, yesterday")

@@ -68,7 +68,7 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     dialog = shown(pages, f"/workflows/{root}/resume")
     assert "Run 2 jobs of a again?" in dialog
     assert "It opens generation 1." in dialog
-    assert "<bdi>2 jobs stay as they are.</bdi>" in dialog
+    assert "<bdi>Jobs that stay as they are: 2.</bdi>" in dialog
     assert "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>" in dialog
     answer = posted(pages, f"/workflows/{root}/resume")
     assert answer.headers["location"] == f"/workflows/{root}"
