@@ -177,7 +177,7 @@ def _resume(connection: Conn, installation: Installation, workflow: Workflow) ->
     run_again = {
         run.run_id: child_run_id(one.job_id, workflow.scheduled_at, workflow.root_run_id, generation)
         for one in again
-        if (run := nodes[one.job_id].run) is not None
+        if not one.parents and (run := nodes[one.job_id].run) is not None  # the others have no run yet
     }
     mark_redriven(connection, run_again, now)
     return True

@@ -141,7 +141,7 @@ class DeadLetters:
             rate: How many a second at most.
             dry_run: Only count them, and return the first ten.
             reason: Stored with the redrive.
-            request_id: The id of the request: a repeat of it with the same rate and reason returns the first redrive.
+            request_id: The id of the request: a repeat of it with the same rate returns the first redrive.
             **filters: Only those that match all of these.
 
         Raises:
@@ -155,8 +155,8 @@ class DeadLetters:
         if request_id is not None and not dry_run:
             with self._connection.snapshot() as connection, suppress(UnknownRedrive):
                 first = redrive(connection, tenant, redrive_id)
-                if (first.rate, first.reason) != (rate, reason):
-                    problem = f"this request has made the redrive {redrive_id}, with another rate or reason"
+                if first.rate != rate:
+                    problem = f"this request has made the redrive {redrive_id}, with another rate"
                     refuse("request_id", problem, "pause or cancel that one, or send a new request")
                 return RedriveResult(redrive_id, min(first.matched_count, COUNTED), first.matched_count > COUNTED)
         filters = {**filters, "redriven": False}

@@ -67,12 +67,12 @@ from tidewheel.control.console.workflow import WorkflowPage
 from tidewheel.control.console.workflow_actions import CancelWorkflow, PauseWorkflow, ResumeWorkflow
 from tidewheel.control.console.workflows import WorkflowsPage
 from tidewheel.control.doctor.kept import Doctor
-from tidewheel.control.reads.tenants import require_tenant
+from tidewheel.control.reads.tenants import require_tenant, show_tenant
 from tidewheel.settings.api import ApiSettings
 
 _YEAR_SECONDS = 365 * 86_400
-# Another site's request to a page has no cookie (SameSite=strict), so it learns nothing from the size of an answer.
 _OF_ALL_TENANTS = frozenset({"admin", "fleet"})  # places that also show a tenant that was deleted
+# Another site's request to a page has no cookie (SameSite=strict), so it learns nothing from the size of an answer.
 _PACKED = Middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
 
 
@@ -184,9 +184,9 @@ class Console:
         urls = self.door.renderer.urls(seen)
 
         def made(connection: Connection) -> Response:
-            if "tenant" in request.query_params and page.place not in _OF_ALL_TENANTS:
+            if "tenant" in request.query_params:
                 with connection.snapshot() as reading:
-                    require_tenant(reading, found.tenant)
+                    (show_tenant if page.place in _OF_ALL_TENANTS else require_tenant)(reading, found.tenant)
             read = request if getattr(page, "reads_zone", False) else without_zone(request)
             view: View = page.read(connection, found, read, urls)
             if view.moved_to is not None:

@@ -89,9 +89,9 @@ class PurgeLetters:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Count them by a dry run."""
-        del caller
         query, now = read_query(request, ChosenQuery), page_now(connection)
-        found = DeadLetters(connection).purge(dry_run=True, **_purged(query, now))
+        filters = _purged(query, now)
+        found = DeadLetters(connection).purge(dry_run=True, **filters)
         many = counted(found.matched, "dead letter", at_least=found.at_least)
         return Dialog(
             f"Purge {many}?", f"Purge {many}", _back(query, urls), place="dead_letters", danger=True,
@@ -100,6 +100,7 @@ class PurgeLetters:
             fields=(*confirmation(found.matched), *bound(found.matched, now)),
             sample=_sample(found.first, found.matched),
             warnings=_unpurgeable(found.matched, at_least=found.at_least),
+            under_way=redrive_under_way(connection, caller.tenant, filters, urls),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

@@ -16,7 +16,7 @@ from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.console.dump import dump
 from tidewheel.control.console.listing import filters_of, list_view
 from tidewheel.control.console.sentences import about_run
-from tidewheel.control.console.under_way import redrive_under_way
+from tidewheel.control.console.under_way import letter_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.reads.dead_letter_groups import DeadLetterGroup, DeadLetterGroups
@@ -91,9 +91,6 @@ class DeadLettersPage:
         return replace(view, values={**view.values, **more})
 
 
-_OF_REDRIVE = ("kind", "key", "status", "error_type", "queue", "lane")
-
-
 @dataclass(frozen=True, slots=True)
 class DeadLetterOnePage:
     """The page of a dead letter."""
@@ -108,9 +105,7 @@ class DeadLetterOnePage:
         if number is None:
             raise UnknownDeadLetter(0)
         now, found = page_now(connection), DeadLetters(connection).get(number)
-        filters = {name: getattr(found.summary, name) for name in _OF_REDRIVE} | {"ids": [number]}
-        is_open = found.summary.redriven_at is None
-        under_way = part(lambda: redrive_under_way(connection, caller.tenant, filters, urls)) if is_open else None
+        under_way = part(lambda: letter_under_way(connection, caller.tenant, found.summary, urls))
         messages = {"key": found.message_key, "value": found.message_value}
         return View(
             {

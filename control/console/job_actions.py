@@ -17,6 +17,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.resuming import preview_resume
 from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.jobs.values import format_second, format_timestamp
+from tidewheel.schedules.policies import CatchUp
 
 _LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
 
@@ -30,11 +31,14 @@ class PauseJob:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a pause stops."""
         job = _shown(connection, caller, key_of_page(connection, caller, request))
-        key = job.summary.key
+        key, resumes = job.summary.key, job.job.get("on_resume", CatchUp.SKIP)
         stays = [f"{_news(job)} This pause replaces that one."] if job.summary.paused else []
         return Dialog(
             f"Pause {key}?", f"Pause {key}", urls.job(key, job.summary.job_id), place="jobs",
-            will=("No occurrence fires until it is resumed. What is due meanwhile is handled by on_resume.",),
+            will=(
+                "No occurrence fires until it is resumed.",
+                f"What is due meanwhile is handled by on_resume: {resumes}.",
+            ),
             stays=("Runs under way go on. Triggers still run.", *stays),
             fields=(
                 as_shown(_state(job)),

@@ -1,7 +1,7 @@
 """Actions on one job: trigger, delete, restore, roll back, release, backfill."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from starlette.requests import Request
@@ -17,6 +17,7 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.spec_fields import FIELDS, SpecField, value_of
+from tidewheel.control.console.under_way import backfill_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted
 from tidewheel.control.explain.preview import preview
@@ -25,6 +26,7 @@ from tidewheel.control.reads.versions import job_at, versions
 from tidewheel.errors import refuse
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.values import parse_timestamp
 from tidewheel.runs import Overlap
 
 _LABELS, _PAYLOAD = (next(each for each in FIELDS if each.path == path) for path in ("labels", "payload"))
@@ -239,10 +241,14 @@ class BackfillJob:
         shown = counted_of(form)
         counted_now = backfill_of(connection.request({**document, "dry_run": True}, None)).occurrences or 0
         if shown is None or counted_now > shown:
-            return _confirm(key, counted_now, form, urls.job(key, named))
+            first, last = (parse_timestamp(str(sent[name])) for name in ("from", "to"))
+            under_way = backfill_under_way(connection, caller.tenant, key, urls, first=first, last=last)
+            return replace(_confirm(key, counted_now, form, urls.job(key, named)), under_way=under_way)
         found = backfill_of(connection.request(document, request_id_of(form)))
         words = f"Backfill {found.backfill_id} makes {counted(found.occurrences or 0, 'run')} of {key}."
-        return Done(urls.job(key, named), words if found.backfill_id else f"No occurrence of {key} is left to run.")
+        if not found.backfill_id:
+            return Done(urls.job(key, named), f"No occurrence of {key} is left to run.")
+        return Done(urls("bulk_work", kind="backfill", id=found.backfill_id), words)
 
 
 _RANGE = ("from", "to", "what", "versions", "order", "overlap", "reason")

@@ -172,11 +172,12 @@ class CancelMatching:
             found, started, any_state, boxes = waiting, 0, _NOT_BEGUN, []
         stays = [*_ended_too(connection, caller, query, found), *([any_state] if query.status else [])]
         many = counted(found.matched, "run", at_least=found.at_least)
-        question, button = f"Cancel {many}", f"Cancel {many}"
+        of_job = f" of {query.job}" if query.job else ""
+        question, button = f"Cancel {many}{of_job}?", f"Cancel {many}"
         if boxes and started:  # the box decides how many are cancelled
-            question, button = f"Cancel open runs: {many} in all", "Cancel them"
+            question, button = f"Cancel open runs{of_job}, {many} in all?", "Cancel them"
         return Dialog(
-            f"{question} of {query.job}?" if query.job else f"{question}?", button if found.matched else "",
+            question, button if found.matched else "",
             urls("runs", **_shown(query)),
             place="runs", danger=True,
             will=_ends(number(waiting.matched, at_least=waiting.at_least), started, if_checked=True),

@@ -129,8 +129,9 @@ class OverviewPage:
         return View(
             {
                 "now": now, "present": here, "open_runs": open_runs, "needs": found[:_FINDINGS],
+                "further": found[_FINDINGS:],
                 "lists": {kind: urls(name, **filters) for kind, (name, filters) in _LISTS.items()},
-                "more": len(found) - _FINDINGS, "needs_count": len(found), "steps": steps,
+                "needs_count": len(found), "steps": steps,
                 "sentence": _sentence(here, steps, failed, sees_all=sees_fleet(caller)),
                 "query": query, "windows": _WINDOWS, "stages": STAGES,
                 "plot": _plot(along, figures, upcoming, urls, running=running, frozen=frozen),

@@ -9,13 +9,15 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.run_log import run_id_of
+from tidewheel.control.console.under_way import letter_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, state
 from tidewheel.control.reads.run_detail import RunDetail, show_run
-from tidewheel.errors import refuse
+from tidewheel.errors import UnknownDeadLetter, refuse
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import FINAL, OWNED
 from tidewheel.settings.api import ApiSettings
@@ -82,8 +84,18 @@ class RetryRun:
             stays=(f"This run stays as it is: {state(summary.status)} {format_timestamp(summary.finished_at)}.",)
             if summary.finished_at else (),
             fields=(Field("delay", "Delay (optional)", help="Such as 30s or 10m. Without one it starts now."), REASON),
-            keep="Leave it", place="runs",
+            keep="Leave it", place="runs", under_way=self._redrive(connection, caller, run, urls),
         )  # fmt: skip
+
+    @staticmethod
+    def _redrive(connection: Connection, caller: Caller, run: RunDetail, urls: Urls) -> tuple[str, str] | None:
+        if run.dead_letter is None:
+            return None
+        try:
+            letter = DeadLetters(connection).get(run.dead_letter).summary
+        except UnknownDeadLetter:
+            return None
+        return letter_under_way(connection, caller.tenant, letter, urls)
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Make the new run."""

@@ -53,7 +53,7 @@ def about_run(run: RunDetail, now: datetime) -> str:
             return f"Succeeded in {took}, attempt {summary.attempt}."
         case RunState.FAILED | RunState.TIMED_OUT:
             how = "Failed" if summary.status == RunState.FAILED else "Timed out"
-            reason = error or state(summary.reason or "")
+            reason = error or state(summary.reason or "") or "no error is recorded"
             return (
                 f"{how} after {counted(summary.attempt, 'attempt')}{': ' if reason else ''}{reason}".rstrip(".") + "."
             )
@@ -84,7 +84,12 @@ def _latest(latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:
     """Return how the latest runs ended."""
     ended = [run for run in latest if run.finished_at is not None and run.status != RunState.SKIPPED]
     if not ended:
-        return "None of its latest runs has ended." if latest else "It never ran."
+        if not latest:
+            return "It never ran."
+        skips = sum(run.status == RunState.SKIPPED for run in latest)
+        return (
+            f"{skips} of its last {len(latest)} runs were skipped." if skips else "None of its latest runs has ended."
+        )
     last = ended[0]
     streak = len(list(takewhile(lambda run: run.status == last.status, ended)))
     match last.status:

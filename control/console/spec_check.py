@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from difflib import unified_diff
 
@@ -188,7 +188,8 @@ def _leave_out(job: dict[str, object], errors: Sequence[FieldError]) -> None:
 
 def _in_force(reading: Conn, tenant: str, job: JobDetail) -> Upcoming | None:
     try:
-        return upcoming(reading, tenant, job.summary.key, _SHOWN)
+        found = upcoming(reading, tenant, job.summary.key, _SHOWN)
+        return replace(found, occurrences=tuple(each for each in found.occurrences if each.at > found.now))
     except Refused:  # a quarantined job may have a schedule that cannot be read
         return None
 

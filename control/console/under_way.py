@@ -1,12 +1,14 @@
 """Bulk work that is under way by the filter of a dialog or a wider one: the dialog names it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from datetime import datetime
+from typing import TypeVar, cast
 
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.urls import Urls
+from tidewheel.control.reads.backfills import backfills
 from tidewheel.control.reads.cancellations import Cancellation, cancellations
-from tidewheel.control.reads.dead_letters import DeadLetterKind
+from tidewheel.control.reads.dead_letters import DeadLetterKind, DeadLetterSummary
 from tidewheel.control.reads.redrives import Redriving, redrives
 from tidewheel.jobs.values import format_timestamp
 
@@ -31,25 +33,65 @@ def cancellation_under_way(
     return words, address
 
 
-def redrive_under_way(
-    connection: Connection, tenant: str, filters: Mapping[str, object], urls: Urls
+def backfill_under_way(
+    connection: Connection, tenant: str, key: str, urls: Urls, *, first: datetime, last: datetime
 ) -> tuple[str, str] | None:
-    """Return a sentence about a redrive by this filter or a wider one, and its address."""
+    """Return a sentence about a backfill of a part of a range of a job, and its address; None without one."""
+    with connection.snapshot() as reading:
+        rows = backfills(reading, tenant, key)
+    found = next((row for row in rows if not row.finished_at and row.first_at <= last and row.last_at >= first), None)
+    if found is None:
+        return None
+    of = f"from {format_timestamp(found.first_at)} to {format_timestamp(found.last_at)}"
+    return f"A backfill {of} is under way.", urls("bulk_work", kind="backfill", id=found.backfill_id)
+
+
+def letter_under_way(
+    connection: Connection, tenant: str, letter: DeadLetterSummary, urls: Urls
+) -> tuple[str, str] | None:
+    """Return a sentence about a redrive that includes a dead letter, and its address; None without one."""
+    if letter.redriven_at is not None:
+        return None
+    filters = {name: getattr(letter, name) for name in _OF_REDRIVES if name != "ids"} | {"ids": [letter.id]}
+    return redrive_under_way(connection, tenant, filters, urls, at=letter.created_at)
+
+
+def redrive_under_way(
+    connection: Connection, tenant: str, filters: Mapping[str, object], urls: Urls, *, at: datetime | None = None
+) -> tuple[str, str] | None:
+    """Return a sentence about a redrive by this filter or a wider one, and its address.
+
+    Args:
+        connection: Reads the redrives.
+        tenant: The tenant.
+        filters: Those of the dialog, or of one dead letter.
+        urls: Writes the address.
+        at: When that dead letter was made: the redrive's time includes it.
+    """
     if not filters.get("kind") and not filters.get("ids"):
         filters = {**filters, "kind": DeadLetterKind.RUN}
     with connection.snapshot() as reading:
-        found = _covering(redrives(reading, tenant), filters, _OF_REDRIVES)
+        rows = [row for row in redrives(reading, tenant) if at is None or row.since_at <= at <= row.until_at]
+    found = _covering(rows, filters, _OF_REDRIVES)
     if found is None:
         return None
+    which = "that includes it" if at is not None else "by this filter or a wider one"
     state = "paused" if found.state == "paused" else "under way"
+    until = "" if at is not None else f", of dead letters until {format_timestamp(found.until_at)}"
     address = urls("bulk_work", kind="redrive", id=found.redrive_id)
-    until = f"of dead letters until {format_timestamp(found.until_at)}"
-    return f"A redrive by this filter or a wider one is {state}, {until}. None of them is redriven twice.", address
+    return f"A redrive {which} is {state}{until}. None is redriven twice.", address
 
 
 def _covering(rows: Sequence[R], filters: Mapping[str, object], names: Sequence[str]) -> R | None:
     """Return the newest row that goes on, none of whose filters is narrower than the given ones."""
     for row in rows:
-        if row.finished_at is None and all(getattr(row, name) in (None, {}, filters.get(name)) for name in names):
+        if row.finished_at is None and all(_is_wider(getattr(row, name), filters.get(name)) for name in names):
             return row
     return None
+
+
+def _is_wider(wide: object, given: object) -> bool:
+    """Return True if a filter of bulk work has all that a given one has."""
+    if isinstance(wide, list) and given:
+        return set(cast("Sequence[int]", given)) <= set(cast("Sequence[int]", wide))
+    return wide in (None, {}, given)

@@ -390,7 +390,11 @@ def _owned(facts: WaitFacts) -> Wait:
     runs = "runs its attempt"
     if facts.state == RunState.CANCELLING:
         runs = "still runs its attempt, whose cancel is requested,"
-    return Wait(WaitCode.RUNNING, f"{name} {runs}{since}", executor_id=facts.executor_id)
+    number = facts.cancellation_id
+    cancel = "" if number is None else f"; cancellation {number} names it, and the attempt gets a signal"
+    return Wait(
+        WaitCode.RUNNING, f"{name} {runs}{since}{cancel}", executor_id=facts.executor_id, cancellation_id=number
+    )
 
 
 def _at(instant: datetime) -> str:

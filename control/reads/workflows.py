@@ -18,7 +18,7 @@ from tidewheel.ids import child_run_id, job_id
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import OPEN, RunState
+from tidewheel.runs import RunState
 from tidewheel.transitions.occurrences import Node, NodeRun, read_occurrence, to_run_again
 
 _SQL = Statements("tidewheel.control")
@@ -219,12 +219,12 @@ def workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generation: in
 def _waiting_again(nodes: Mapping[UUID, Node], summary: WorkflowSummary) -> Collection[UUID]:
     """Return the jobs whose run is of an older generation and whose parents run again."""
     found: set[UUID] = set()
+    again: set[UUID] = set()  # jobs with a run of this generation, or with none yet
     for job, node in nodes.items() if summary.generation else ():  # parents first
-        if node.run is None or node.state is RunState.SUCCEEDED:
-            continue
         of_this = child_run_id(job, summary.scheduled_at, summary.root_run_id, summary.generation)
-        waits = any(parent in found or nodes[parent].state in OPEN for parent in node.parents)
-        if waits and node.run.run_id != of_this:
+        if node.run is None or node.run.run_id == of_this:
+            again.add(job)
+        elif node.state is not RunState.SUCCEEDED and (found | again).intersection(node.parents):
             found.add(job)
     return found
 

@@ -204,6 +204,8 @@ def test_resume_runs_the_failed_part_of_a_batch_again(jobs: Database) -> None:
     first = dict(jobs.rows("SELECT ref, run_id FROM batch_runs"))
     assert changed(jobs, "resume", batch)
     assert not changed(jobs, "resume", batch), "it is open"
+    again = jobs.value("SELECT run_id FROM batch_runs WHERE ref = 'c'")
+    assert jobs.rows("SELECT run_id, redriven_run_id FROM dead_letters") == [(first["c"], again)]
     assert states(jobs, batch) == {**dict.fromkeys("abef", "succeeded"), "c": "queued", "d": "blocked"}
     play(jobs, fail_bad)
     assert states(jobs, batch) == {**dict.fromkeys("abef", "succeeded"), "c": "failed", "d": "skipped"}

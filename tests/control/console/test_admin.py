@@ -258,7 +258,7 @@ def test_unknown_tenant_has_a_page_with_the_way_back(pages: ApiClient) -> None:
     for path in ("/admin/tenants/zeta", "/admin/audit", "/admin/keys", "/fleet"):
         assert pages.get(f"{path}?tenant=zeta").status_code == HTTPStatus.OK, path
     assert pages.get("/jobs?tenant=zeta").status_code == HTTPStatus.CONFLICT
-    for path in ("/", "/jobs", "/runs", "/bulk"):
+    for path in ("/", "/jobs", "/runs", "/bulk", "/admin/keys", "/admin/audit"):
         page = pages.get(f"{path}?tenant=nope")
         assert page.status_code == HTTPStatus.NOT_FOUND, path
         assert "There is no tenant &#39;nope&#39;" in page.text

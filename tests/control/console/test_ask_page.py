@@ -33,7 +33,7 @@ def test_time_of_another_zone_than_the_jobs_has_a_link_to_the_other_reading(page
     question = "nightly at 1 Jan 2040 02:30"
     page = pages.get("/ask", params={"q": question, "tz": "UTC"}).text
     assert "2040-01-01T02:30:00.000000Z" in page
-    assert "In Europe/Berlin, the zone of the job, the same time is" in page
+    assert "Read in Europe/Berlin, the zone of the job, it is" in page
     assert '<a href="/ask?q=nightly+at+1+Jan+2040+02%3A30&amp;tz=Europe%2FBerlin">' in page
     assert 'href="/ask?q=nightly+at+2040-01-01T01%3A30%3A00.000000Z"' in page
     for text, zone in ((question, "Europe/Berlin"), ("nightly at 2040-01-01T01:30:00Z", "UTC")):

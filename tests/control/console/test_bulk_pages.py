@@ -80,7 +80,11 @@ def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient
         assert f'<a href="{place}">Its progress</a>' in again
         if "/dead-letters/" in path:
             letter = database.value("SELECT max(id) FROM dead_letters")
-            assert f'<a href="{place}">Its progress</a>' in shown(pages, f"/dead-letters/{letter}")
+            found = shown(pages, f"/dead-letters/{letter}")
+            assert f'A redrive that includes it is under way. None is redriven twice. <a href="{place}">' in found
+            fail(database)
+            later = database.value("SELECT max(id) FROM dead_letters")
+            assert "is under way" not in shown(pages, f"/dead-letters/{later}"), "it was made later"
         if "/runs/" in path:
             assert f'<a href="{place}">Its progress</a>' in shown(pages, f"/runs/{run}")
             assert "wider one is under way, of" in shown(pages, f"{path}&cause=trigger")
@@ -239,7 +243,7 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
     begun(pages.database, "other")
     triggered(pages.database, "other", 2)
     dialog = shown(pages, "/runs/cancel-all?job=other")
-    assert "Cancel open runs: 3 runs in all of other?" in dialog
+    assert "Cancel open runs of other, 3 runs in all?" in dialog
     assert "<bdi>Cancel them</bdi></button>" in dialog, "the box decides the number"
     assert "Not started: 2. No executor starts them any more" in dialog
     assert "Started: 1. If the box is checked, attempts under way get a signal" in dialog

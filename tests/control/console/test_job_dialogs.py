@@ -149,10 +149,13 @@ def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
     grown = posted(pages, "/jobs/nightly/backfill", counted, counted="0")
     assert "It was 0 runs when they were counted." in grown.text
     assert pages.database.count("backfills") == 0
-    for _ in range(2):
-        assert went_to(posted(pages, "/jobs/nightly/backfill", counted)) == "/jobs/nightly"
-    assert pages.database.count("backfills") == 1
-    assert "makes" in pages.get("/jobs/nightly").text
+    place, repeated = (went_to(posted(pages, "/jobs/nightly/backfill", counted)) for _ in range(2))
+    assert place.startswith("/bulk/backfill/")
+    assert (repeated, pages.database.count("backfills")) == (place, 1)
+    assert "makes" in pages.get(place).text
+    again = posted(pages, "/jobs/nightly/backfill", None, **fields)
+    assert "is under way. <a href" in again.text
+    assert f'<a href="{place}">Its progress</a>' in again.text
 
 
 @pytest.mark.parametrize("action", ACTIONS)

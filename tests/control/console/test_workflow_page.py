@@ -74,6 +74,8 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     assert answer.headers["location"] == f"/workflows/{root}"
     assert "4 jobs: 2 succeeded, 1 queued, 1 pending." in shown(pages, f"/workflows/{root}"), "d waits for b again"
     assert "4 jobs: 2 succeeded, 1 failed, 1 skipped." in shown(pages, f"/workflows/{root}?generation=0")
+    end_some(pages.database, lambda _: RunState.SUCCEEDED, never())
+    assert "4 jobs: 3 succeeded, 1 pending." in shown(pages, f"/workflows/{root}"), "before the release of d"
     play(pages.database)
     assert workflow(pages.database, root)[0] == "succeeded"
     page = shown(pages, f"/workflows/{root}")
