@@ -92,6 +92,7 @@ class PurgeLetters:
         query, now = read_query(request, ChosenQuery), page_now(connection)
         filters = _purged(query, now)
         found = DeadLetters(connection).purge(dry_run=True, **filters)
+        under_way = redrive_under_way(connection, caller.tenant, filters, urls)
         many = counted(found.matched, "dead letter", at_least=found.at_least)
         return Dialog(
             f"Purge {many}?", f"Purge {many}", _back(query, urls), place="dead_letters", danger=True,
@@ -100,7 +101,7 @@ class PurgeLetters:
             fields=(*confirmation(found.matched), *bound(found.matched, now)),
             sample=_sample(found.first, found.matched),
             warnings=_unpurgeable(found.matched, at_least=found.at_least),
-            under_way=redrive_under_way(connection, caller.tenant, filters, urls),
+            under_way=under_way and (f"{under_way[0]} It redrives none that is deleted before.", under_way[1]),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

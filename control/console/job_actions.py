@@ -19,6 +19,7 @@ from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.jobs.values import format_second, format_timestamp
 from tidewheel.schedules.policies import CatchUp
 
+_NO_TIMER = "It has no schedule of its own, so a pause stops nothing that comes by itself."
 _LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
 
 
@@ -35,7 +36,7 @@ class PauseJob:
         stays = [f"{_news(job)} This pause replaces that one."] if job.summary.paused else []
         return Dialog(
             f"Pause {key}?", f"Pause {key}", urls.job(key, job.summary.job_id), place="jobs",
-            will=(
+            will=(_NO_TIMER,) if job.summary.kind in {"manual", "after"} else (
                 "No occurrence fires until it is resumed.",
                 f"What is due meanwhile is handled by on_resume: {resumes}.",
             ),

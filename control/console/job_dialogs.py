@@ -11,6 +11,7 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.release import release
 from tidewheel.control.client.results import backfill_of, job_of
+from tidewheel.control.client.runs import Runs
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.confirming import counted_of
 from tidewheel.control.console.forms import Form
@@ -83,10 +84,12 @@ class DeleteJob:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a deletion ends."""
         key, job = _shown(connection, caller, request)
+        waiting = Runs(connection).cancel_matching({"key": key, "include_started": False}, None, dry_run=True)
+        many = counted(waiting.matched, "run", at_least=waiting.at_least)
         return Dialog(
             f"Delete {key}?", f"Delete {key}", urls.job(key, job.summary.job_id), place="jobs", danger=True,
             will=(
-                "It fires no more. Its runs that are queued, buffered or scheduled ahead are cancelled.",
+                f"It fires no more. Its runs that have not started are cancelled: {many}.",
                 "It can be submitted again: its versions then go on counting.",
             ),
             stays=("Runs under way end as they are. Runs that ended stay as long as runs are kept.",),

@@ -68,15 +68,20 @@ class CancelRuns:
         found = _selected(connection, request)
         if not found:
             return _nothing(request, urls)
-        still_open = [run for run in found if run.status not in FINAL]
+        not_ended = [run for run in found if run.status not in FINAL]
+        still_open = [run for run in not_ended if not _is_cancelled(run)]
         started = sum(run.status in {RunState.RUNNING, RunState.WAITING, RunState.RETRYING} for run in still_open)
-        ended = len(found) - len(still_open)
+        ended, cancelled = len(found) - len(not_ended), len(not_ended) - len(still_open)
         return Dialog(
             f"Cancel {counted(len(still_open), 'run')}?",
             f"Cancel {counted(len(still_open), 'run')}" if still_open else "",
             _back(request, urls), place="runs",
             will=_ends(number(len(still_open) - started), started), fields=(_REASON,), danger=True,
-            stays=(f"{counted(ended, 'run')} of these ended already.",) if ended else (), keep="Keep them",
+            stays=(
+                *((f"Of these, {counted(ended, 'run')} ended already.",) if ended else ()),
+                *((f"Of these, {counted(cancelled, 'run')} had a cancel accepted already.",) if cancelled else ()),
+            ),
+            keep="Keep them",
             sample=_sample(still_open), warnings=() if still_open else (_NONE_OPEN,),
         )  # fmt: skip
 
@@ -93,6 +98,11 @@ class CancelRuns:
             f" {number(rest)} had ended already." if rest else ""
         )
         return Done(_back(request, urls), words)
+
+
+def _is_cancelled(run: RunSummary) -> bool:
+    """Return True if a cancel of an open run was accepted."""
+    return run.status == RunState.CANCELLING or (run.why is not None and run.why.cancellation_id is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +123,11 @@ class RetryRuns:
             f"Retry {counted(len(ended), 'run')}?",
             f"Retry {counted(len(ended), 'run')}" if ended else "", _back(request, urls),
             place="runs",
-            will=("Each becomes a new run: its payload, its job's version in force.",), keep="Leave them",
+            will=(
+                "Each becomes a new run: its payload, its job's version in force.",
+                "A run that was retried or redriven before gets one more.",
+            ),
+            keep="Leave them",
             stays=(f"{counted(left, 'run')} of these not ended: only an ended run can be retried.",) if left else (),
             sample=_sample(ended), warnings=() if ended else (_NONE_ENDED,),
         )  # fmt: skip
@@ -211,8 +225,8 @@ class CancelMatching:
 def _ends(waiting: str, started: int, *, if_checked: bool = False) -> Sequence[str]:
     """Return the ends of runs that are cancelled: of those that wait, and of those that have started."""
     never = f"Not started: {waiting}. No executor starts them any more, and they end as cancelled."
-    who = "If the box is checked, attempts" if if_checked else "Attempts"
-    signal = f"{who} under way get a signal, and the runs end as cancelled unless they end before."
+    who = "If the box is checked, an attempt" if if_checked else "An attempt"
+    signal = f"{who} under way gets a signal, and the run ends as cancelled unless it ends before."
     return (*([never] if waiting != "0" else []), *([f"Started: {number(started)}. {signal}"] if started else []))
 
 

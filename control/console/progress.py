@@ -63,7 +63,8 @@ class Work:
 def of_backfill(row: BackfillSummary, now: datetime) -> Work:
     """Return the progress of a backfill: occurrences that are processed."""
     about = [row.key, f"{row.first_at:%-d %b %Y} to {row.last_at:%-d %b %Y}"]
-    about += ["missing ones only"] if row.what == "missing_only" else []
+    many = counted(row.expected_count, "run")
+    about += [f"those that did not fire: {many}" if row.what == "missing_only" else many]
     about += [f"{row.max_concurrent} at once"]
     done = row.created_count + row.existing_count
     work = Work("backfill", str(row.backfill_id), row.state, about, done, row.occurrences, row.created_at,
@@ -74,7 +75,7 @@ def of_backfill(row: BackfillSummary, now: datetime) -> Work:
 def of_cancellation(row: Cancellation, now: datetime) -> Work:
     """Return the progress of a cancellation by filter: runs that ended or were requested to stop."""
     about = list(_filter(row))
-    about += [] if row.include_started else ["not started ones only"]
+    about += [] if row.include_started else ["only runs that have not started"]
     state = "running" if row.finished_at is None else "finished"
     total = None if row.named_count is None else max(row.named_count, row.cancelled_count)
     work = Work("cancellation", str(row.cancellation_id), state, about, row.cancelled_count, total, row.created_at,

@@ -22,6 +22,7 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import FINAL, OWNED
 from tidewheel.settings.api import ApiSettings
 
+_ALONE = "It runs alone: its workflow goes on only by a resume of the failed part, on the workflow's page."
 REASON = Field("reason", "Reason (optional)", help="Stored in the audit log.")
 
 
@@ -80,6 +81,7 @@ class RetryRun:
             will=(
                 f"A new run gets this payload and the job's current version. This one had {summary.job_version}.",
                 *((f"It was retried already: {counted(done, 'run')} followed.",) if done else ()),
+                *((_ALONE,) if run.workflow_run_id else ()),
             ),
             stays=(f"This run stays as it is: {state(summary.status)} {format_timestamp(summary.finished_at)}.",)
             if summary.finished_at else (),

@@ -59,7 +59,7 @@ def _below(usage: TenantUsage, limits: Mapping[str, Any]) -> Sequence[FieldError
         ("in_flight", usage.in_flight, "none is stopped, and no further one starts until fewer are active"),
     ):
         limit = limits[name]
-        if limit is not None and limit < used.count:
+        if limit is not None and 0 <= limit < used.count:
             there = "are active" if name == "in_flight" else "exist"
             count = number(used.count, at_least=used.at_least)
             found.append(FieldError(name, f"{count} {there}, more than {limit:,}", effect))

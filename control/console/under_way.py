@@ -43,7 +43,8 @@ def backfill_under_way(
     if found is None:
         return None
     of = f"from {format_timestamp(found.first_at)} to {format_timestamp(found.last_at)}"
-    return f"A backfill {of} is under way.", urls("bulk_work", kind="backfill", id=found.backfill_id)
+    words = f"A backfill {of} is under way. Of those that did not fire, none runs twice."
+    return words, urls("bulk_work", kind="backfill", id=found.backfill_id)
 
 
 def letter_under_way(
@@ -83,8 +84,8 @@ def redrive_under_way(
 
 
 def _covering(rows: Sequence[R], filters: Mapping[str, object], names: Sequence[str]) -> R | None:
-    """Return the newest row that goes on, none of whose filters is narrower than the given ones."""
-    for row in rows:
+    """Return the newest row that goes on, none of whose filters is narrower; one that is paused is the last choice."""
+    for row in sorted(rows, key=lambda row: getattr(row, "state", "") == "paused"):
         if row.finished_at is None and all(_is_wider(getattr(row, name), filters.get(name)) for name in names):
             return row
     return None

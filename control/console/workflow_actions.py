@@ -36,8 +36,8 @@ class PauseWorkflow:
         waiting = [node.key for node in found.nodes if node.run_id is None]
         return Dialog(
             f"Pause this workflow of {found.summary.key}?", "Pause 1 workflow", _page(urls, request),
-            will=(f"{counted(len(waiting), 'job')} that no run was made for wait until it is resumed.",),
-            stays=(f"{counted(_under_way(found), 'open run')} of it go on.",), fields=(REASON,),
+            will=(f"Jobs without a run, which wait until it is resumed: {len(waiting)}.",),
+            stays=(f"Open runs of it, which go on: {_under_way(found)}.",), fields=(REASON,),
             sample=waiting[:_SAMPLE], keep="Let it go on", place="runs",
         )  # fmt: skip
 
@@ -74,8 +74,8 @@ class ResumeWorkflow:
             f"Run {counted(len(again), 'job')} of {summary.key} again?", f"Resume {counted(len(again), 'job')}",
             _page(urls, request),
             will=(
-                "Each gets a new run where its parents' ends meet its conditions.",
                 f"It opens generation {summary.generation + 1}.",
+                "Each of these gets a new run where its parents' ends meet its conditions:",
             ),
             stays=(f"Jobs that stay as they are: {done}.",), sample=_sample(again), keep="Leave it", place="runs",
         )  # fmt: skip
@@ -102,8 +102,7 @@ class CancelWorkflow:
             f"Cancel {counted(runs, 'open run')} of this workflow of {found.summary.key}?",
             f"Cancel {counted(runs, 'run')}", _page(urls, request),
             will=(
-                "Runs under way get a signal and end as cancelled.",
-                f"{counted(jobs, 'job')} of it get no run. A resume runs them later.",
+                f"Jobs that get no run until a resume: {jobs}.", "Runs under way get a signal and end as cancelled:",
             ),
             stays=(f"Jobs that ended, and stay as they are: {len(found.nodes) - runs - jobs}.",),
             sample=_sample([node.key for node in found.nodes if node.state in OPEN]), fields=(REASON,),

@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from tidewheel.jobs.values import format_second
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import MOVES, Move, sources
+from tidewheel.runs import OWNED, Move, sources
 
 _SQL = Statements("tidewheel.control")
 _LIST_FREEZES = _SQL["list_freezes"]
@@ -27,7 +27,7 @@ MAX_WAITING = 10_000
 """The runs that are counted for each freeze: more are shown as at least so many."""
 _LOOKED_AT = 20_000
 _STANDING = 20  # freezes of one band
-_UNDER_WAY = MOVES[Move.REQUEST_CANCEL].sources
+_UNDER_WAY = OWNED
 
 
 @dataclass(frozen=True, slots=True)

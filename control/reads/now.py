@@ -13,7 +13,7 @@ from tidewheel.control.reads.waits import LEASE
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import RunState
+from tidewheel.runs import OWNED
 
 _COUNT_SLOTS = Statements("tidewheel.control")["count_slots"]
 
@@ -54,7 +54,7 @@ class Now:
         as_of: The database's clock.
         findings: What needs a person, the worst first.
         due_next_minute: The jobs that come due within a minute.
-        running: The runs under way.
+        running: The runs under way, also those whose cancel is requested.
         slots: The slots of live executors.
         open: The open runs by state; `scheduled` are those before their time.
         open_at_least: True if there may be more open runs.
@@ -101,13 +101,14 @@ def read_now_of(
     hour = read_activity(connection, tenant, [now - _HOUR, now + _HOUR])
     ended = hour.bins[0]
     failed = ended.failed + ended.timed_out
+    running = sum(found.states.get(state, 0) for state in OWNED)
     upcoming = read_upcoming(connection, tenant, shards, [now, now + _MINUTE])
     return Now(
         as_of=now,
         findings=tuple(find_needs(connection, tenant, now, found, fleet=fleet, hour=ended)),
         due_next_minute=_due(upcoming),
-        running=found.states.get(RunState.RUNNING, 0),
-        slots=Slots(found.states.get(RunState.RUNNING, 0), _slots(connection) if sees_slots else None),
+        running=running,
+        slots=Slots(running, _slots(connection) if sees_slots else None),
         open=found.states,
         open_at_least=found.at_least,
         ended_hour=ended.succeeded + failed + ended.cancelled + ended.skipped,

@@ -238,9 +238,10 @@ def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...], last: "_LastAttemp
 
 def _due(facts: WaitFacts) -> Wait:
     if facts.able:
-        have = "executor has" if facts.able == 1 else "executors have"
-        words = f"waits for a free slot of queue {facts.queue}: {facts.able} live {have} what it needs"
-        return Wait(WaitCode.SLOT, words, "`tidewheel status` shows slots and what is due; start more executors")
+        who = "the live executor" if facts.able == 1 else f"one of {facts.able} live executors"
+        words = f"waits until {who} of queue {facts.queue} has a free slot and claims it"
+        remedy = "`tidewheel status` shows the slots in use; if all are, start more executors"
+        return Wait(WaitCode.SLOT, words, remedy)
     return _without_executor(facts)
 
 

@@ -246,7 +246,7 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
     assert "Cancel open runs of other, 3 runs in all?" in dialog
     assert "<bdi>Cancel them</bdi></button>" in dialog, "the box decides the number"
     assert "Not started: 2. No executor starts them any more" in dialog
-    assert "Started: 1. If the box is checked, attempts under way get a signal" in dialog
+    assert "Started: 1. If the box is checked, an attempt under way gets a signal" in dialog
     assert "2 runs to cancel" in shown(pages, done(posted(pages, "/runs/cancel-all?job=other")))
 
 

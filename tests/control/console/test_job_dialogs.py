@@ -154,7 +154,7 @@ def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
     assert (repeated, pages.database.count("backfills")) == (place, 1)
     assert "makes" in pages.get(place).text
     again = posted(pages, "/jobs/nightly/backfill", None, **fields)
-    assert "is under way. <a href" in again.text
+    assert "none runs twice. <a href" in again.text
     assert f'<a href="{place}">Its progress</a>' in again.text
 
 

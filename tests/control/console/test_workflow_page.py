@@ -134,8 +134,8 @@ def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
     end_some(pages.database, lambda _: RunState.SUCCEEDED, never())
     drain_some(pages.database, never())
     pause = shown(pages, f"/workflows/{root}/pause")
-    assert "1 job that no run was made for" in pause
-    assert "1 open run of it go on." in pause
+    assert "Jobs without a run, which wait until it is resumed: 1." in pause
+    assert "Open runs of it, which go on: 1." in pause
     assert posted(pages, f"/workflows/{root}/pause", reason="<i>look").status_code == HTTPStatus.SEE_OTHER
     page = shown(pages, f"/workflows/{root}")
     assert "It is paused." in page
