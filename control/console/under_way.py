@@ -84,7 +84,7 @@ def redrive_under_way(
 
 
 def _covering(rows: Sequence[R], filters: Mapping[str, object], names: Sequence[str]) -> R | None:
-    """Return the newest row that goes on, none of whose filters is narrower; one that is paused is the last choice."""
+    """Return the newest row that goes on, none of whose filters is narrower; a paused one last."""
     for row in sorted(rows, key=lambda row: getattr(row, "state", "") == "paused"):
         if row.finished_at is None and all(_is_wider(getattr(row, name), filters.get(name)) for name in names):
             return row
