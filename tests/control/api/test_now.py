@@ -63,7 +63,7 @@ def test_now_counts_what_ended_and_what_is_open(client: ApiClient) -> None:
 
 def test_job_that_fails_in_a_row_is_a_finding_until_it_succeeds(client: ApiClient) -> None:
     submit(client.database, HOSTILE, retry={"max_attempts": 1})
-    finish(client.database, HOSTILE, *[RunState.SUCCEEDED] * 20, *[RunState.FAILED] * 2)
+    finish(client.database, HOSTILE, *[RunState.SUCCEEDED] * 50, *[RunState.FAILED] * 2)
     assert failing(client) == []
     finish(client.database, HOSTILE, RunState.FAILED)
     [finding] = failing(client)
