@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, TypedDict, Unpack
 
-from tidewheel.audit import ALL_TENANTS, Change, process_user, record_change
+from tidewheel.audit import ALL_TENANTS, Change, record_change
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.tenant_periods import KEPT_STATES, MAX_PERIOD, TenantPeriod, tenant_periods
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants, show_tenant, tenant_usage
@@ -152,7 +152,8 @@ class Tenants:
             Refused: There is no such tenant.
             Unavailable: The database does not answer.
         """
-        by = self._connection.actor.named or process_user()
+        actor = self._connection.actor
+        by = actor.named or actor.name
         document = {"type": "freeze", "scope": "tenant", "reason": reason, "by": by}
         return not self._connection.request(document, tenant=name).unchanged
 

@@ -19,7 +19,10 @@ from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.jobs.values import format_second, format_timestamp
 from tidewheel.schedules.policies import CatchUp
 
-_NO_TIMER = "It has no schedule of its own, so a pause stops nothing that comes by itself."
+_WITHOUT_TIMER = {
+    "manual": ("It has no schedule, so a pause stops nothing that comes by itself.",),
+    "after": ("Until it is resumed, its part of each workflow is skipped, with the reason paused.",),
+}
 _LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
 
 
@@ -36,7 +39,7 @@ class PauseJob:
         stays = [f"{_news(job)} This pause replaces that one."] if job.summary.paused else []
         return Dialog(
             f"Pause {key}?", f"Pause {key}", urls.job(key, job.summary.job_id), place="jobs",
-            will=(_NO_TIMER,) if job.summary.kind in {"manual", "after"} else (
+            will=_WITHOUT_TIMER.get(job.summary.kind) or (
                 "No occurrence fires until it is resumed.",
                 f"What is due meanwhile is handled by on_resume: {resumes}.",
             ),
@@ -78,9 +81,10 @@ class ResumeJob:
         key, found = job.summary.key, job.summary.job_id
         with connection.snapshot() as reading:
             due = preview_resume(reading, caller.tenant, [found])
+        again = "It takes part in workflows again." if job.summary.kind == "after" else "It fires again."
         return Dialog(
             f"Resume {key}?", f"Resume {key}", urls.job(key, found), place="jobs",
-            will=("It fires again.", *due.words), stays=(_news(job),), fields=(as_shown(_state(job)),),
+            will=(again, *due.words), stays=(_news(job),), fields=(as_shown(_state(job)),),
             keep="Keep it paused",
         )  # fmt: skip
 

@@ -249,7 +249,7 @@ def matching_filters(query: RunsQuery, *, is_narrowed: bool) -> Mapping[str, obj
     keys, time = (query.concurrency_key, query.ordering_key), (query.since, query.until)
     others = (query.status in FINAL, query.run_label, *keys, *time)
     found = _shown(query)
-    return None if is_narrowed or any(others) or not found else found
+    return None if is_narrowed or any(others) or not set(found) - {"status"} else found
 
 
 def _shown(query: RunsQuery | MatchingQuery) -> Mapping[str, object]:

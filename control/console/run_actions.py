@@ -97,7 +97,8 @@ class RetryRun:
             letter = DeadLetters(connection).get(run.dead_letter).summary
         except UnknownDeadLetter:
             return None
-        return letter_under_way(connection, caller.tenant, letter, urls)
+        found = letter_under_way(connection, caller.tenant, letter, urls)
+        return found and (f"{found[0]} A retry counts as its redrive.", found[1])
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Make the new run."""

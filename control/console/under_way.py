@@ -1,4 +1,4 @@
-"""Bulk work that is under way by the filter of a dialog or a wider one: the dialog names it."""
+"""Bulk work that is under way and concerns what a dialog is about: the dialog names it."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,6 +14,7 @@ from tidewheel.jobs.values import format_timestamp
 
 R = TypeVar("R", Cancellation, Redriving)
 
+_WIDER, _NARROWER = "by this filter or a wider one", "of some of these, by another filter,"
 _OF_CANCELLATIONS = ("key", "labels", "queue", "lane", "handler", "cause")
 _OF_REDRIVES = ("kind", "ids", "key", "status", "error_type", "queue", "lane")
 
@@ -21,16 +22,16 @@ _OF_REDRIVES = ("kind", "ids", "key", "status", "error_type", "queue", "lane")
 def cancellation_under_way(
     connection: Connection, tenant: str, filters: Mapping[str, object], urls: Urls
 ) -> tuple[str, str] | None:
-    """Return a sentence about a cancellation by this filter or a wider one, and its address."""
+    """Return a sentence about a cancellation of all or some of these runs, and its address."""
     with connection.snapshot() as reading:
-        found = _covering(cancellations(reading, tenant), filters, _OF_CANCELLATIONS)
+        found, covers = _concerning(cancellations(reading, tenant), filters, _OF_CANCELLATIONS)
     if found is None:
         return None
     address = urls("bulk_work", kind="cancellation", id=found.cancellation_id)
+    which = _WIDER if covers else _NARROWER
     started = "started ones too" if found.include_started else "not those that have started"
     until = f"of runs that were created before {format_timestamp(found.created_before)}"
-    words = f"Cancellation {found.cancellation_id} by this filter or a wider one is under way, {until}, {started}."
-    return words, address
+    return f"Cancellation {found.cancellation_id} {which} is under way, {until}, {started}.", address
 
 
 def backfill_under_way(
@@ -60,7 +61,7 @@ def letter_under_way(
 def redrive_under_way(
     connection: Connection, tenant: str, filters: Mapping[str, object], urls: Urls, *, at: datetime | None = None
 ) -> tuple[str, str] | None:
-    """Return a sentence about a redrive by this filter or a wider one, and its address.
+    """Return a sentence about a redrive of all or some of these dead letters, and its address.
 
     Args:
         connection: Reads the redrives.
@@ -73,22 +74,36 @@ def redrive_under_way(
         filters = {**filters, "kind": DeadLetterKind.RUN}
     with connection.snapshot() as reading:
         rows = [row for row in redrives(reading, tenant) if at is None or row.since_at <= at <= row.until_at]
-    found = _covering(rows, filters, _OF_REDRIVES)
+    found, covers = _concerning(rows, filters, _OF_REDRIVES)
     if found is None:
         return None
-    which = "that includes it" if at is not None else "by this filter or a wider one"
+    which = "that includes it" if at is not None else _WIDER if covers else _NARROWER
     state = "paused" if found.state == "paused" else "under way"
     until = "" if at is not None else f", of dead letters until {format_timestamp(found.until_at)}"
     address = urls("bulk_work", kind="redrive", id=found.redrive_id)
     return f"A redrive {which} is {state}{until}. None is redriven twice.", address
 
 
-def _covering(rows: Sequence[R], filters: Mapping[str, object], names: Sequence[str]) -> R | None:
-    """Return the newest row that goes on, none of whose filters is narrower; a paused one last."""
-    for row in sorted(rows, key=lambda row: getattr(row, "state", "") == "paused"):
-        if row.finished_at is None and all(_is_wider(getattr(row, name), filters.get(name)) for name in names):
-            return row
-    return None
+def _concerning(rows: Sequence[R], filters: Mapping[str, object], names: Sequence[str]) -> tuple[R | None, bool]:
+    """Return the newest row that goes on and concerns all, else some; True if all.
+
+    A paused one is the last choice.
+    """
+    going_on = sorted(
+        (row for row in rows if row.finished_at is None), key=lambda row: getattr(row, "state", "") == "paused"
+    )
+    for row in going_on:
+        if all(_is_wider(getattr(row, name), filters.get(name)) for name in names):
+            return row, True
+    for row in going_on:
+        if all(_overlaps(getattr(row, name), filters.get(name)) for name in names):
+            return row, False
+    return None, False
+
+
+def _overlaps(one: object, other: object) -> bool:
+    """Return True if two filters of bulk work may name the same things."""
+    return not one or not other or isinstance(one, Mapping) or _is_wider(one, other) or _is_wider(other, one)
 
 
 def _is_wider(wide: object, given: object) -> bool:
