@@ -76,8 +76,7 @@ def new_key(name: str | None = None) -> ApiKey:
     (True, False, False)
     """
     number = secrets.randbits(_ID_BITS) if name is None else int.from_bytes(sha256(name.encode()).digest()[:8])
-    key_id = "".join(_ID_LETTERS[number // len(_ID_LETTERS) ** at % len(_ID_LETTERS)] for at in range(_ID_CHARACTERS))
-    return ApiKey(key_id, _digits(secrets.randbits(256), _SECRET_CHARACTERS))
+    return ApiKey(_digits(number, _ID_CHARACTERS, _ID_LETTERS), _digits(secrets.randbits(256), _SECRET_CHARACTERS))
 
 
 def read_key(text: str) -> ApiKey | None:
@@ -123,10 +122,10 @@ def _checksum(body: str) -> str:
     return _digits(crc32(body.encode()), _CHECKSUM_CHARACTERS)
 
 
-def _digits(number: int, count: int) -> str:
-    """Return a number with digits of base 62, the last one first."""
+def _digits(number: int, count: int, letters: str = _LETTERS) -> str:
+    """Return the digits of a number, of base 62 unless other letters are given; the last one first."""
     found: list[str] = []
     for _ in range(count):
-        number, digit = divmod(number, len(_LETTERS))
-        found.append(_LETTERS[digit])
+        number, digit = divmod(number, len(letters))
+        found.append(letters[digit])
     return "".join(found)

@@ -26,7 +26,11 @@ from tidewheel.control.console.frozen import framed
 from tidewheel.control.console.rendering import Visitor
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import without_zone
+from tidewheel.control.console.words import number
 from tidewheel.errors import FieldError, Refused
+
+SAMPLE = 5
+"""The lines of what a dialog touches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +218,16 @@ def visitor(request: Request, found: Caller) -> Visitor:
 def acting(request: Request, found: Caller) -> Caller:
     """Return the caller as the audit log names it: by the console, with the name of the sign-in."""
     return replace(found, actor=replace(found.actor, door=AuditDoor.CONSOLE, named=_name(request) or found.actor.named))
+
+
+def sample_of(lines: Sequence[str], count: int) -> Sequence[str]:
+    """Return the first few lines of what a dialog touches, and how many more things there are.
+
+    >>> sample_of(["a", "b", "c", "d", "e", "f"], 1200)
+    ['a', 'b', 'c', 'd', 'e', 'and 1,195 more']
+    """
+    first = list(lines[:SAMPLE])
+    return [*first, f"and {number(count - len(first))} more"] if count > len(first) else first
 
 
 def text_of(form: Mapping[str, str], name: str) -> str | None:

@@ -12,7 +12,7 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import Whole, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import MAX_RATE, DeadLetters
-from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, sample_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, ensure_counted, until_of
 from tidewheel.control.console.dead_letters import REDRIVEN, TabQuery, by_tab
 from tidewheel.control.console.forms import Form
@@ -24,7 +24,6 @@ from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSum
 from tidewheel.errors import FieldError, refuse
 
 _RATE = "50"
-_SAMPLE = 5
 _FILTERS = ("kind", "status", "error_type", "queue", "lane", "since", "until")
 _NOTHING = FieldError("", "no dead letter matches", "go back: it may be redriven or purged already")
 
@@ -178,6 +177,5 @@ def _back(query: ChosenQuery, urls: Urls) -> str:
 
 
 def _sample(first: Sequence[DeadLetterSummary], matched: int) -> Sequence[str]:
-    lines = [f"{each.id}  {each.key or each.topic}  {each.error_type or each.reason}" for each in first[:_SAMPLE]]
-    more = matched - len(lines)
-    return [*lines, f"and {number(more)} more"] if more > 0 else lines
+    lines = [f"{each.id}  {each.key or each.topic}  {each.error_type or each.reason}" for each in first]
+    return sample_of(lines, matched)

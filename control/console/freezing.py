@@ -11,7 +11,7 @@ from tidewheel.control.api.callers import Caller, ensure_all_tenants
 from tidewheel.control.api.freezes import ScopeQuery as FreezeScopeQuery
 from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.frozen import scope_address, thaw_filters
 from tidewheel.control.console.listing import pairs
@@ -25,7 +25,6 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 
 _LONGEST_BACK = 500
-_SAMPLE = 5
 _NARROW = ("queue", "labels", "key_prefix")
 
 
@@ -129,7 +128,7 @@ class ThawScope:
             f"Thaw {words}?", f"Thaw {words}", _to(query, urls),
             will=(f"{_waiting(found)} may start again, each from its time on.", *due.words),
             stays=(f"It is {freeze.words}.", "Jobs that are paused stay paused."), keep="Keep it frozen",
-            sample=[each.words for each in due.jobs[:_SAMPLE]],
+            sample=[each.words for each in due.jobs[:SAMPLE]],
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

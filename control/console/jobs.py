@@ -55,8 +55,11 @@ class JobsPage:
 
             def read_retries() -> Mapping[UUID, Wait]:
                 latest = [job.last_run for job in page.jobs if job.last_run]
+                retrying = [run.run_id for run in latest if run.state == RunState.RETRYING]
+                if not retrying:
+                    return {}
                 with connection.snapshot() as reading:
-                    return read_waits(reading, [run.run_id for run in latest if run.state == RunState.RETRYING])
+                    return read_waits(reading, retrying)
 
             recent = part(read_strips)
             runs: Mapping[UUID, Sequence[RecentRun]] = {} if isinstance(recent, Failed) else recent

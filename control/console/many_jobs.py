@@ -12,7 +12,7 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.jobs import JobsQuery
 from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, sample_of, text_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.many_runs import MOST, IdOfQuery, back_to
@@ -22,7 +22,6 @@ from tidewheel.control.explain.resuming import preview_resume
 from tidewheel.control.reads.job_keys import SelectedJob, read_selected_jobs
 from tidewheel.errors import FieldError, InvalidInput
 
-_SAMPLE = 5
 _NAMED = 3  # refusals that the message names
 _NONE = FieldError("job", "none of the selected jobs is there", "go back and select others")
 
@@ -146,5 +145,4 @@ def _already(count: int, words: str) -> Sequence[str]:
 
 
 def _sample(found: Sequence[SelectedJob]) -> Sequence[str]:
-    lines = [each.key for each in found[:_SAMPLE]]
-    return [*lines, f"and {number(len(found) - _SAMPLE)} more"] if len(found) > _SAMPLE else lines
+    return sample_of([each.key for each in found[:SAMPLE]], len(found))

@@ -16,7 +16,7 @@ from tidewheel.control.api.queries import LabelFilter, TenantQuery, read_query
 from tidewheel.control.api.runs import RunsQuery, Status
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.runs import CancelResult, Runs
-from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, sample_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, counted_of, ensure_confirmed, until_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.under_way import cancellation_under_way
@@ -28,7 +28,6 @@ from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
 from tidewheel.jobs.values import Key, Queue, format_timestamp
 from tidewheel.runs import FINAL, RunState
 
-_SAMPLE = 5
 MOST = 200
 """So many rows of a list one request may select."""
 _REASON = Field("reason", "Reason (optional)", help="Stored and published with each run.")
@@ -324,5 +323,4 @@ def _each(request: Request, change: Callable[[UUID], bool], none: FieldError) ->
 
 
 def _sample(found: Sequence[RunSummary]) -> Sequence[str]:
-    lines = [f"{run.run_id}  {run.key}  {run.status}" for run in found[:_SAMPLE]]
-    return [*lines, f"and {number(len(found) - _SAMPLE)} more"] if len(found) > _SAMPLE else lines
+    return sample_of([f"{run.run_id}  {run.key}  {run.status}" for run in found[:SAMPLE]], len(found))

@@ -18,7 +18,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now
 from tidewheel.control.console.words import counted, state
 from tidewheel.control.console.workflow_graph import Picture, depths, is_met, picture_of
-from tidewheel.control.reads.waits import read_waits
+from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.control.reads.workflows import Parent, Workflow, WorkflowNode
 from tidewheel.runs import DEAD_LETTERED, RunState
 
@@ -88,9 +88,11 @@ class WorkflowPage:
             for node, depth in rows[query.after : query.after + ROWS]
         ]
         older = None if shown == found.summary.generation else shown
-        open_runs = [node.run_id for node, _ in page if node.run_id is not None and node.state in _WAITING]
-        with connection.snapshot() as reading:
-            waits = {} if older is not None else read_waits(reading, open_runs)
+        waiting = [node.run_id for node, _ in page if node.run_id is not None and node.state in _WAITING]
+        waits: Mapping[UUID, Wait] = {}
+        if waiting and older is None:
+            with connection.snapshot() as reading:
+                waits = read_waits(reading, waiting)
         following, picture = query.after + ROWS, picture_of(found.nodes)
         return View(
             {

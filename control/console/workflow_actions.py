@@ -1,6 +1,5 @@
 """Actions on one occurrence of a workflow: pause it, go on or run its failed part again, cancel it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.workflows import Workflows
-from tidewheel.control.console.actions import Dialog, Done, request_id_of, text_of
+from tidewheel.control.console.actions import SAMPLE, Dialog, Done, request_id_of, sample_of, text_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
@@ -19,8 +18,6 @@ from tidewheel.control.console.workflow import root_of
 from tidewheel.control.reads.workflows import Workflow
 from tidewheel.errors import refuse
 from tidewheel.runs import OPEN
-
-_SAMPLE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class PauseWorkflow:
             f"Pause this workflow of {found.summary.key}?", "Pause 1 workflow", _page(urls, request),
             will=(f"Jobs without a run, which wait until it is resumed: {len(waiting)}.",),
             stays=(f"Open runs of it, which go on: {_under_way(found)}.",), fields=(REASON,),
-            sample=waiting[:_SAMPLE], keep="Let it go on", place="runs",
+            sample=waiting[:SAMPLE], keep="Let it go on", place="runs",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -77,7 +74,8 @@ class ResumeWorkflow:
                 f"It opens generation {summary.generation + 1}.",
                 "Each of these gets a new run where its parents' ends meet its conditions:",
             ),
-            stays=(f"Jobs that stay as they are: {done}.",), sample=_sample(again), keep="Leave it", place="runs",
+            stays=(f"Jobs that stay as they are: {done}.",), sample=sample_of(again, len(again)), keep="Leave it",
+            place="runs",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -105,7 +103,7 @@ class CancelWorkflow:
                 f"Jobs that get no run until a resume: {jobs}.", "Runs under way get a signal and end as cancelled:",
             ),
             stays=(f"Jobs that ended, and stay as they are: {len(found.nodes) - runs - jobs}.",),
-            sample=_sample([node.key for node in found.nodes if node.state in OPEN]), fields=(REASON,),
+            sample=sample_of([node.key for node in found.nodes if node.state in OPEN], runs), fields=(REASON,),
             keep="Let it go on", danger=True, place="runs",
         )  # fmt: skip
 
@@ -130,11 +128,6 @@ def _open_workflow(connection: Connection, request: Request) -> Workflow:
 
 def _under_way(found: Workflow) -> int:
     return sum(node.state in OPEN for node in found.nodes)
-
-
-def _sample(keys: Sequence[str]) -> list[str]:
-    more = len(keys) - _SAMPLE
-    return [*keys[:_SAMPLE], *([f"and {more:,} more"] if more > 0 else [])]
 
 
 def _page(urls: Urls, request: Request) -> str:

@@ -37,7 +37,10 @@ _SET_ASIDE = 20
 _SETTLED = timedelta(seconds=5)  # an executor that has just started is known by then
 _HELD = timedelta(minutes=1)
 _LONG_WAIT = timedelta(minutes=5)  # for a free slot
-_STUCK = frozenset({WaitCode.NO_EXECUTOR, WaitCode.NO_HANDLER, WaitCode.NO_TARGET})
+_WAITS = {
+    WaitCode.NO_EXECUTOR: (Severity.ERROR, _SETTLED), WaitCode.NO_HANDLER: (Severity.ERROR, _SETTLED),
+    WaitCode.NO_TARGET: (Severity.ERROR, _SETTLED), WaitCode.SLOT: (Severity.WARNING, _LONG_WAIT),
+}  # fmt: skip
 _LIMITS = frozenset({WaitCode.TENANT, WaitCode.TENANT_RATE, WaitCode.KEY, WaitCode.ORDER})
 
 
@@ -209,14 +212,13 @@ def _of_dead_letters(connection: Conn, tenant: str) -> Iterator[Need]:
 
 def _of_waits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:
     for each in waiting:
-        is_stuck = each.why is not None and each.why.code in _STUCK
-        if each.why is None or not (is_stuck or each.why.code is WaitCode.SLOT):
+        if each.why is None or each.why.code not in _WAITS:
             continue
-        if now - each.oldest_at < (_SETTLED if is_stuck else _LONG_WAIT):
+        severity, longest = _WAITS[each.why.code]
+        if now - each.oldest_at < longest:
             continue
         runs = "run waits" if each.count == 1 else "runs wait"
         evidence = f"{each.count:,}{'+' if each.at_least else ''} {runs} in queue {each.queue}, lane {each.lane}"
-        severity = Severity.ERROR if is_stuck else Severity.WARNING
         yield Need(
             "waiting_runs", severity, each.why.words, evidence, each.oldest_at, each.count, each.why.remedy or ""
         )
