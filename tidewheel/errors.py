@@ -285,7 +285,7 @@ class UnknownTenant(Refused):
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
-        problem, remedy = f"there is no tenant {tenant!r}", "leave it out, or create the tenant"
+        problem, remedy = f"there is no tenant {tenant!r}", "name another tenant, or create this one"
         super().__init__((FieldError("tenant", problem, remedy),))
 
 

@@ -33,7 +33,7 @@ def _fields(found: CalendarDetail | None) -> Sequence[Field]:
     days, weekdays = ("\n".join(map(str, found.days)), ", ".join(found.weekdays)) if found else ("", "")
     source = (found.source or "") if found else ""
     return (
-        Field("days", "Days", "long", days, "Such as 2026-12-25, one a line."),
+        Field("days", "Days", "long", days, "Such as 2026-12-25, one per line."),
         Field("weekdays", "Weekdays", value=weekdays, help="Such as SAT, SUN."),
         Field("ics", "iCalendar (optional)", "long", help=_ICS, upload=".ics,text/calendar"),
         Field("source", "Source (optional)", value=source, help="Shown beside the days."),
@@ -112,8 +112,8 @@ class NewCalendar:
         """Return the fields of a calendar."""
         name = Field("name", "Name", required=True, help="1 to 64 of a-z, 0-9, '.', '_' and '-'. Jobs name it.")
         return Dialog(
-            "New calendar", "Create the calendar", urls("calendars"), place="jobs", keep="Create none",
-            will=("Jobs that name it do not fire on its days, or only then.",), fields=(name, *_fields(None)),
+            "New calendar", "Create the calendar", urls("calendars"), place="jobs", keep="Back",
+            will=("Jobs that name it do not fire on its days, or fire only on them.",), fields=(name, *_fields(None)),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

@@ -57,7 +57,7 @@ class TriggerJob:
                 Field("labels", "labels of the run", "long", help="A name=value a line, in place of those of the job.",
                       rows=2),
             ),
-            keep="Do not trigger it",
+            keep="Back",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -232,7 +232,7 @@ class BackfillJob:
                     ("", "as the job has it"), *((each, each) for each in Overlap))),
                 Field("reason", "reason", help="Optional. Stored with the backfill and in the audit log."),
             ),
-            keep="Make no backfill",
+            keep="Back",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:
@@ -263,7 +263,7 @@ def _confirm(key: str, occurrences: int, form: Form, back: str) -> Dialog:
     grown = () if before is None else (f"It was {counted(before, 'run')} when they were counted.",)
     fields = [Field(name, "", "hidden", form.get(name, "")) for name in (*_RANGE, "max_concurrent")]
     return Dialog(
-        f"Make {runs} of {key}?", f"Make {runs}", back, place="jobs", keep="Make no backfill",
+        f"Make {runs} of {key}?", f"Make {runs}", back, place="jobs", keep="Back",
         will=(f"{counted(occurrences, 'occurrence')} from {form.get('from', '')} to {form.get('to', '')} become runs,"
               f" {form.get('max_concurrent', '')} open at once.", *grown),
         stays=("The schedule goes on as it is. A backfill can be paused and cancelled.",),

@@ -73,16 +73,16 @@ class NewKey:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the fields of a key."""
         whose = f"tenant {caller.tenant}"
-        everywhere = [Field("all_tenants", "Of all tenants", "check", help=f"Else it is one of {whose}.")]
+        everywhere = [Field("all_tenants", "Valid for all tenants", "check", help=f"Else for {whose} only.")]
         return Dialog(
-            "New key", "Create the key", urls("keys"), place="admin", keep="Create none",
+            "New key", "Create the key", urls("keys"), place="admin", keep="Back",
             will=("The next page shows the key once.",),
             fields=(
                 Field("name", "Name", required=True, help="Shown in lists and in the audit log."),
                 *(Field(each, each, "check", help=words) for each, words in _SCOPES.items()),
                 *(everywhere if caller.all_tenants else ()),
                 Field("lifetime", "Expires after (optional)", help="Such as 90d."),
-                Field("rate", "Requests a second (optional)", "number", help="By default the setting of the API."),
+                Field("rate", "Requests per second (optional)", "number", help="By default the setting of the API."),
             ),
         )  # fmt: skip
 
@@ -111,11 +111,11 @@ class RevokeKey:
         if key.last_used_at is not None:
             used = f"It was last used {when(key.last_used_at, page_now(connection))}."
         last = _last_admin(connection, caller, key)
-        own = ("This console is signed in by it: this sign-in ends too.",) if key.key_id == _own(request) else ()
+        own = ("You are signed in with it: your sign-in ends too.",) if key.key_id == _own(request) else ()
         return Dialog(
             f"Revoke key {key.name}?", f"Revoke {key.name}", urls("keys"), place="admin", danger=True,
             will=("Its requests are refused, and its sign-ins end, from the next second on.", *own, used),
-            stays=("What it has changed stays. Nothing gives it back: create another key.",), keep="Keep it",
+            stays=("What it has changed stays. A revocation cannot be undone: create another key.",), keep="Keep it",
             warnings=() if last is None else (FieldError("", last, "create another one before"),),
         )  # fmt: skip
 

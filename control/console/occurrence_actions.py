@@ -1,4 +1,4 @@
-"""Actions on one occurrence to come: leave it out, move it, take that back."""
+"""Actions on one occurrence to come: skip it, move it, undo that."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,7 +35,7 @@ class OccurrenceQuery(TenantQuery):
 
 @dataclass(frozen=True, slots=True)
 class SkipOccurrence:
-    """Leave out one occurrence."""
+    """Skip one occurrence."""
 
     scope: ClassVar[Scope] = Scope.OPERATE
 
@@ -43,14 +43,14 @@ class SkipOccurrence:
         """Return the occurrence that will not fire."""
         found = _explained(connection, caller, request)
         return Dialog(
-            f"Leave out {_clock(found.local)} of {found.key}?", f"Leave out {_clock(found.local)}",
+            f"Skip {_clock(found.local)} of {found.key}?", f"Skip {_clock(found.local)}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
             will=(readings(found), found.words), stays=("The other occurrences stay as they are.",), fields=(_REASON,),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Skip it."""
-        return _Change(connection, caller, form, request, urls).send("job.skip", "is left out")
+        return _Change(connection, caller, form, request, urls).send("job.skip", "will be skipped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,12 @@ class MoveOccurrence:
         """Return the occurrence, and ask for its new time."""
         found = _explained(connection, caller, request)
         example = found.local.isoformat(timespec="seconds")
-        to = Field("to", "Fires instead at", value=example, help="With its offset from UTC.", required=True)
+        about = f"A time with its offset from UTC, such as {example}."
+        to = Field("to", "Fires instead at", value=example, help=about, required=True)
         return Dialog(
             f"Move {_clock(found.local)} of {found.key}?", f"Move {_clock(found.local)}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), found.words), stays=("It stays the occurrence of its own instant.",),
+            will=(readings(found), found.words), stays=("Records keep its original time.",),
             fields=(to, _REASON),
         )  # fmt: skip
 
@@ -78,7 +79,7 @@ class MoveOccurrence:
 
 @dataclass(frozen=True, slots=True)
 class UnskipOccurrence:
-    """Take a skip or a move back."""
+    """Undo a skip or a move."""
 
     scope: ClassVar[Scope] = Scope.OPERATE
 
@@ -92,7 +93,7 @@ class UnskipOccurrence:
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
-        """Take it back."""
+        """Undo it."""
         return _Change(connection, caller, form, request, urls).send("job.unskip", "fires at its time")
 
 
@@ -134,5 +135,5 @@ class _Change:
         at = format_timestamp(read_query(self.request, OccurrenceQuery).at)
         document = {"type": kind, "key": key, "at": at, "reason": text_of(self.form, "reason"), **fields}
         job = job_of(self.connection.request(document, request_id_of(self.form)))
-        undo = None if kind == "job.unskip" else ("Take back", self.urls.job(key, job.job_id, "job_unskip", at=at))
+        undo = None if kind == "job.unskip" else ("Undo", self.urls.job(key, job.job_id, "job_unskip", at=at))
         return Done(self.urls.job(key, job.job_id, "job_next"), f"{at} of {key} {words}.", undo)

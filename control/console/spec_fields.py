@@ -99,7 +99,7 @@ def _retry(name: str, label: str, kind: Kind = "text", help: str = "", *, defaul
 
 
 _INDENTED = 32_768  # characters up to which JSON is indented
-_LINES = "One a line."
+_LINES = "One per line."
 GROUPS: Sequence[Group] = (
     Group("What", (
         SpecField("target.name", "handler", only="handler", help="The name of a Python handler."),
@@ -120,7 +120,7 @@ GROUPS: Sequence[Group] = (
         SpecField("payload", "payload", "json", rows=8, help="Any JSON value, 256 KiB at most."),
     ), chooser="target", folded=False),
     Group("When", (
-        SpecField("schedule.cron", "cron", "list", only="cron", rows=2, help="One a line, such as 30 2 * * *."),
+        SpecField("schedule.cron", "cron", "list", only="cron", rows=2, help="One per line, such as 30 2 * * *."),
         SpecField("schedule.timezone", "timezone", only="cron", default="UTC", help="Such as Europe/Berlin."),
         SpecField("schedule.dst_gap", "dst_gap", only="cron", options=_options(CronSpec, "dst_gap"),
                   default="shift_forward", help="For a local time that the clock skips."),
@@ -132,62 +132,62 @@ GROUPS: Sequence[Group] = (
                   help="The time from the end of a run to the next."),
         SpecField("schedule.once", "once", only="once", help="An instant with its offset: 2026-12-24T08:00:00+01:00"),
         SpecField("schedule.after", "after", "parents", only="after", rows=3,
-                  help="A parent a line: KEY, KEY=failure or KEY=always."),
+                  help="One parent per line: KEY, KEY=failure or KEY=always."),
         _of("start_at", "start_at", help="No occurrence before this instant."),
         _of("end_at", "end_at", help="No occurrence after this instant."),
         _of("max_runs", "max_runs", "number", "The schedule ends after this many occurrences."),
         _of("jitter", "jitter", "span", "The longest random delay: a duration, or a share such as 10%.", default="0s"),
     ), chooser="schedule", folded=False),
     Group("How often again", (
-        _retry("max_attempts", "max_attempts", "number", "The first one too.", default=str(DEFAULT_ATTEMPTS)),
+        _retry("max_attempts", "max_attempts", "number", "Includes the first attempt.", default=str(DEFAULT_ATTEMPTS)),
         _retry("backoff", "backoff", help="How the delay between attempts grows.", default="exponential"),
         _retry("initial", "initial", "span", "The delay before the second attempt."),
-        _retry("factor", "factor", "number", "Each delay is so many times the one before."),
+        _retry("factor", "factor", "number", "Each delay is the one before times this factor."),
         _retry("max", "max", "span", "The longest delay."),
-        _retry("jitter", "jitter", help="The share by which chance changes a delay.", default="10%"),
-        _retry("intervals", "intervals", "list", "Delays before attempts 2, 3, …: one a line.", default=""),
-        _retry("non_retryable", "non_retryable", "list", "Error types, one a line.", default=""),
+        _retry("jitter", "jitter", help="The random share of each delay.", default="10%"),
+        _retry("intervals", "intervals", "list", "Delays before attempts 2, 3, …: one per line.", default=""),
+        _retry("non_retryable", "non_retryable", "list", "Error types that end the run, one per line.", default=""),
         _choice("delivery", "delivery", "at_most_once: no attempt follows one that may have started."),
         _of("pause_on_failure", "pause_on_failure", "number", "It is paused after this many failures in a row."),
         _of("on_failure", "on_failure", help="The key of a job to trigger after a run that fails for good."),
     )),
     Group("How long", (
-        _of("start_to_close", "start_to_close", "span", "Of one attempt."),
-        _of("schedule_to_start", "schedule_to_start", "span", "Until the first attempt begins."),
-        _of("schedule_to_close", "schedule_to_close", "span", "All attempts together."),
-        _of("heartbeat", "heartbeat", "span", "Between two heartbeats of an attempt."),
+        _of("start_to_close", "start_to_close", "span", "One attempt, at most."),
+        _of("schedule_to_start", "schedule_to_start", "span", "Until the first attempt begins, at most."),
+        _of("schedule_to_close", "schedule_to_close", "span", "All attempts together, at most."),
+        _of("heartbeat", "heartbeat", "span", "Between two heartbeats of an attempt, at most."),
     )),
     Group("If it overlaps", (
-        _choice("overlap", "overlap", "While another run is active.", default="skip if it recurs, else allow_all"),
+        _choice("overlap", "overlap", "If another run is active.", default="skip if it recurs, else allow_all"),
         SpecField("concurrency_key.key", "concurrency key",
                   help="Runs of all jobs with this key share places. {payload.customer} takes a field of the payload."),
         SpecField("concurrency_key.at_once", "at_once", "number", default="1 without a rate",
                   help="The places of the concurrency key."),
-        SpecField("concurrency_key.rate", "rate", help="Starts with the concurrency key in a time, such as 100/min."),
-        SpecField("concurrency_key.burst", "burst", "number", help="Of a rate: the starts at once after a rest."),
+        SpecField("concurrency_key.rate", "rate", help="Starts with the key per time, such as 100/min."),
+        SpecField("concurrency_key.burst", "burst", "number", help="Starts at once after idle time; needs a rate."),
         SpecField("ordering_key.key", "ordering key", help="Runs with this key start one after another."),
         SpecField("ordering_key.on_failure", "on_failure of the ordering key",
                   options=_options(OrderingKey, "on_failure"), default="block"),
-        SpecField("dedupe.key", "dedupe key", help="Of a manual job: triggers with this key have one run in a window."),
+        SpecField("dedupe.key", "dedupe key", help="Triggers with this key share one run per window."),
         SpecField("dedupe.window", "dedupe window", "span", help="Such as 10m, from the first trigger on."),
         SpecField("dedupe.mode", "dedupe mode", options=_options(JobDedupe, "mode"), default="reject",
                   help="A later trigger is dropped, replaces the inputs of the run, or replaces and postpones it."),
-        SpecField("dedupe.longest", "dedupe longest", "span", default="ten windows", help="Of debounce."),
+        SpecField("dedupe.longest", "dedupe longest", "span", default="ten windows", help="Longest delay of debounce."),
     )),
     Group("If it was missed", (
         _choice("catch_up", "catch_up", "After downtime."), _choice("on_resume", "on_resume", "After a pause."),
         _of("window", "window", "span", "The age up to which fire_all fires."),
-        _of("exclude_calendars", "exclude_calendars", "list", f"It fires on none of their days. {_LINES}", default=""),
-        _of("include_calendars", "include_calendars", "list", f"It fires on their days alone. {_LINES}", default=""),
+        _of("exclude_calendars", "exclude_calendars", "list", f"It does not fire on their days. {_LINES}", default=""),
+        _of("include_calendars", "include_calendars", "list", f"It fires only on their days. {_LINES}", default=""),
         _choice("on_excluded", "on_excluded", "For an occurrence on another day."),
     )),
     Group("Where, and labels", (
         _of("queue", "queue", help="Executors that serve this queue take its runs."),
         _choice("lane", "lane", "Its priority class: one topic each."),
         _of("priority", "priority", "number", "0 to 9: 9 goes first."),
-        SpecField("labels", "labels", "pairs", rows=2, help="A name=value a line."),
+        SpecField("labels", "labels", "pairs", rows=2, help="One name=value per line."),
         SpecField("description", "description", rows=2),
-        _of("history_limit", "history_limit", "number", "So many of its latest ended runs are kept."),
+        _of("history_limit", "history_limit", "number", "The number of its latest ended runs to keep."),
     )),
 )  # fmt: skip
 """Grouped as in the definition of a job; what the form lacks, the JSON view has."""
@@ -264,7 +264,7 @@ def _span(text: str) -> object:
 def _pairs(text: str) -> dict[str, str]:
     pairs = [line.partition("=") for line in _lines(text)]
     if wrong := next((name for name, equals, _ in pairs if not equals or not name), None):
-        raise InvalidValue(problem=f"{wrong[:60]!r} has no value", remedy="write name=value, one a line")
+        raise InvalidValue(problem=f"{wrong[:60]!r} has no value", remedy="write name=value, one per line")
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 

@@ -24,9 +24,9 @@ from tidewheel.errors import FieldError, InvalidInput, UnknownFreeze, refuse
 
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")  # as pages show a number; 0,5 is none
 _HELP = {
-    "jobs": ("Jobs", "More are refused."),
+    "jobs": ("Jobs", "More jobs are refused."),
     "in_flight": ("Active runs", "Runs that may be active at once; more wait."),
-    "triggers_per_second": ("Triggers a second", "More become due later."),
+    "triggers_per_second": ("Triggers per second", "Triggers above this rate are delayed."),
     "payload_bytes": ("Payload, in bytes", "A larger payload is refused."),
     "weight": ("Weight", "The runs that leave in each of its turns while a queue is held back, 1 to 100."),
 }
@@ -98,8 +98,8 @@ class NewTenant:
         ensure_all_tenants(caller)
         name = Field("tenant", "Name", required=True, help="1 to 63 of a-z, 0-9, '.', '_' and '-'.")
         return Dialog(
-            "New tenant", "Create the tenant", urls("tenants"), place="admin", keep="Create none",
-            will=("An empty limit is no bound.",), fields=(name, *_fields(None, None)),
+            "New tenant", "Create the tenant", urls("tenants"), place="admin", keep="Back",
+            will=("An empty field means no limit.",), fields=(name, *_fields(None, None)),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -124,7 +124,7 @@ class LimitTenant:
         tenant, usage = tenants.get(name), part(lambda: tenants.usage(name))
         return Dialog(
             f"Limits of {name}", "Set the limits", urls("tenant", name=name), place="admin",
-            will=("They hold from now on. An empty limit is no bound.",), stays=("Runs under way go on.",),
+            will=("They apply from now on. An empty field means no limit.",), stays=("Runs under way go on.",),
             fields=(as_shown(_limits_of(tenant)), *_fields(tenant, usage if isinstance(usage, TenantUsage) else None)),
         )  # fmt: skip
 
@@ -225,8 +225,8 @@ class DeleteTenant:
             f"Delete tenant {name} with {number(jobs.count, at_least=jobs.at_least)} jobs?", f"Delete {name}",
             urls("tenant", name=name), place="admin", danger=True, keep="Keep it",
             will=(
-                f"Its {number(runs.count, at_least=runs.at_least)} open runs end, and its keys open nothing.",
-                "Then its jobs, runs, calendars and dead letters are removed. Nothing brings them back.",
+                f"Its {number(runs.count, at_least=runs.at_least)} open runs end, and its keys stop working.",
+                "Then its jobs, runs, calendars and dead letters are removed. This cannot be undone.",
             ),
             fields=(Field("typed", f"Type {name} to delete it", required=True),),
         )  # fmt: skip

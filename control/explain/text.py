@@ -222,8 +222,9 @@ def skipped_manually(facts: InstantFacts) -> str:
         to = instant(override.moved_to)
         return f"It was moved to {to}, and the job changed before then, so it does not fire."
     source = f" {override_source(override)}" if override else ""
-    remedy = "Use unskip to restore it." if facts.at > facts.job.now else "Trigger the job to run it."
-    return f"It was skipped{source}. {remedy}"
+    if facts.at > facts.job.now:
+        return f"Will not fire: it was skipped{source}. Use unskip to restore it."
+    return f"It was skipped{source}. Trigger the job to run it."
 
 
 def override_source(override: OverrideFacts) -> str:

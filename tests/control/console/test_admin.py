@@ -157,7 +157,7 @@ def test_revoked_key_ends_the_sign_in_that_revoked_it(database: Database) -> Non
         assert "this sign-in" in page
         [path] = set(re.findall(r'href="(/admin/keys/[a-z0-9]+/revoke)"', page))
         dialog = client.get(path)
-        assert "This console is signed in by it" in dialog.text
+        assert "You are signed in with it" in dialog.text
         assert "It is the last key of all tenants with the scope admin" in dialog.text
         key_of(database, "admin", all_tenants=True)
         assert "It is the last key" not in client.get(path).text

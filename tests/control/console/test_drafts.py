@@ -132,7 +132,7 @@ def test_draft_is_named_and_thrown_away_by_discard_and_by_leaving(here: Tab) -> 
     press(at, "Discard")
     expect(payload(at)).to_have_value(served)
     payload(at).fill(HOSTILE)
-    at.get_by_role("link", name="Leave it").click()
+    at.get_by_role("link", name="Back without saving").click()
     at.wait_for_url("**/jobs/nightly")
     here.open(EDIT)
     expect(at.locator(".draft")).to_have_count(0)

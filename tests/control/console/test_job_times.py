@@ -133,14 +133,14 @@ def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
     assert "March 2026" in page
     assert "▨ <bdi>holidays</bdi>" in page
     assert "the clock goes from 02:00 to 03:00" in page
-    assert "Leave out…" in page
+    assert "Skip…" in page
     answer = posted(pages, "/jobs/nightly/skip?at=2026-03-21T01:30:00Z", reason="<b>closed")
     assert answer.headers["location"] == "/jobs/nightly/next"
     page = shown(pages, "/jobs/nightly/next")
-    assert "is left out." in page
-    assert "◆ 1 left out" in page
+    assert "will be skipped." in page
+    assert "◆ 1 skipped" in page
     assert "&lt;b&gt;closed" in page
-    assert "Take back" in page
+    assert "Undo…" in page
     assert posted(pages, "/jobs/nightly/move?at=2026-03-22T01:30:00Z", to="2026-03-22T05:00:00Z").status_code == 303
     page = shown(pages, "/jobs/nightly/next?limit=50")
     assert "◇ 1 moved, to 22 Mar 06:00" in page
@@ -152,7 +152,7 @@ def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
     assert 'value="tomorrow" aria-invalid="true"' in refused.text
     assert posted(pages, "/jobs/nightly/unskip?at=2026-03-21T01:30:00Z").status_code == HTTPStatus.SEE_OTHER
     assert (
-        "1 left out" not in shown(pages, "/jobs/nightly/next?month=2026-03&limit=100").partition("fires at its time")[2]
+        "1 skipped" not in shown(pages, "/jobs/nightly/next?month=2026-03&limit=100").partition("fires at its time")[2]
     )
     assert pages.get("/jobs/nightly/skip?at=tomorrow").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert pages.get("/jobs/nightly/next?month=2026-13").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
