@@ -210,7 +210,7 @@ class UnknownWorkflow(Refused):
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        remedy = "name the run of a root that has begun, as `tidewheel workflow list` shows it"
+        remedy = "name the root's run after it has ended, as `tidewheel workflow list` shows it"
         super().__init__((FieldError("run_id", f"no occurrence of a workflow has the root's run {run_id}", remedy),))
 
 
