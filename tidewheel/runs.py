@@ -153,7 +153,10 @@ class Move(StrEnum):
     BUFFER = "buffer"
     """A claim finds another run of the job active, and the policy makes this one wait; or its key has no place."""
     PROMOTE = "promote"
-    """The end of the active run or of a place, the scheduler, or the last parent's end queues the next that waits."""
+    """The active run ends, a place becomes free, or the last parent ends: the next waiting run is queued.
+
+    The scheduler repairs missed cases.
+    """
     RELEASE = "release"
     """An executor that stops gives the run back; the attempt is not counted."""
     SNOOZE = "snooze"

@@ -19,12 +19,13 @@ _HEAD = """\
 and the sentences there. -->
 
 A **run** is created for an occurrence or a trigger; an **attempt** is one claim of it. A run has one state at a time
-and moves only as drawn here. Every statement that writes a state takes its allowed sources and its target from the one
-table, so a move that is not drawn changes nothing. This picture has the most common moves:
+and moves only as drawn here. REST, messages and the command line show the state as `status`, Python as `run.state`.
+Every statement that writes a state takes its allowed sources and its target from one table. So a move that is not
+drawn changes nothing. This picture has the most common moves:
 
 ![The life of a run](images/life-of-a-run.svg)
 
-The next one has all moves. A dot is a state from which a run moves, the arrow's head the state that follows. Terminal
+The next one has all moves. A dot is a state from which a run moves; the arrow's head is the state that follows. Terminal
 states are grey.
 
 ![All moves of a run](images/moves-of-a-run.svg)
