@@ -25,8 +25,8 @@ drawn changes nothing. This picture has the most common moves:
 
 ![The life of a run](images/life-of-a-run.svg)
 
-The next one has all moves. A dot is a state from which a run moves; the arrow's head is the state that follows. Terminal
-states are grey.
+The next one has all moves. A dot is a state from which a run moves; the arrow's head is the state that follows.
+Terminal states are grey.
 
 ![All moves of a run](images/moves-of-a-run.svg)
 """
