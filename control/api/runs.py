@@ -178,9 +178,14 @@ class CancelledRun:
 
 @dataclass(frozen=True, slots=True)
 class RetriedRun:
-    """The new run of a retry."""
+    """The new run of a retry, or the run whose next attempt is due now.
+
+    Of the latter, `run_status` is the state it was in, and `unchanged` is true if the attempt was due or has started.
+    """
 
     run_id: UUID
+    run_status: Annotated[str, one_of(RunState)] | None
+    unchanged: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +215,9 @@ class RunsApi:
         verb(f"{_ONE}:cancel", self.cancel_run, answer=CancelledRun, example=examples.CANCELLED,
              body=body_of(RunCancel, without=IN_ADDRESS), sent={"reason": "no longer needed"})  # fmt: skip
         verb(f"{_ONE}:retry", self.retry_run, headers=IDEMPOTENCY_KEY | TRACEPARENT, status=HTTPStatus.CREATED,
-             sets=LOCATION, answer=RetriedRun,
-             example={"run_id": examples.RUN_ID}, body=body_of(RunRetry, without=IN_ADDRESS),
-             sent={"delay": "10s"})  # fmt: skip
+             also=HTTPStatus.OK, sets=LOCATION, answer=RetriedRun,
+             example={"run_id": examples.RUN_ID, "run_status": None, "unchanged": False},
+             body=body_of(RunRetry, without=IN_ADDRESS), sent={"delay": "10s"})  # fmt: skip
 
     async def list_runs(self, request: Request, caller: Reader) -> Response:
         """List runs: those whose time has come, the latest first, and then those whose time is ahead."""
@@ -263,12 +268,17 @@ class RunsApi:
         return await answer(self.writes, caller, change)
 
     async def retry_run(self, request: Request, caller: Operator) -> Response:
-        """Create a new run of one that has ended: its payload, its job's current version."""
+        """Create a new run of one that has ended, or make the next `attempt` of a retrying run due now.
+
+        The new run has the payload of the old one and its job's current version: 201. Without a new run: 200.
+        """
         run_id, request_id = _run_id(request), idempotency_key(request)
         sent = await read_verb(request, "run.retry", run_id=str(run_id))
         reply = await call(self.writes, caller, lambda each: each.request(sent, request_id))
         where = location(caller, f"{_RUNS}/{reply.run_id}")
-        return Response(encoded({"run_id": reply.run_id}), HTTPStatus.CREATED, where, media_type="application/json")
+        status = HTTPStatus.CREATED if reply.run_status is None else HTTPStatus.OK
+        document = {"run_id": reply.run_id, "run_status": reply.run_status, "unchanged": reply.unchanged}
+        return Response(encoded(document), status, where, media_type="application/json")
 
     def _show(self, connection: Connection, caller: Caller, run_id: UUID) -> RunDetail:
         return show_run_anywhere(connection.snapshot, self.archive, caller.tenant, run_id)

@@ -234,7 +234,9 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "Show the places of a run: its table and day, its request, its outbox rows and its messages.",
             ),
             "cancel": Command("runs", "cancel", "Cancel runs by id, or all that match every given filter."),
-            "retry": Command("runs", "retry", "Create a new run of a finished one; print its id."),
+            "retry": Command(
+                "runs", "retry", "Create a new run of a finished one, or start the next attempt of a retrying one now."
+            ),
             "logs": Command("runs", "logs", "Print the output of a run's attempts: the last 64 KiB of each."),
         },
         by_flags=Command(

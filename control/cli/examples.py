@@ -48,7 +48,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel run cancel --job report --not-started --dry-run",
         "tidewheel run cancel --queue reports --before 1h",
     ),
-    "run retry": ("tidewheel run retry 01a1f866-8561-8c4e-a263-6b34d2c2d0e3 --wait",),
+    "run retry": (
+        "tidewheel run retry 01a1f866-8561-8c4e-a263-6b34d2c2d0e3 --wait",
+        "tidewheel run retry 01a1f866-8561-8c4e-a263-6b34d2c2d0e3 --attempt 3",
+    ),
     "dlq list": ("tidewheel dlq list --since yesterday --error TimeoutError",),
     "dlq groups": ("tidewheel dlq groups --since yesterday",),
     "dlq redrive": (

@@ -216,21 +216,33 @@ def retry(
     delay: Annotated[
         str | None, typer.Option(metavar="DURATION", help="The delay before the run, such as 10m.")
     ] = None,
+    attempt: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Of a retrying run: make its next attempt due now.")
+    ] = None,
     wait: Wait = False,
     request_id: RequestId = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Create a new run of a finished one; print its id."""
+    """Create a new run of a finished one, or start the next attempt of a retrying one now."""
+    if attempt is not None and delay is not None:
+        refuse("--delay", "an attempt is made due now", "leave one of them out")
     with requesting(tenant) as client:
-        new_run_id = client.runs.retry(
-            run_id, delay=None if delay is None else read_duration(delay, "--delay"), request_id=request_id
-        )
-        document: dict[str, object] = {"run_id": new_run_id, "parent_run_id": run_id}
+        shown: UUID = run_id
+        if attempt is None:
+            span = None if delay is None else read_duration(delay, "--delay")
+            shown = client.runs.retry(run_id, delay=span, request_id=request_id)
+            document: dict[str, object] = {"run_id": shown, "parent_run_id": run_id}
+            line = f"run {shown}"
+        else:
+            changed = client.runs.retry_now(run_id, attempt, request_id=request_id)
+            document = {"run_id": run_id, "attempt": attempt, "unchanged": not changed}
+            unchanged = f"nothing was changed: run {run_id} is {client.runs.get(run_id).state}"
+            line = f"attempt {attempt} of run {run_id} is due now" if changed else unchanged
         if wait:
-            print_ended_run(wait_for_run(client, new_run_id), document, output)
+            print_ended_run(wait_for_run(client, shown), document, output)
             return
-    print_result([f"run {new_run_id}"], document, output)
+    print_result([line], document, output)
 
 
 def _show(tenant: str, run_id: UUID) -> RunDetail:

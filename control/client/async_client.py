@@ -64,6 +64,7 @@ class AsyncRuns(_Part[Runs]):
     detail = _call(Runs.detail)
     cancel = _call(Runs.cancel)
     retry = _call(Runs.retry)
+    retry_now = _call(Runs.retry_now)
     cancel_all = _call(Runs.cancel_all)
     cancel_matching = _call(Runs.cancel_matching)
     count = _call(Runs.count)

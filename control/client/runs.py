@@ -171,6 +171,23 @@ class Runs:
         document = {"type": "run.retry", "run_id": str(run_id), "delay": delay}
         return RunId(UUID(self._connection.request(document, request_id).run_id))
 
+    def retry_now(self, run_id: UUID, attempt: int, *, request_id: str | None = None) -> bool:
+        """Make the next attempt of a retrying run due now; its run, its number and its retry policy stay.
+
+        Args:
+            run_id: The retrying run.
+            attempt: The number of the attempt: that of the run, plus one.
+            request_id: A repeated id gets the first answer.
+
+        Returns:
+            False if nothing changed: the attempt was due, it has started, or the run has ended.
+
+        Raises:
+            Refused: There is no such run, or `attempt` is later than its next one.
+        """
+        document = {"type": "run.retry", "run_id": str(run_id), "attempt": attempt}
+        return not self._connection.request(document, request_id).unchanged
+
     def cancel_all(
         self, *, reason: str | None = None, request_id: str | None = None, **filters: Unpack[CancelFilter]
     ) -> int:

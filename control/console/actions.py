@@ -235,6 +235,12 @@ def text_of(form: Mapping[str, str], name: str) -> str | None:
     return form.get(name, "").strip() or None
 
 
+def whole_of(form: Mapping[str, str], name: str) -> object:
+    """Return a number that was typed; other text as it is, which the request refuses."""
+    text = text_of(form, name)
+    return int(text) if text is not None and text.isdecimal() and len(text) < 10 else text
+
+
 def request_id_of(form: Form) -> str | None:
     """Return the request_id that the dialog was made with: a second click of its button changes nothing."""
     return text_of(form, "request_id")

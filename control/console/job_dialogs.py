@@ -12,7 +12,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.release import release
 from tidewheel.control.client.results import backfill_of, job_of
 from tidewheel.control.client.runs import Runs
-from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of, whole_of
 from tidewheel.control.console.confirming import counted_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
@@ -103,7 +103,7 @@ class DeleteJob:
         """Delete it, in the version that the dialog has shown."""
         key = key_of_page(connection, caller, request)
         document = {
-            "type": "job.delete", "key": key, "if_version": _whole(form, "if_version"),
+            "type": "job.delete", "key": key, "if_version": whole_of(form, "if_version"),
             "reason": text_of(form, "reason"),
         }  # fmt: skip
         found = job_of(connection.request(document, request_id_of(form)))
@@ -238,7 +238,7 @@ class BackfillJob:
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:
         """Count its occurrences; with the count confirmed, make it."""
         key = key_of_page(connection, caller, request)
-        sent = {name: text_of(form, name) for name in _RANGE} | {"max_concurrent": _whole(form, "max_concurrent")}
+        sent = {name: text_of(form, name) for name in _RANGE} | {"max_concurrent": whole_of(form, "max_concurrent")}
         document: Mapping[str, object] = {"type": "job.backfill", "key": key, **sent}
         named = job_id(caller.tenant, key)
         shown = counted_of(form)
@@ -285,12 +285,6 @@ def _typed(form: Form, field: SpecField) -> object:
         return value_of(field, text)
     except InvalidValue as error:
         refuse(field.path, error.errors[0].problem, error.errors[0].remedy)
-
-
-def _whole(form: Form, name: str) -> object:
-    """Return a number that was typed; other text as it is, which the request refuses."""
-    text = text_of(form, name)
-    return int(text) if text is not None and text.isdecimal() and len(text) < 10 else text
 
 
 def _version(request: Request, name: str) -> int:

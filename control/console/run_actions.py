@@ -1,7 +1,9 @@
-"""Actions on one run: cancel an open one, run an ended one again."""
+"""Actions on one run: cancel it, run an ended one again, start the next attempt of a retrying one."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import ClassVar
+from uuid import UUID
 
 from starlette.requests import Request
 
@@ -10,16 +12,17 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import DeadLetters
-from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
+from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of, whole_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.run_log import run_id_of
 from tidewheel.control.console.under_way import letter_under_way
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import counted, state
+from tidewheel.control.console.view import page_now
+from tidewheel.control.console.words import counted, state, when
 from tidewheel.control.reads.run_detail import RunDetail, show_run
 from tidewheel.errors import UnknownDeadLetter, refuse
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.runs import FINAL, OWNED
+from tidewheel.runs import FINAL, OWNED, RunState
 from tidewheel.settings.api import ApiSettings
 
 _ALONE = "It runs alone: its workflow goes on only by a resume of the failed part, on the workflow's page."
@@ -59,7 +62,9 @@ class CancelRun:
 
 @dataclass(frozen=True, slots=True)
 class RetryRun:
-    """Run an ended run again.
+    """Run an ended run again, or start the next attempt of a retrying run now.
+
+    The form of the latter has the number of that attempt: a run that has gone on meanwhile does not change.
 
     Args:
         settings: The archive.
@@ -69,10 +74,12 @@ class RetryRun:
     scope: ClassVar[Scope] = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
-        """Return what the new run has."""
+        """Return what the new run has, or which attempt starts."""
         run_id = run_id_of(request)
         run = show_run_anywhere(connection.snapshot, self.settings.archive, caller.tenant, run_id)
         summary = run.summary
+        if summary.status == RunState.RETRYING:
+            return _next_attempt(run, page_now(connection), urls)
         if summary.status not in FINAL:
             refuse("run_id", f"the run is {state(summary.status)}", "wait for its end, or cancel it")
         done = len(run.retry_chain.next)
@@ -101,8 +108,10 @@ class RetryRun:
         return found and (f"{found[0]} A retry counts as its redrive.", found[1])
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
-        """Make the new run."""
+        """Make the new run, or make the attempt due."""
         del caller
+        if text_of(form, "attempt") is not None:
+            return _start(connection, form, run_id_of(request), urls)
         document = {
             "type": "run.retry", "run_id": str(run_id_of(request)), "delay": text_of(form, "delay"),
             "reason": text_of(form, "reason"),
@@ -110,6 +119,41 @@ class RetryRun:
         made = connection.request(document, request_id_of(form)).run_id
         undo = ("Cancel the run", urls("run_cancel", run_id=made))
         return Done(urls("run", run_id=made), f"This is the new run {made}.", undo)
+
+
+def _next_attempt(run: RunDetail, now: datetime, urls: Urls) -> Dialog:
+    """Return what becomes of the next attempt of a retrying run."""
+    summary, attempt = run.summary, run.summary.attempt + 1
+    # An attempt that was lost does not count against the limit.
+    of = f" of {run.max_attempts}" if run.failed_attempts == summary.attempt else ""
+    why = summary.why
+    back, question = urls("run", run_id=summary.run_id), f"Retry 1 run of {summary.key} now?"
+    is_due = summary.publish_at is None or summary.publish_at <= now
+    if is_due or (why is not None and why.cancellation_id is not None):
+        words = f": {why.words}" if why else ""
+        return Dialog(
+            question, "", back, will=(f"Nothing would change{words}.",), keep="Back to the run", place="runs"
+        )  # fmt: skip
+    frozen = ("A freeze names the run: the attempt starts after the thaw.",) if why and why.freezes else ()
+    return Dialog(
+        question, f"Start attempt {attempt} now", back, place="runs", keep="Let it wait",
+        will=(f"Attempt {attempt}{of} starts now rather than {when(summary.publish_at, now)}.", *frozen),
+        stays=("It stays the same run, with its payload, its version and its retry policy.",),
+        fields=(Field("attempt", "", "hidden", str(attempt)), REASON),
+    )  # fmt: skip
+
+
+def _start(connection: Connection, form: Form, run_id: UUID, urls: Urls) -> Done:
+    """Make the attempt due that the dialog has shown."""
+    attempt = whole_of(form, "attempt")
+    document = {
+        "type": "run.retry", "run_id": str(run_id), "attempt": attempt, "reason": text_of(form, "reason"),
+    }  # fmt: skip
+    reply = connection.request(document, request_id_of(form))
+    words = f"Attempt {attempt} is due now."
+    if reply.unchanged:
+        words = f"Nothing was changed: attempt {attempt} no longer waited. The run was {state(reply.run_status or '')}."
+    return Done(urls("run", run_id=run_id), words)
 
 
 def _open_run(connection: Connection, caller: Caller, request: Request) -> RunDetail:

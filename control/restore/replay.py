@@ -178,7 +178,7 @@ class _Runs:
                 for due in self._near(received.job_id, sent_at + delay, until + delay if until < _LATEST else until):
                     if self._has(run_id(received.job_id, due, Cause.TRIGGER, seed)):
                         return True, None if due == request.run_at else due - delay
-            case RunRetry(run_id=old):
+            case RunRetry(run_id=old, attempt=None):
                 for new in self._retries.get(old, ()):
                     job, due = UUID(self._known[new].job_id), self._known[new].scheduled_at
                     if self._has(run_id(job, due, Cause.RETRY, UUID(old).bytes + seed, at=instant_of(new))):
@@ -292,7 +292,7 @@ def _exact_time(
         match received.request:
             case JobTrigger() if reply.run_id is not None:
                 at = _trigger_time(received, reply)
-            case RunRetry() if reply.run_id is not None:
+            case RunRetry(attempt=None) if reply.run_id is not None:
                 at = instant_of(UUID(reply.run_id))
             case BatchSubmit() if reply.batch_id is not None:
                 batch, seed = UUID(reply.batch_id), received.seed() or b""

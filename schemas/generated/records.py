@@ -929,6 +929,8 @@ class Request:
         dedupe: With job_trigger: one run for the triggers with one key in a window.
         priority: With job_trigger: replaces the job's, 0 to 9; 9 goes first.
         ordering_key: With job_trigger: key in whose order the run starts, in place of the job's.
+        attempt: With run_retry: the next attempt of a retrying run, which becomes due now; without it, the run has
+            ended.
     """
 
     type: RequestType
@@ -987,6 +989,7 @@ class Request:
     dedupe: DedupeSubmission | None = None
     priority: int | None = None
     ordering_key: OrderingKeySubmission | None = None
+    attempt: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1497,7 +1497,7 @@ def _read_batch_triggers_submission(data: bytes, at: int) -> tuple[BatchTriggers
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c30190b374ae4dc6b842")
+REQUEST_HEADER = bytes.fromhex("c301b30be58a644a63b2")
 
 
 def encode_request(record: Request) -> bytes:
@@ -1561,6 +1561,7 @@ def encode_request(record: Request) -> bytes:
             b"\0" if record.dedupe is None else b"\2" + _dedupe_submission(record.dedupe),
             b"\0" if record.priority is None else b"\2" + int32(record.priority),
             b"\0" if record.ordering_key is None else b"\2" + _ordering_key_submission(record.ordering_key),
+            b"\0" if record.attempt is None else b"\2" + int32(record.attempt),
         )
     )
 
@@ -1635,6 +1636,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
     dedupe, at = optional_at(data, at, _read_dedupe_submission)
     priority, at = optional_at(data, at, int_at)
     ordering_key, at = optional_at(data, at, _read_ordering_key_submission)
+    attempt, at = optional_at(data, at, int_at)
     record = Request(
         type=type,
         request_id=request_id,
@@ -1692,6 +1694,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
         dedupe=dedupe,
         priority=priority,
         ordering_key=ordering_key,
+        attempt=attempt,
     )
     return record, at
 

@@ -1,4 +1,4 @@
-"""`run.retry`: what is over becomes a new run with its payload, under its job's current version."""
+"""`run.retry`: a new run of what is over, under the current version; a named next attempt is due now."""
 
 from datetime import timedelta
 from uuid import UUID, uuid4
@@ -28,6 +28,8 @@ from tests.transitions.acts import (
     trigger,
 )
 from tidewheel.ids import job_id, run_bucket, run_id
+from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.runs import AttemptOutcome, Cause, RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RunRequest
 
@@ -220,3 +222,85 @@ def test_retry_of_a_deleted_jobs_run_is_refused(with_job: Database) -> None:
     apply_batch(with_job, about("job.delete"))
     code, path, problem = refusal(apply_batch(with_job, asking(started.run_id))[0])
     assert (code, path, problem) == ("unknown_job", "key", "tenant 'default' has no job 'job'")
+
+
+def retrying(database: Database) -> UUID:
+    """A run whose first attempt failed, and whose second one is due in an hour."""
+    started = begun(database)
+    requeue(database, started, AttemptOutcome.FAILED, timedelta(hours=1))
+    return started.run_id
+
+
+def hasten(database: Database, run: UUID, attempt: int = 2, **fields: object) -> tuple[str | None, bool]:
+    """Make an attempt due; return the state that was found, and if it changed nothing."""
+    [reply] = apply_batch(database, asking(run, attempt=attempt, **fields))
+    assert (reply.status, reply.run_id) == (ReplyStatus.ACCEPTED, str(run)), reply.errors
+    return reply.run_status, reply.unchanged
+
+
+def test_next_attempt_of_a_retrying_run_is_due_now_and_a_second_press_changes_nothing(with_job: Database) -> None:
+    run = retrying(with_job)
+    assert claim(with_job, run).started == []
+    before = open_run(with_job, run)
+    assert hasten(with_job, run) == ("retrying", False)
+    after = open_run(with_job, run)
+    assert (after.state, after.attempt) == (before.state, before.attempt) == ("retrying", 1)
+    assert after.publish_at <= with_job.now() < before.publish_at
+    assert hasten(with_job, run) == ("retrying", True)
+    messages = [(each.attempt, each.publish_at) for each in requests(with_job) if each.run_id == str(run)]
+    assert sorted(messages)[1:] == [(2, after.publish_at), (2, before.publish_at)]
+    assert claim(with_job, run).started != []
+
+
+def test_press_after_the_attempt_has_started_failed_or_ended_changes_nothing(with_job: Database) -> None:
+    run = retrying(with_job)
+    hasten(with_job, run)
+    second = begin(with_job, run)
+    assert hasten(with_job, run) == ("running", True)
+    requeue(with_job, second, AttemptOutcome.FAILED, timedelta(hours=1))
+    assert hasten(with_job, run) == ("retrying", True), "the third attempt keeps its time"
+    assert open_run(with_job, run).publish_at > with_job.now()
+    hasten(with_job, run, 3)
+    succeed(with_job, begin(with_job, run))
+    assert hasten(with_job, run, 3) == ("succeeded", True)
+    assert len(with_job.rows("SELECT FROM runs")) == 1
+
+
+def test_press_while_a_claim_is_under_way_lets_the_claim_win(with_job: Database) -> None:
+    run = retrying(with_job)
+    hasten(with_job, run)
+    with with_job.transaction() as claiming:
+        claiming.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [run])
+        with pytest.raises(RowLocked):
+            hasten(with_job, run)
+    begin(with_job, run)
+    assert hasten(with_job, run) == ("running", True)
+
+
+def test_repeated_request_for_an_attempt_gets_its_first_reply(with_job: Database) -> None:
+    run = retrying(with_job)
+    assert hasten(with_job, run, request_id="r-1") == ("retrying", False)
+    succeed(with_job, begin(with_job, run))
+    assert hasten(with_job, run, request_id="r-1") == ("retrying", False)
+    assert job_runs(with_job) == []
+
+
+def test_attempt_beyond_the_next_and_retry_without_attempt_name_the_next_one(with_job: Database) -> None:
+    run = retrying(with_job)
+    beyond, without = apply_batch(with_job, asking(run, attempt=3), asking(run))
+    assert refusal(beyond) == ("invalid", "attempt", f"the next attempt of run {run} is 2")
+    assert refusal(without) == ("invalid", "run_id", f"run {run} is retrying: it has not ended")
+    assert "`attempt: 2`" in without.errors[0].remedy
+    unknown, other = apply_batch(with_job, asking(uuid4(), attempt=2), asking(run, attempt=2, tenant="acme"))
+    assert (unknown.code, other.code) == ("unknown_run", "unknown_tenant")
+    with pytest.raises(RequestRefused, match="delay"):
+        apply_batch(with_job, asking(run, attempt=2, delay="1s"))
+
+
+def test_hastened_attempt_waits_for_the_thaw_and_for_no_cancel(with_job: Database) -> None:
+    run = retrying(with_job)
+    apply_batch(with_job, {"type": "freeze", "queue": "default"})
+    assert hasten(with_job, run) == ("retrying", False)
+    assert claim(with_job, run).started == []
+    apply_batch(with_job, {"type": "thaw", "queue": "default"})
+    assert claim(with_job, run).started != []

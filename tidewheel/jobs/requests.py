@@ -290,15 +290,25 @@ class RunCancel(_Request):
 class RunRetry(_Request):
     """Create a new run from one that has ended: its payload, under the job's current version.
 
+    With `attempt`, make that next attempt of a retrying run due now; this creates no run.
+
     Attributes:
-        run_id: The run that has ended.
+        run_id: The run that has ended, or that retries.
         delay: The new run starts this much later.
+        attempt: The next attempt of a retrying run.
     """
 
     type: Literal["run.retry"]
     run_id: RunId
     delay: Annotated[timedelta, BeforeValidator(span(timedelta(0), LONGEST_DELAY))] | None = None
+    attempt: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     reason: Reason | None = None
+
+    @model_validator(mode="after")
+    def _now_or_later(self) -> Self:
+        if self.attempt is not None and self.delay is not None:
+            raise InvalidValue(problem="an attempt is made due now", remedy="leave it out", path="delay")
+        return self
 
 
 class _AboutWorkflow(_Request):

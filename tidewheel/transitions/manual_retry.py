@@ -12,7 +12,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, UnknownRun
+from tidewheel.errors import Refused, UnknownJob, UnknownRun, refuse
 from tidewheel.ids import JobId, RunId, run_id
 from tidewheel.jobs.payload import Payload
 from tidewheel.postgres.database_clock import read_now
@@ -39,6 +39,7 @@ class OldRun:
     job_id: UUID
     job_version: int
     state: str
+    attempt: int
     scheduled_at: datetime
     root_run_id: UUID | None
     concurrency_key: str | None
@@ -132,8 +133,10 @@ def _finished_run(
     if run is None or run.tenant != request.tenant:
         raise UnknownRun(str(request.run_id))
     if RunState(run.state) not in FINAL:
-        problem = f"run {run.run_id} is {run.state}: it has not ended"
-        raise InvalidInput([FieldError("run_id", problem, "wait until it has ended, or cancel it first")])
+        remedy = "wait until it has ended, or cancel it first"
+        if run.state == RunState.RETRYING:
+            remedy = f"send `attempt: {run.attempt + 1}` to start its next attempt now, or cancel it first"
+        refuse("run_id", f"run {run.run_id} is {run.state}: it has not ended", remedy)
     if run.job_id not in jobs:
         row = connection.execute(_READ_JOB_KEY, {"job_id": run.job_id}, binary=True).fetchone()
         raise UnknownJob(run.tenant, str(row[0]) if row else "")

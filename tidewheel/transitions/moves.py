@@ -1,11 +1,16 @@
-"""Give runs that have not begun new inputs and a new time: a later trigger with their dedupe key.
+"""Give runs a new time: with new inputs before they begin, or now between two attempts.
+
+New inputs come by a later trigger with the run's dedupe key.
 
 A run keeps its id, so every answer names the run that starts. Messages with its old inputs stay in Kafka. `MOVED` is
 the fence against them: from then on only a claim with the row's `publish_at` matches (ADR 0060). So each move has a
 later `publish_at` than the one before.
+
+A retrying run whose next attempt is hastened keeps its state, its attempts and its retry policy. The message with the
+later time stays too: the claim of that attempt makes it stale.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from json import dumps
@@ -19,7 +24,7 @@ from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Gate, RunState
+from tidewheel.runs import Gate, Move, RunState, target
 from tidewheel.transitions.create import NewRun, RunInputs, deadlines
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import build_requests, request_rows
@@ -27,6 +32,7 @@ from tidewheel.transitions.run_messages import build_requests, request_rows
 _SQL = Statements("tidewheel.transitions")
 _LOCK_UNBEGUN_RUNS = _SQL["lock_unbegun_runs"]
 _MOVE_RUNS = _SQL["move_runs"]
+_HASTEN_RUNS = _SQL["hasten_runs"]
 _REPLACE_INPUTS = _SQL["replace_inputs"]
 
 _NO_INPUTS = RunInputs()
@@ -36,7 +42,7 @@ NEXT = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """The row of a moved run."""
+    """The row of a moved run; `queued` is false if it waits for others."""
 
     run_id: UUID
     job_id: UUID
@@ -100,9 +106,31 @@ def move_runs(connection: Conn, installation: Installation, runs: Sequence[NewRu
         rows = cursor.execute(_MOVE_RUNS, columns).fetchall()
     ensure_days(connection, sorted({day_of(row.created_at) for row in rows}))
     connection.execute(_REPLACE_INPUTS, given)
-    queued = [row for row in rows if row.queued]
-    append(
-        connection,
-        request_rows(queued, build_requests(connection, queued), installation),
-        shards=installation.shards,
-    )
+    _append_requests(connection, installation, [row for row in rows if row.queued])
+
+
+def hasten_runs(connection: Conn, installation: Installation, attempts: Mapping[UUID, int]) -> set[UUID]:
+    """Make the next attempts of retrying runs due now, in the caller's transaction.
+
+    Args:
+        connection: Inside that transaction.
+        installation: For their messages.
+        attempts: The number of the next attempt of each run.
+
+    Returns:
+        The runs whose next attempt is due earlier than before.
+    """
+    columns = {
+        "run_ids": uuids(attempts),
+        "attempts": integers(attempts.values()),
+        "state": target(Move.RETRY),
+    }
+    with connection.cursor(row_factory=class_row(_Moved), binary=True) as cursor:
+        rows = cursor.execute(_HASTEN_RUNS, columns).fetchall()
+    _append_requests(connection, installation, rows)
+    return {row.run_id for row in rows}
+
+
+def _append_requests(connection: Conn, installation: Installation, rows: Sequence[_Moved]) -> None:
+    requests = build_requests(connection, rows)
+    append(connection, request_rows(rows, requests, installation), shards=installation.shards)

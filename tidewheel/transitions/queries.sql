@@ -1361,7 +1361,7 @@ INSERT INTO settings (name, value) VALUES ('topic_prefix', to_jsonb(%(prefix)s::
 -- name: read_retried_runs
 -- The runs to retry, with their inputs; an ended run never changes.
 -- Index: job_runs_pkey, the partitions' indexes by run, order_keys_by_blocker, order_failures_by_run, order_keys_pkey. No lock.
-SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.scheduled_at, r.root_run_id, r.concurrency_key,
+SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.attempt, r.scheduled_at, r.root_run_id, r.concurrency_key,
        i.payload, i.payload_content_type, i.labels, i.traceparent,
        coalesce(k.key, (SELECT w.key
                           FROM order_failures AS f
@@ -1421,6 +1421,19 @@ UPDATE job_runs AS o
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at,
           CASE WHEN isfinite(o.publish_at) THEN o.publish_at ELSE o.scheduled_at END AS publish_at, o.created_at,
           o.concurrency_key, o.tenant, o.priority, isfinite(o.publish_at) AS queued
+
+-- name: hasten_runs
+-- Makes the next attempts of retrying runs due now; those that are due, have started or have ended stay as they are.
+-- Index: job_runs_pkey; job_runs_due changes. Lock: rows that the caller has locked.
+UPDATE job_runs AS o
+   SET publish_at = (SELECT tidewheel_now())
+  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS given (run_id, attempt)
+ WHERE o.run_id = given.run_id
+   AND o.attempt = given.attempt - 1
+   AND o.state = %(state)s
+   AND o.publish_at > (SELECT tidewheel_now())
+RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
+          o.created_at, o.concurrency_key, o.tenant, o.priority, true AS queued
 
 -- name: replace_inputs
 -- Replaces the inputs of runs that have not begun; their overlap policy stays.

@@ -1,6 +1,7 @@
 """Runs, dead letters and the fleet over HTTP."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from http import HTTPStatus
 from uuid import uuid4
 
@@ -9,9 +10,9 @@ import pytest
 
 from tests.control.api.answering import answer_of, answering, enter, refusal
 from tests.fixtures.database import Database
-from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
+from tests.transitions.acts import begin, begun, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.reads import runs as reads
-from tidewheel.runs import RunState
+from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.bulk_cancel import BulkCancel
 
 
@@ -114,6 +115,22 @@ def test_cancel_and_retry_answer_as_requests_of_intake(client: httpx.Client, dat
     assert again.status_code == HTTPStatus.CREATED
     assert client.post(f"{path}:retry", headers={"Idempotency-Key": "k"}).json() == again.json()
     assert answer_of(client.get(again.headers["location"]))["cause"] == "retry"
+
+
+def test_retry_with_the_next_attempt_makes_it_due_and_a_second_one_changes_nothing(
+    client: httpx.Client, database: Database
+) -> None:
+    started = begun(database)
+    requeue(database, started, AttemptOutcome.FAILED, timedelta(hours=1))
+    path = f"/api/v1/runs/{started.run_id}"
+    answers = [client.post(f"{path}:retry", json={"attempt": 2}) for _ in range(2)]
+    assert [each.status_code for each in answers] == [HTTPStatus.OK, HTTPStatus.OK]
+    document = {"run_id": str(started.run_id), "run_status": "retrying"}
+    assert [each.json() for each in answers] == [{**document, "unchanged": False}, {**document, "unchanged": True}]
+    begin(database, started.run_id)
+    assert client.post(f"{path}:retry", json={"attempt": 2}).json()["run_status"] == "running"
+    refused = refusal(client.post(f"{path}:retry", json={"attempt": 2, "delay": "1s"}), HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert refused["errors"][0]["path"] == "delay"
 
 
 def test_another_tenants_rows_are_not_seen(client: httpx.Client, database: Database) -> None:

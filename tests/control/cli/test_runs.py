@@ -221,6 +221,22 @@ def test_open_run_cannot_be_retried(job: Database) -> None:
     assert "is queued: it has not ended" in refusal
 
 
+def test_next_attempt_of_a_retrying_run_is_started_by_its_number(job: Database) -> None:
+    run = begun(job)
+    requeue(job, run, AttemptOutcome.FAILED, timedelta(hours=1))
+    [refusal] = tidewheel(job, "run", "retry", run.run_id).refusals
+    assert "`attempt: 2`" in refusal
+    now = tidewheel(job, "run", "retry", run.run_id, "--attempt", 2)
+    assert now.out == f"attempt 2 of run {run.run_id} is due now\n"
+    begin(job, run.run_id)
+    late = tidewheel(job, "run", "retry", run.run_id, "--attempt", 2)
+    assert late.out == f"nothing was changed: run {run.run_id} is running\n"
+    document = {"run_id": str(run.run_id), "attempt": 2, "unchanged": True}
+    assert json_output(job, "run", "retry", run.run_id, "--attempt", 2) == document
+    [refusal] = tidewheel(job, "run", "retry", run.run_id, "--attempt", 2, "--delay", "1s").refusals
+    assert refusal.startswith("--delay: ")
+
+
 def test_version_is_printed() -> None:
     done = tidewheel("", "--version")
     assert (done.code, done.out.split()[::2]) == (0, ["tidewheel", "schema", "protocol"])

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, until
-from tests.transitions.acts import EXECUTOR, begin, end, ending, requests, succeed
+from tests.transitions.acts import EXECUTOR, begin, end, ending, requests, requeue, succeed
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.async_client import AsyncClient
@@ -20,7 +20,7 @@ from tidewheel.errors import InvalidInput, Refused, Unavailable, UnknownRun, Ver
 from tidewheel.ids import RunId, job_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.postgres.session import CommitUnknown
-from tidewheel.runs import RunState
+from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.attempts import ProgressReport, save_progress
@@ -231,6 +231,18 @@ def test_cancel_returns_the_state_before(client: Client, database: Database) -> 
     assert client.runs.cancel(running) is RunState.RUNNING
     assert client.runs.get(running).state == "cancelling"
     assert client.runs.cancel(queued) is RunState.CANCELLED
+
+
+def test_next_attempt_is_made_due_once_and_no_later_one(client: Client, database: Database) -> None:
+    client.submit(job())
+    run_id = client.trigger("job")
+    requeue(database, begin(database, run_id), AttemptOutcome.FAILED, timedelta(hours=1))
+    assert [client.runs.retry_now(run_id, 2) for _ in range(2)] == [True, False]
+    requeue(database, begin(database, run_id), AttemptOutcome.FAILED, timedelta(hours=1))
+    assert client.runs.retry_now(run_id, 2) is False
+    assert refusal_code(lambda: client.runs.retry_now(run_id, 4)) == "invalid"
+    assert client.runs.retry_now(run_id, 3) is True
+    assert client.runs.get(run_id).state == "retrying"
 
 
 @pytest.mark.parametrize("call", [Client.trigger, Client.pause, Client.resume, Client.delete])

@@ -65,7 +65,7 @@ def fields_of(page: httpx.Response) -> dict[str, str]:
     """Return the token of a page's forms, and what its dialog has: request_id and the state that it shows."""
     token = re.search(r'name="token" value="([0-9a-f]+)"', page.text)
     assert token, page.text
-    found = re.findall(r'name="(request_id|shown|below)" value="([^"]*)"', page.text)
+    found = re.findall(r'name="(request_id|shown|below|attempt)" value="([^"]*)"', page.text)
     return {"token": token[1]} | {name: unescape(value) for name, value in found}
 
 

@@ -8,10 +8,22 @@ from uuid import UUID
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_logs import flush
-from tests.control.console.pages import HTML, console, key_of, posted, shown, signed_in
+from tests.control.console.pages import HTML, console, fields_of, key_of, posted, shown, signed_in
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import begin, begun, end, ending, final_state, job_runs, open_run, requeue, submit, trigger
+from tests.transitions.acts import (
+    begin,
+    begun,
+    end,
+    ending,
+    final_state,
+    job_runs,
+    open_run,
+    requeue,
+    submit,
+    succeed,
+    trigger,
+)
 from tidewheel.control.api import run_places
 from tidewheel.control.client.client import Client
 from tidewheel.control.console.json_view import json_view
@@ -173,6 +185,41 @@ def test_refused_delay_of_a_retry_is_at_its_field(pages: ApiClient) -> None:
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert 'value="soon" aria-invalid="true"' in answer.text
     assert 'value="kept"' in answer.text
+
+
+def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> None:
+    submit(pages.database, retry={"max_attempts": 4})
+    run = begun(pages.database)
+    requeue(pages.database, run, AttemptOutcome.FAILED, timedelta(minutes=7))
+    path = f"/runs/{run.run_id}"
+    assert "Retry now…" in shown(pages, path)
+    dialog = pages.get(f"{path}/retry")
+    assert re.search(r"Attempt 2 of 4 starts now rather than in (7 min|6 min \d\d s)\.", dialog.text)
+    assert "Start attempt 2 now" in dialog.text
+    fields = fields_of(dialog)
+    answer = pages.post(f"{path}/retry", data=fields | {"reason": "the disk has room again"})
+    assert answer.headers["location"] == path
+    assert "Attempt 2 is due now." in shown(pages, path)
+    again = shown(pages, f"{path}/retry")
+    assert "Nothing would change: attempt 1 of 4 failed" in again
+    assert "Start attempt" not in again
+    succeed(pages.database, begin(pages.database, run.run_id))
+    late = pages.post(f"{path}/retry", data=fields | {"request_id": "of-another-tab"})
+    assert late.headers["location"] == path
+    assert "Nothing was changed: attempt 2 no longer waited. The run was succeeded." in shown(pages, path)
+    assert pages.database.value("SELECT count(*) FROM runs") == 1
+    with Client(pages.database.url) as client:
+        [entry] = client.audit_log.list().entries[:1]
+    assert (entry.action, entry.object, entry.door) == ("run.retry", f"run/{run.run_id}", "console")
+
+
+def test_next_attempt_under_a_freeze_starts_after_the_thaw(pages: ApiClient) -> None:
+    submit(pages.database)
+    run = begun(pages.database)
+    requeue(pages.database, run, AttemptOutcome.FAILED, timedelta(minutes=7))
+    with Client(pages.database.url) as client:
+        client.freezes.freeze(queue="default")
+    assert "the attempt starts after the thaw" in shown(pages, f"/runs/{run.run_id}/retry")
 
 
 def test_cancel_names_what_is_under_way_and_is_done_once(pages: ApiClient) -> None:
