@@ -11,16 +11,17 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import Whole, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.dead_letters import MAX_RATE, DeadLetters
+from tidewheel.control.client.dead_letters import MAX_RATE, DeadLetters, RedriveResult
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, sample_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, ensure_counted, until_of
 from tidewheel.control.console.dead_letters import REDRIVEN, TabQuery, by_tab
 from tidewheel.control.console.forms import Form
-from tidewheel.control.console.under_way import redrive_under_way
+from tidewheel.control.console.under_way import covering_redrive, included, redrive_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary
+from tidewheel.control.reads.redrives import Redriving
 from tidewheel.errors import FieldError, refuse
 
 _RATE = "50"
@@ -51,10 +52,17 @@ class RedriveLetters:
         found = DeadLetters(connection).redrive(dry_run=True, **filters)
         many = counted(found.matched, "dead letter", at_least=found.at_least)
         about = " of " + query.job if query.job else ""
+        covering = _covering(connection, caller, filters, found)
         if query.kind == "message" or (found.first and found.first[0].kind == "message"):
             question, will = f"Send {many} again?", ["Each message goes to its topic once more, byte for byte."]
         else:
             question, will = f"Redrive {many}{about}?", [_new_runs(connection, query), _FAILS_AGAIN]
+        if covering is not None:
+            return Dialog(
+                question, "", _back(query, urls), place="dead_letters", sample=_sample(found.first, found.matched),
+                will=("A second redrive would change nothing.",), keep="Go back",
+                under_way=included(covering, found.matched, urls),
+            )  # fmt: skip
         return Dialog(
             question, question.removesuffix("?") if found.matched else "", _back(query, urls), place="dead_letters",
             will=will,
@@ -114,6 +122,18 @@ class PurgeLetters:
         ensure_confirmed(form, found.matched)
         purged = letters.purge(**filters).purged
         return Done(urls("dead_letters"), f"{counted(purged, 'dead letter')} purged.")
+
+
+def _covering(
+    connection: Connection, caller: Caller, filters: DeadLetterFilter, found: RedriveResult
+) -> Redriving | None:
+    """Return a redrive under way that has all dead letters which a dry run has found."""
+    row = covering_redrive(connection, caller.tenant, filters, found)
+    if row is None or found.at_least:
+        return None
+    until = min(filters.get("until") or row.until_at, row.until_at)
+    within: DeadLetterFilter = {**filters, "until": until}
+    return row if DeadLetters(connection).redrive(dry_run=True, **within).matched == found.matched else None
 
 
 _FAILS_AGAIN = "What fails again is a new dead letter."

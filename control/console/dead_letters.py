@@ -16,7 +16,7 @@ from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.console.dump import dump
 from tidewheel.control.console.listing import filters_of, list_view
 from tidewheel.control.console.sentences import about_run
-from tidewheel.control.console.under_way import letter_under_way
+from tidewheel.control.console.under_way import letter_under_way, letters_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.reads.dead_letter_groups import DeadLetterGroup, DeadLetterGroups
@@ -84,9 +84,13 @@ class DeadLettersPage:
         filters = filters_of(query)
         by_cause = query.show == "open" and query.cursor is None and not set(filters) - {"last"}
         view = list_view("dead_letters", query, listed, errors=errors, now=now, urls=urls)
-        more = {
+        page = view.values["page"]
+        letters = () if isinstance(page, Failed) else cast("DeadLetterPage", page).dead_letters
+        under_way = part(lambda: letters_under_way(connection, caller.tenant, letters, urls))
+        more: dict[str, Any] = {
             "groups": part(grouped) if by_cause else None, "shown_groups": _GROUPS, "most_groups": _MOST_GROUPS,
             "group_filters": group_filters, "selected": _selected(query, filters, since),
+            "under_way": {} if isinstance(under_way, Failed) else under_way,
         }  # fmt: skip
         return replace(view, values={**view.values, **more})
 

@@ -5,7 +5,9 @@ from datetime import datetime
 from typing import TypeVar, cast
 
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.dead_letters import RedriveResult
 from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.words import counted, number, short_id
 from tidewheel.control.reads.backfills import backfills
 from tidewheel.control.reads.cancellations import Cancellation, cancellations
 from tidewheel.control.reads.dead_letters import DeadLetterKind, DeadLetterSummary
@@ -54,8 +56,47 @@ def letter_under_way(
     """Return a sentence about a redrive that includes a dead letter, and its address; None without one."""
     if letter.redriven_at is not None:
         return None
-    filters = {name: getattr(letter, name) for name in _OF_REDRIVES if name != "ids"} | {"ids": [letter.id]}
-    return redrive_under_way(connection, tenant, filters, urls, at=letter.created_at)
+    return redrive_under_way(connection, tenant, _of_letter(letter), urls, at=letter.created_at)
+
+
+def letters_under_way(
+    connection: Connection, tenant: str, letters: Sequence[DeadLetterSummary], urls: Urls
+) -> Mapping[int, str]:
+    """Return the address of the redrive that includes each of some dead letters; the rest are in none."""
+    open_letters = [letter for letter in letters if letter.redriven_at is None]
+    if not open_letters:
+        return {}
+    with connection.snapshot() as reading:
+        rows = redrives(reading, tenant)
+    found = {letter.id: _covering(rows, _of_letter(letter), letter.created_at) for letter in open_letters}
+    return {letter: urls("bulk_work", kind="redrive", id=row.redrive_id) for letter, row in found.items() if row}
+
+
+def covering_redrive(
+    connection: Connection, tenant: str, filters: Mapping[str, object], found: RedriveResult
+) -> Redriving | None:
+    """Return a redrive that goes on and has all that a dry run has found, until its `until_at`.
+
+    Args:
+        connection: Reads the redrives.
+        tenant: The tenant.
+        filters: Those of the dry run.
+        found: Its result; a few dead letters are looked at one by one, many by their filters.
+    """
+    with connection.snapshot() as reading:
+        rows = [row for row in redrives(reading, tenant) if row.state != "paused"]
+    if found.matched > len(found.first):
+        return _covering(rows, _with_kind(filters), found.first[0].created_at)
+    covering = [_covering(rows, _of_letter(letter), letter.created_at) for letter in found.first]
+    first = covering[0] if covering else None
+    return first if all(each is first for each in covering) else None
+
+
+def included(row: Redriving, count: int, urls: Urls) -> tuple[str, str]:
+    """Return the sentence about a redrive that has all dead letters of a dialog, and its address."""
+    who = "It is" if count == 1 else "All of them are"
+    done = f"{number(row.processed)} of {counted(row.matched_count, 'dead letter')} done"
+    return f"{who} in redrive {short_id(row.redrive_id)}, {done}.", urls("bulk_work", kind="redrive", id=row.redrive_id)
 
 
 def redrive_under_way(
@@ -70,8 +111,7 @@ def redrive_under_way(
         urls: Writes the address.
         at: When that dead letter was made: the redrive's time includes it.
     """
-    if not filters.get("kind") and not filters.get("ids"):
-        filters = {**filters, "kind": DeadLetterKind.RUN}
+    filters = _with_kind(filters)
     with connection.snapshot() as reading:
         rows = [row for row in redrives(reading, tenant) if at is None or row.since_at <= at <= row.until_at]
     found, covers = _concerning(rows, filters, _OF_REDRIVES)
@@ -82,6 +122,20 @@ def redrive_under_way(
     until = "" if at is not None else f", of dead letters until {format_timestamp(found.until_at)}"
     address = urls("bulk_work", kind="redrive", id=found.redrive_id)
     return f"A redrive {which} is {state}{until}. None is redriven twice.", address
+
+
+def _of_letter(letter: DeadLetterSummary) -> Mapping[str, object]:
+    return {name: getattr(letter, name) for name in _OF_REDRIVES if name != "ids"} | {"ids": [letter.id]}
+
+
+def _with_kind(filters: Mapping[str, object]) -> Mapping[str, object]:
+    return filters if filters.get("kind") or filters.get("ids") else {**filters, "kind": DeadLetterKind.RUN}
+
+
+def _covering(rows: Sequence[Redriving], filters: Mapping[str, object], at: datetime) -> Redriving | None:
+    """Return the newest redrive that goes on, covers these filters, and includes an instant."""
+    found, covers = _concerning([row for row in rows if row.since_at <= at <= row.until_at], filters, _OF_REDRIVES)
+    return found if covers else None
 
 
 def _concerning(rows: Sequence[R], filters: Mapping[str, object], names: Sequence[str]) -> tuple[R | None, bool]:
