@@ -24,10 +24,11 @@ from tidewheel.control.console.words import counted
 from tidewheel.control.explain.preview import preview
 from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.control.reads.versions import job_at, versions
-from tidewheel.errors import refuse
+from tidewheel.errors import UnknownJob, refuse
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import parse_timestamp
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import Overlap
 
 _LABELS, _PAYLOAD = (next(each for each in FIELDS if each.path == path) for path in ("labels", "payload"))
@@ -122,6 +123,10 @@ class RestoreJob:
         key = key_of_page(connection, caller, request)
         with connection.snapshot() as reading:
             last = versions(reading, caller.tenant, key, limit=1)[0]
+            is_deleted = _is_deleted(reading, caller.tenant, key)
+        if not is_deleted:
+            back = urls.job(key, job_id(caller.tenant, key))
+            return _unchanged(f"Submit {key} again?", back, f"{key} is not deleted.")
         return Dialog(
             f"Submit {key} again?", f"Submit {key} again", urls("jobs"), place="jobs", keep="Leave it deleted",
             will=(f"Its version {last.number} becomes version {last.number + 1}.",),
@@ -153,16 +158,19 @@ class RollBackJob:
             earlier = job_at(reading, caller.tenant, key, number)
             found = preview(reading, caller.tenant, earlier, _NEXT, allow_lists=connection.installation.allow_lists)
         changes = changed_fields(job.job, earlier)
+        question, back = f"Back to version {number} of {key}?", urls.job(key, job.summary.job_id, "job_versions")
+        if not changes:
+            same = "It is the version in force." if number == current else f"Version {current} has the same spec."
+            return _unchanged(question, back, same)
         lines = [f"{each.path}: {each.before} → {each.after}" for each in changes]
         more = [f"{len(lines) - _SAMPLE} more fields"] if len(lines) > _SAMPLE else []
         instants = ", ".join(f"{each.local:%a %d %b %H:%M}" for each in found.occurrences)
         fires = f"It then fires at {instants}, by the clock of {found.zone}." if instants else "It then has no instant."
         return Dialog(
-            f"Back to version {number} of {key}?", f"Back to version {number}",
-            urls.job(key, job.summary.job_id, "job_versions"), place="jobs",
+            question, f"Back to version {number}", back, place="jobs",
             will=(f"The spec of version {number} becomes version {current + 1}.", fires),
             stays=(f"Runs under way end as they are, with version {current}.",),
-            sample=(*lines[:_SAMPLE], *more) if lines else ("Nothing differs.",), keep=f"Keep version {current}",
+            sample=(*lines[:_SAMPLE], *more), keep=f"Keep version {current}",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -188,9 +196,12 @@ class ReleaseJob:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return why it is quarantined."""
         key, job = _shown(connection, caller, request)
-        why = (f"Its next time could not be computed: {job.error}",) if job.error else ("It is not quarantined.",)
+        question, back = f"Release {key}?", urls.job(key, job.summary.job_id)
+        if not job.error:
+            return _unchanged(question, back, f"{key} is not quarantined.")
         return Dialog(
-            f"Release {key}?", f"Release {key}", urls.job(key, job.summary.job_id), place="jobs", sample=why,
+            question, f"Release {key}", back, place="jobs",
+            sample=(f"Its next time could not be computed: {job.error}",),
             will=("Its next time is computed again. What passed meanwhile is decided by catch_up.",),
             stays=("If that fails again, it is quarantined again.",), keep="Leave it quarantined",
         )  # fmt: skip
@@ -269,6 +280,19 @@ def _confirm(key: str, occurrences: int, form: Form, back: str) -> Dialog:
         stays=("The schedule goes on as it is. A backfill can be paused and cancelled.",),
         fields=(*fields, Field("counted", "", "hidden", str(occurrences))),
     )  # fmt: skip
+
+
+def _unchanged(question: str, back: str, why: str) -> Dialog:
+    """Return the dialog of an action that would change nothing."""
+    return Dialog(question, "", back, place="jobs", will=(f"Nothing would change. {why}",), keep="Go back")
+
+
+def _is_deleted(reading: Conn, tenant: str, key: str) -> bool:
+    try:
+        show_job(reading, tenant, key)
+    except UnknownJob:
+        return True
+    return False
 
 
 def _shown(connection: Connection, caller: Caller, request: Request) -> tuple[str, JobDetail]:

@@ -65,6 +65,12 @@ def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
         assert SCRIPT not in answer.text
 
 
+def without_button(client: httpx.Client, path: str, why: str) -> bool:
+    """Return true if a dialog would change nothing, for this reason, and has only a way back."""
+    page = client.get(path).text
+    return "Nothing would change." in page and why in page and "Go back" in page and 'class="primary"' not in page
+
+
 def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
     submit(pages.database, "nightly", schedule=DAILY, lane="batch")
     assert went_to(posted(pages, "/jobs/nightly/delete", reason=SCRIPT)) == "/jobs"
@@ -75,6 +81,7 @@ def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
     assert pages.get("/jobs/nightly").status_code == HTTPStatus.NOT_FOUND
     assert went_to(pages.post(undo[1], data=fields_of(page))) == "/jobs/nightly"
     assert "batch" in pages.get("/jobs/nightly/settings").text
+    assert without_button(pages, "/jobs/nightly/restore", "is not deleted.")
     answer = posted(pages, "/jobs/nightly/restore")
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "exists already" in answer.text
@@ -106,6 +113,8 @@ def test_versions_name_their_authors_and_lead_back(database: Database) -> None:
         assert "02:30, by the clock of UTC" in dialog.replace("\n", " ")
         assert went_to(posted(client, back)) == "/jobs/nightly"
         assert posted(client, back).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert without_button(client, back, "Version 3 has the same spec.")
+        assert without_button(client, "/jobs/nightly/rollback?version=3", "It is the version in force.")
         assert "<bdi>anna &lt;b&gt;, ops</bdi>" in client.get("/jobs/nightly/versions").text
         for path, status in (("a=1&b=9", 200), ("a=x", 422), ("before=1", 200)):
             assert client.get(f"/jobs/nightly/versions?{path}").status_code == status
@@ -126,6 +135,7 @@ def test_release_of_a_quarantined_job(pages: ApiClient) -> None:
     page = pages.get("/jobs/nightly").text
     assert "is released." in page
     assert "/jobs/nightly/release" not in page
+    assert without_button(pages, "/jobs/nightly/release", "is not quarantined.")
 
 
 def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
