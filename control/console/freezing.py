@@ -1,7 +1,8 @@
 """Freeze and thaw: choose a scope, see what it stops, and end it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, ClassVar, cast
 
 from starlette.requests import Request
@@ -18,13 +19,15 @@ from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
 from tidewheel.control.console.words import counted
+from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.freezes import Freezable, Freeze, all_freezes, count_freezable, list_freezes
 from tidewheel.control.reads.jobs import list_jobs
-from tidewheel.errors import UnknownFreeze, refuse
+from tidewheel.errors import FieldError, UnknownFreeze, refuse
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 
 _LONGEST_BACK = 500
+_EXECUTORS = 500  # whose queues are compared with that of a freeze
 _NARROW = ("queue", "labels", "key_prefix")
 
 
@@ -78,6 +81,9 @@ class FreezeScope:
         found = _count(connection, caller, document)
         with connection.snapshot(all_tenants=fleet) as reading:
             jobs = "all jobs" if fleet else _jobs_of(reading, caller.tenant, document)
+        is_empty = not (found.waiting or found.under_way) and (fleet or jobs == counted(0, "job"))
+        is_queue = query.queue is not None and document.keys() <= {"scope", "queue"}
+        unknown = _unknown_queue(connection, caller, str(query.queue)) if is_queue and is_empty else ()
         words = _scope_words(document, caller.tenant)
         return Dialog(
             f"Freeze {words}?", f"Freeze {words}", urls("freeze", next=_back(query)),
@@ -88,7 +94,7 @@ class FreezeScope:
             ),
             stays=(f"{counted(found.under_way, 'run', at_least=found.at_least)} under way: no freeze stops them.",),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),
-            keep="Let it run",
+            keep="Let it run", warnings=unknown,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -161,6 +167,20 @@ def _jobs_of(connection: Conn, tenant: str, document: Mapping[str, Any]) -> str:
         queue=document.get("queue"), limit=1,
     )  # fmt: skip
     return counted(found.total, "job", at_least=found.at_least)
+
+
+def _unknown_queue(connection: Connection, caller: Caller, queue: str) -> Sequence[FieldError]:
+    """Return the warning that nothing has a queue; who may see the fleet gets names of executors' queues."""
+    queues: set[str] = set()
+    if caller.all_tenants:
+        with connection.snapshot(all_tenants=True) as reading:
+            queues = {each for executor in list_executors(reading, limit=_EXECUTORS) for each in executor.queues}
+    if queue in queues:
+        return ()
+    near = get_close_matches(queue, queues)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    who = "no job, no open run and no executor" if caller.all_tenants else "no job and no open run"
+    return (FieldError("", f"{who} has queue {queue}", f"{meant}The freeze is for what comes later."),)
 
 
 def _count(connection: Connection, caller: Caller, document: Mapping[str, object]) -> Freezable:

@@ -409,6 +409,21 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     assert posted_refused(pages, thaw)
 
 
+def test_freeze_of_a_queue_that_nothing_has_names_one_like_it_and_stays_possible(pages: ApiClient) -> None:
+    pages.database.execute(
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
+        " VALUES (gen_random_uuid(), 'e', '{exports}', '{}', 1, tidewheel_now(), tidewheel_now())"
+    )
+    path = "/freeze/scope?queue=report"
+    dialog = shown(pages, path)
+    assert "no job, no open run and no executor has queue report" in dialog
+    assert "did you mean exports? The freeze is for what comes later." in dialog
+    for known in ("reports", "exports"):
+        assert "no executor has queue" not in shown(pages, f"/freeze/scope?queue={known}")
+    assert done(posted(pages, path)) == "/"
+    assert pages.database.value("SELECT queue FROM freezes") == "report"
+
+
 def posted_refused(client: httpx.Client, path: str) -> bool:
     """Return True if the dialog of an action that is over is refused."""
     return client.get(path).status_code == HTTPStatus.NOT_FOUND
