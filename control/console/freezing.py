@@ -88,7 +88,7 @@ class FreezeScope:
         return Dialog(
             f"Freeze {words}?", f"Freeze {words}", urls("freeze", next=_back(query)),
             will=(
-                f"{_waiting(found)} will not start until the thaw.",
+                f"{_waiting(found)} will not start until the thaw: no first attempt, and no next one.",
                 f"Occurrences of {jobs} that are due meanwhile are recorded, and handled by on_resume of each job.",
                 "Jobs whose on_resume is skip lose these: the thaw skips them, and only a backfill runs them.",
             ),

@@ -1,7 +1,7 @@
 """Actions on many runs: cancel or retry those that are selected, cancel all that match a filter."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 from uuid import UUID
@@ -69,13 +69,14 @@ class CancelRuns:
             return _nothing(request, urls)
         not_ended = [run for run in found if run.status not in FINAL]
         still_open = [run for run in not_ended if not _is_cancelled(run)]
-        started = sum(run.status in {RunState.RUNNING, RunState.WAITING, RunState.RETRYING} for run in still_open)
+        started = sum(run.status in {RunState.RUNNING, RunState.WAITING} for run in still_open)
+        between = sum(run.status == RunState.RETRYING for run in still_open)
         ended, cancelled = len(found) - len(not_ended), len(not_ended) - len(still_open)
         return Dialog(
             f"Cancel {counted(len(still_open), 'run')}?",
             f"Cancel {counted(len(still_open), 'run')}" if still_open else "",
             _back(request, urls), place="runs",
-            will=_ends(number(len(still_open) - started), started), fields=(_REASON,), danger=True,
+            will=_ends(number(len(still_open) - started - between), started, between), fields=(_REASON,), danger=True,
             stays=(
                 *((f"Of these, {counted(ended, 'run')} ended already.",) if ended else ()),
                 *((f"Of these, {counted(cancelled, 'run')} had a cancel accepted already.",) if cancelled else ()),
@@ -188,7 +189,9 @@ class CancelMatching:
         of_job = f" of {query.job}" if query.job else ""
         question, button = f"Cancel {many}{of_job}?", f"Cancel {many}"
         if boxes and started:  # the box decides how many are cancelled
-            question, button = f"Cancel open runs{of_job}, {many} in all?", "Cancel them"
+            fewer = counted(waiting.matched, "run", at_least=waiting.at_least)
+            question, button = f"Cancel {many}{of_job}, or {fewer} without the started ones?", "Cancel them"
+            boxes = [replace(each, help=f"With the box: {many}. Without it: {fewer}.") for each in boxes]
         return Dialog(
             question, button if found.matched else "",
             urls("runs", **_shown(query)),
@@ -221,12 +224,21 @@ class CancelMatching:
         return Done(to, f"{many} to cancel. No executor starts one any more.")
 
 
-def _ends(waiting: str, started: int, *, if_checked: bool = False) -> Sequence[str]:
-    """Return the ends of runs that are cancelled: of those that wait, and of those that have started."""
+def _ends(waiting: str, started: int, between: int = 0, *, if_checked: bool = False) -> Sequence[str]:
+    """Return the ends of cancelled runs: those that wait, have started, and are between attempts."""
     never = f"Not started: {waiting}. No executor starts them any more, and they end as cancelled."
     who = "If the box is checked, an attempt" if if_checked else "An attempt"
     signal = f"{who} under way gets a signal, and the run ends as cancelled unless it ends before."
-    return (*([never] if waiting != "0" else []), *([f"Started: {number(started)}. {signal}"] if started else []))
+    rest = " A run between two attempts ends at once." if if_checked else ""
+    parts = (
+        (waiting != "0", never),
+        (started > 0, f"Started: {number(started)}. {signal}{rest}"),
+        (
+            between > 0,
+            f"Between two attempts: {number(between)}. No further attempt starts, and they end as cancelled.",
+        ),
+    )
+    return [words for applies, words in parts if applies]
 
 
 _NOT_BEGUN = "The state is no filter of a cancellation: it concerns all runs that have not started. Started ones go on."

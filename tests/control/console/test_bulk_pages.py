@@ -14,11 +14,11 @@ from tests.control.client.test_dead_letters import fail, garble, work_off
 from tests.control.console.pages import HTML, console, fields_of, key_of, signed_in
 from tests.control.console.test_actions import posted
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, begun, end, ending, submission, submit, trigger
+from tests.transitions.acts import apply_batch, begun, end, ending, requeue, submission, submit, trigger
 from tests.transitions.figures import finish
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
-from tidewheel.runs import RunState
+from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.bulk_cancel import BulkCancel
 
 REASON = "<script>alert(1)</script>\u202e"
@@ -252,11 +252,21 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
     begun(pages.database, "other")
     triggered(pages.database, "other", 2)
     dialog = shown(pages, "/runs/cancel-all?job=other")
-    assert "Cancel open runs of other, 3 runs in all?" in dialog
+    assert "Cancel 3 runs of other, or 2 runs without the started ones?" in dialog
+    assert "With the box: 3 runs. Without it: 2 runs." in dialog
     assert "<bdi>Cancel them</bdi></button>" in dialog, "the box decides the number"
     assert "Not started: 2. No executor starts them any more" in dialog
     assert "Started: 1. If the box is checked, an attempt under way gets a signal" in dialog
+    assert "A run between two attempts ends at once." in dialog
     assert "2 runs to cancel" in shown(pages, done(posted(pages, "/runs/cancel-all?job=other")))
+
+
+def test_dialog_of_selected_runs_counts_those_between_two_attempts_apart(pages: ApiClient) -> None:
+    retried, started, queued = begun(pages.database), begun(pages.database, "other"), trigger(pages.database)
+    requeue(pages.database, retried, AttemptOutcome.FAILED, timedelta(hours=1))
+    dialog = shown(pages, f"/runs/cancel?run={retried.run_id}&run={started.run_id}&run={queued}")
+    for words in ("Not started: 1.", "Started: 1. An attempt under way", "Between two attempts: 1. No further attempt"):
+        assert words in dialog
 
 
 def test_number_that_has_grown_is_shown_before_anything_changes(pages: ApiClient) -> None:
@@ -392,7 +402,7 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     path = f"/freeze/scope?{scope}"
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert f"Freeze {words}?" in dialog
-    assert "1 open run will not start until the thaw." in dialog
+    assert "1 open run will not start until the thaw: no first attempt, and no next one." in dialog
     assert f"Occurrences of {jobs} that are due meanwhile" in dialog
     assert done(posted(pages, path, reason=REASON)) == "/"
     for place in ("/", "/runs", "/jobs/job", "/bulk", "/dead-letters", "/freeze", path):
