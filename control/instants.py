@@ -7,7 +7,7 @@
 | `now` | the present |
 | `+5m`, `-1h30m`, `in 5 min`, `3 s ago` | from now on, and ago |
 | `24h` | ago where an option looks back, from now on where it looks ahead |
-| `2:30`, `yesterday`, `tomorrow 09:00`, `Fri 2:30` | a day of that zone, else of UTC; a weekday is the last one |
+| `2:30`, `3am`, `3:15 pm`, `yesterday`, `Fri 2:30` | a day of that zone, else of UTC; a weekday is the last one |
 | `13 Nov 02:30`, `Fri 13 Nov 2026`, `Nov 13, 2:30` | likewise; without a year it is the nearest one |
 
 A local time that the clock skips or shows twice is refused. The error names the possible instants. ` UTC` behind a
@@ -54,8 +54,9 @@ _RELATIVE = re.compile(r"([+-]?)(?=[P\d])(.+)", re.ASCII)
 _SPOKEN = re.compile(r"(?:(in) )?(\d[\d. a-z]{0,30}?)(?: (ago))?", re.ASCII | re.IGNORECASE)
 _LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?", re.ASCII)
 _OFFSET_WITHOUT_SECONDS = re.compile(r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d)([Zz]|[+-]\d\d:\d\d)", re.ASCII)
-_WITHOUT_SECONDS = re.compile(r"(?:.*[Tt ])?\d{1,2}:\d\d(?: ?UTC|[Zz]|[+-]\d\d:\d\d)?", re.ASCII)
-_EXAMPLES = "write RFC 3339 such as 2026-03-29T08:00:00Z, or 02:30, now, +5m, 24h, yesterday"
+_WITHOUT_SECONDS = re.compile(r"(?:.*[Tt ])?\d{1,2}:\d\d(?:[Zz]|[+-]\d\d:\d\d)?", re.ASCII)
+_TWELVE_HOURS = re.compile(r"(?<![\d:])(1[0-2]|0?[1-9])(:\d\d(?::\d\d(?:\.\d{1,6})?)?)? ?([ap])m\Z", re.ASCII | re.I)
+_EXAMPLES = "write 04:03, 3am, yesterday, Fri 02:30, now, +5m, 24h, or RFC 3339 such as 2026-03-29T08:00:00Z"
 
 
 def read_instant(
@@ -75,7 +76,7 @@ def read_instant(
         ScheduleRefused: There is no such zone.
 
     >>> noon = datetime(2026, 3, 29, 12, tzinfo=UTC)
-    >>> for text in ("now", "+5m", "24h", "3 min ago", "yesterday", "tomorrow 09:00", "2:30", "Fri 13 Nov 02:30"):
+    >>> for text in ("now", "+5m", "24h", "3 min ago", "yesterday", "tomorrow 9am", "2:30", "Fri 13 Nov 02:30"):
     ...     print(f"{read_instant(text, '--since', now=noon):%Y-%m-%d %H:%M}")
     2026-03-29 12:00
     2026-03-29 12:05
@@ -91,6 +92,7 @@ def read_instant(
         return present
     if text.endswith(" UTC"):
         text, zone_name = text.removesuffix(" UTC"), "UTC"
+    asked, text = text, _of_24_hours(text)
     if day := next((found for form in _IN_WORDS if (found := form.fullmatch(text))), None):
         text, zone_name = _local_day(day, zone_name or "UTC", present, path), zone_name or "UTC"
     elif (instant := _relative(_unspoken(text), present, path, ahead=ahead)) is not None:
@@ -99,9 +101,9 @@ def read_instant(
         try:
             return parse_timestamp(_OFFSET_WITHOUT_SECONDS.sub(r"\1:00\2", text))
         except InvalidValue as invalid:
-            dated = text[:5].count("-") == 1 and text[:4].isdigit()
-            errors = [FieldError(path, part.problem, part.remedy if dated else _EXAMPLES) for part in invalid.errors]
-            raise InvalidInput(errors) from invalid
+            if text[:5].count("-") != 1 or not text[:4].isdigit():
+                refuse(path, f"{asked[:64]!r} is no time", _EXAMPLES)
+            raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in invalid.errors]) from invalid
     if zone_name is None:
         problem = f"{text!r} has no offset, so its instant is unknown"
         refuse(path, problem, f"add its time zone with --tz, or write {_utc(text)}")
@@ -117,10 +119,22 @@ def read_instant(
 def unit_of(text: str) -> timedelta:
     """Return the unit to which a text names an instant: a minute if it has no seconds.
 
-    >>> [unit_of(text).seconds for text in ("2:30", "Fri 13 Nov 02:30 UTC", "2026-03-29T08:00Z", "08:00:07", "+5m")]
+    >>> [unit_of(text).seconds for text in ("2:30", "Fri 3am UTC", "2026-03-29T08:00Z", "08:00:07", "+5m")]
     [60, 60, 60, 1, 1]
     """
+    text = _of_24_hours(text.removesuffix(" UTC"))
     return timedelta(minutes=1) if _WITHOUT_SECONDS.fullmatch(text) else timedelta(seconds=1)
+
+
+def _of_24_hours(text: str) -> str:
+    """Return a text with a time of twelve hours at its end written with 24.
+
+    >>> [_of_24_hours(text) for text in ("3am", "Fri 12:15 PM", "12 am", "13pm")]
+    ['03:00', 'Fri 12:15', '00:00', '13pm']
+    """
+    return _TWELVE_HOURS.sub(
+        lambda found: f"{int(found[1]) % 12 + 12 * (found[3] in 'pP'):02}{found[2] or ':00'}", text
+    )
 
 
 def _local_day(day: re.Match[str], zone_name: str, now: datetime, path: str) -> str:

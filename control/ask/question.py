@@ -20,7 +20,7 @@ _WHY = re.compile(r"why (?:did )?(?=\S)", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _AT = " at "
 _ONE_LINE = one_line(MAX_TEXT)
-_TIME_WORDS = 6  # of the longest time: Sat 21 Nov 2026 23:13:04.118 UTC
+_TIME_WORDS = 7  # of the longest time: Sat 21 Nov 2026 11:13:04.118 pm UTC
 
 
 @dataclass(frozen=True, slots=True)

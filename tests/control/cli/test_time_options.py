@@ -1,6 +1,6 @@
 """Times on the command line, as every option reads them."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 
 import pytest
 from hypothesis import example, given
@@ -65,6 +65,8 @@ def test_an_instant_of_a_page_is_read_back(at: datetime) -> None:
         ("today", "2026-03-28T23:00:00Z"),
         ("tomorrow 09:30", "2026-03-30T07:30:00Z"),
         ("1:30", "2026-03-29T00:30:00Z"),
+        ("today 12am", "2026-03-28T23:00:00Z"),
+        ("2026-03-29 12:15PM", "2026-03-29T10:15:00Z"),
         ("Sun 03:30", "2026-03-29T01:30:00Z"),
         ("monday 2:30:05", "2026-03-23T01:30:05Z"),
         ("13 Nov 02:30", "2025-11-13T01:30:00Z"),
@@ -75,6 +77,24 @@ def test_an_instant_of_a_page_is_read_back(at: datetime) -> None:
 )
 def test_a_named_day_is_one_of_the_zone(text: str, utc: str) -> None:
     assert rfc3339(read_instant(text, "--since", "Europe/Berlin", now=NOW)) == utc
+
+
+@given(
+    st.times(), st.sampled_from(["", " "]), st.sampled_from(["%p", "%P"]), st.sampled_from(["", "today ", "29 March "])
+)
+@example(time(3), "", "%P", "")
+def test_a_time_of_twelve_hours_is_that_of_twenty_four(at: time, blank: str, half: str, day: str) -> None:
+    at = at.replace(microsecond=0)
+    whole = "%I" if not at.minute and not at.second else "%I:%M" if not at.second else "%I:%M:%S"
+    for text in (at.strftime(f"{day}{whole}{blank}{half}"), at.strftime(f"{day}{whole}{blank}{half} UTC")):
+        for form in (text, text.replace(" 0", " ").removeprefix("0")):
+            assert read_instant(form, "--at", now=NOW) == datetime.combine(NOW, at, UTC), form
+
+
+@pytest.mark.parametrize("text", ["0am", "13pm", "3:5am", "3:15:am", "25:00pm", "am", "13:30 pm", "3amm"])
+def test_hour_that_twelve_hours_do_not_have_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="is no time; write 04:03, 3am, yesterday"):
+        read_instant(text, "--at", now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -111,4 +131,4 @@ def test_a_day_that_names_no_instant_is_refused(text: str, problem: str) -> None
 def test_a_wrong_time_names_the_forms() -> None:
     [refusal] = tidewheel(NO_DATABASE, "run", "list", "--since", "24 hours").refusals
     assert refusal.startswith("--since: ")
-    assert refusal.endswith("write RFC 3339 such as 2026-03-29T08:00:00Z, or 02:30, now, +5m, 24h, yesterday")
+    assert "'24 hours' is no time; write 04:03, 3am, yesterday, Fri 02:30, now, +5m, 24h, or RFC 3339" in refusal
