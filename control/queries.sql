@@ -417,14 +417,14 @@ SELECT near.run_id
 SELECT run_id FROM active_runs WHERE job_id = %(job_id)s
 
 -- name: find_chain
--- Returns the nearest instants before and after a given one with runs of the timer.
+-- Returns the nearest instants before and after a given one with runs of these causes.
 -- Index: job_runs_by_job and by job in every partition. No lock.
--- Why: the occurrences of a fixed_delay are only those with runs.
+-- Why: the occurrences of a fixed_delay are only those with runs, and a job without a schedule has runs alone.
 SELECT (SELECT r.scheduled_at FROM runs AS r
-         WHERE r.job_id = %(job_id)s AND r.cause = 'timer' AND r.scheduled_at < %(at)s
+         WHERE r.job_id = %(job_id)s AND r.cause = ANY (%(causes)s) AND r.scheduled_at < %(at)s
          ORDER BY r.scheduled_at DESC LIMIT 1) AS before,
        (SELECT r.scheduled_at FROM runs AS r
-         WHERE r.job_id = %(job_id)s AND r.cause = 'timer' AND r.scheduled_at > %(at)s
+         WHERE r.job_id = %(job_id)s AND r.cause = ANY (%(causes)s) AND r.scheduled_at > %(at)s
          ORDER BY r.scheduled_at LIMIT 1) AS after
 
 -- name: oldest_day_of_runs

@@ -16,6 +16,7 @@ from tidewheel.control.ask.question import Named, Question, likeliest, read_ques
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.recent import around
+from tidewheel.control.explain.text import MANUAL
 from tidewheel.control.instants import read_instant, unit_of
 from tidewheel.control.reads.dead_letters import show_dead_letter
 from tidewheel.control.reads.fleet import list_executors
@@ -224,7 +225,8 @@ def _jobs(connection: Conn, tenant: str, named: Sequence[Named]) -> dict[str, _J
 
 def _explained(found: Explanation, text: str) -> Answer:
     near = [each for each in (found.before, found.after) if each is not None]
-    others = tuple(Meaning(Kind.OCCURRENCE, found.key, "the nearest occurrence", each) for each in near)
+    words = f"the nearest {'run' if found.words == MANUAL else 'occurrence'}"
+    others = tuple(Meaning(Kind.OCCURRENCE, found.key, words, each) for each in near)
     return Answer(text, Kind.OCCURRENCE, found.key, found.words, found.at, found.zone, others, found)
 
 

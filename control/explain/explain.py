@@ -40,7 +40,7 @@ from tidewheel.control.explain.text import (
 from tidewheel.control.explain.version_timeline import VersionSpan
 from tidewheel.errors import ScheduleRefused
 from tidewheel.postgres.session import Conn
-from tidewheel.runs import RunState
+from tidewheel.runs import Cause, RunState
 from tidewheel.schedules.decision import HoldReason, SkipReason
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.simple import FixedDelay, Manual
@@ -234,9 +234,11 @@ def _nothing_recorded(facts: InstantFacts) -> Verdict:
 def _neighbours(facts: InstantFacts, version_span: VersionSpan | None) -> tuple[datetime | None, datetime | None]:
     before, after = facts.timeline.before(facts.at), facts.timeline.after(facts.at)
     if version_span is not None and isinstance(version_span.schedule, FixedDelay):
-        before, after = facts.chain()
+        before, after = facts.chain(Cause.TIMER)
         occurrences = facts.job.cursor_at if facts.job.hold_reason != HoldReason.RUN else None
         after = after or (occurrences if occurrences is not None and occurrences > facts.at else None)
+    if version_span is not None and isinstance(version_span.schedule, Manual):
+        return facts.chain(*Cause)
     return before, after
 
 

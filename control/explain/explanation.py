@@ -217,8 +217,8 @@ class Explanation:
         version: The version in force at the instant.
         span: The ledger row of a passed-over occurrence.
         moved_to: The new time of a moved occurrence.
-        before: The nearest earlier occurrence.
-        after: The nearest later occurrence.
+        before: The nearest earlier occurrence; of a manual job the nearest earlier run.
+        after: The nearest later one.
         notes: Effects of clock changes, and other remarks.
         workflow: The occurrence that the instant is of, if the job has parents.
     """

@@ -125,9 +125,9 @@ class InstantFacts:
         found = self.connection.execute(_FIND_ACTIVE_RUN, {"job_id": self.job.job_id}, binary=True).fetchone()
         return cast("UUID", found[0]) if found else None
 
-    def chain(self) -> tuple[datetime | None, datetime | None]:
-        """The nearest earlier and later instants with runs of the timer."""
-        columns = {"job_id": self.job.job_id, "at": self.at}
+    def chain(self, *causes: Cause) -> tuple[datetime | None, datetime | None]:
+        """Return the nearest earlier and later instants with runs of these causes."""
+        columns = {"job_id": self.job.job_id, "at": self.at, "causes": list(causes)}
         found = self.connection.execute(_FIND_CHAIN, columns, binary=True).fetchone()
         return cast("tuple[datetime | None, datetime | None]", found or (None, None))
 

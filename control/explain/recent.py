@@ -7,6 +7,7 @@ from psycopg.rows import class_row
 
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, Explanation, OccurrenceOutcome
+from tidewheel.control.explain.text import MANUAL
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -97,13 +98,17 @@ def around(connection: Conn, tenant: str, key: str, *, misfire_after: timedelta 
         return None if at is None else explain(connection, tenant, key, at, misfire_after=misfire_after)
 
     present = explain(connection, tenant, key, now, misfire_after=misfire_after, unit=timedelta(0))
-    last = present if _is_due(present) else explained(present.before)
-    return Around(key, now, last, explained(present.after), present)
+    last_due, following = _occurrences(present)
+    last = present if last_due == now else explained(last_due)
+    return Around(key, now, last, explained(following), present)
 
 
-def _is_due(present: Explanation) -> bool:
-    """Return True if the present instant is an occurrence."""
-    return present.outcome is not OccurrenceOutcome.NO_OCCURRENCE and present.version is not None
+def _occurrences(present: Explanation) -> tuple[datetime | None, datetime | None]:
+    """Return the last due occurrence and the next one; a manual job has runs, and no occurrences."""
+    if present.words == MANUAL:
+        return None, None
+    is_due = present.outcome is not OccurrenceOutcome.NO_OCCURRENCE and present.version is not None
+    return present.at if is_due else present.before, present.after
 
 
 def unfired(
@@ -141,7 +146,7 @@ def unfired(
         if held.outcome in _HELD:
             last = present.before if present.before and present.before > held.at else held.at
             found.insert(0, Unfired(held.at, last, 1, last == held.at, held.outcome, held.words))
-    last_due = job.now if _is_due(present) else present.before
+    last_due, following = _occurrences(present)
     return UnfiredOccurrences(
         key,
         present.zone,
@@ -150,7 +155,7 @@ def unfired(
         tuple(found),
         has_more=has_more,
         any_due=bool(found) or (last_due is not None and last_due >= since),
-        next_at=present.after,
+        next_at=following,
         words=present.words,
     )
 

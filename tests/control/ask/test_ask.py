@@ -18,13 +18,16 @@ from tidewheel.control.ask.answer import IN_JOBS_ZONE, Answer, Kind, ask
 from tidewheel.control.ask.question import MAX_QUESTION, Named, read_question
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.explain.text import MANUAL
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
 
 DAILY = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
 KEYS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=20)
-TIMES = st.sampled_from(["2:30", "yesterday 02:30", "-5m", "13 Nov 02:30", "Fri 13 Nov 2026 02:30:04.118 PM UTC", "3 pm", "now"])
+TIMES = st.sampled_from(
+    ["2:30", "yesterday 02:30", "-5m", "13 Nov 02:30", "Fri 13 Nov 2026 02:30:04.118 PM UTC", "3 pm", "now"]
+)
 
 
 def asked(database: Database, text: str, zone: str | None = None, *, all_tenants: bool = True) -> Answer:
@@ -68,6 +71,31 @@ def test_a_time_without_parts_of_a_second_finds_an_occurrence_that_has_them(cloc
         assert missed.explanation.outcome is OccurrenceOutcome.NO_OCCURRENCE, "the minute has two"
     shown = tidewheel(clocked, "job", "explain", "sync", "--at", "2026-03-02T08:00:47Z").out
     assert "sync at 2026-03-02T08:00:47.123000Z: fired" in shown
+
+
+def test_a_time_of_a_job_without_a_schedule_names_the_run_of_its_minute_or_the_nearest_runs(
+    clocked: ClockedDatabase,
+) -> None:
+    clocked.stop_clock(t("03-02T07:00"))
+    submit(clocked, "by-hand")
+    instants = [t("03-02T08:00:07.123"), t("03-02T09:30"), t("03-02T09:30:41")]
+    runs = []
+    for at in instants:
+        clocked.stop_clock(at)
+        runs.append(trigger(clocked, "by-hand"))
+    clocked.stop_clock(t("03-02T10:00"))
+    found = asked(clocked, "by-hand at 8am")
+    assert found.at == instants[0], "the only run of its minute"
+    assert [each.run_id for each in found.explanation.others] == runs[:1] if found.explanation else False
+    between = asked(clocked, "by-hand at 9am")
+    assert between.words == MANUAL
+    assert [(each.words, each.at) for each in between.alternatives] == [("the nearest run", at) for at in instants[:2]]
+    assert "before 2026-03-02T08:00:07.123" in " ".join(
+        tidewheel(clocked, "job", "explain", "by-hand", "--at", "2026-03-02T09:00Z").out.split()
+    )
+    why = asked(clocked, "why by-hand")
+    assert [each.at for each in why.alternatives] == instants[-1:]
+    assert "no occurrence was due" in tidewheel(clocked, "job", "explain", "by-hand", "--last", "24h").out
 
 
 def test_ids_numbers_and_keys_lead_to_what_they_name(database: Database) -> None:

@@ -25,7 +25,7 @@ from tidewheel.outbox import slice_lane_of
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Conn, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.relay.due_rows import SESSION_OPTIONS
-from tidewheel.runs import BARRED, OWNED, Gate, Move, RunState, sources
+from tidewheel.runs import BARRED, OWNED, Cause, Gate, Move, RunState, sources
 from tidewheel.scheduler.tenant_rows import find_tenant_tables, removal_from
 from tidewheel.transitions.overlap import REPLACING
 
@@ -572,7 +572,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "read_runs_at": {"at": _NOON},
     "read_skips_at": {"at": _NOON},
     "read_overrides_around": {"at": _NOON, "cursor_at": _NOON},
-    "find_chain": {"at": _NOON},
+    "find_chain": {"at": _NOON, "causes": [Cause.TIMER]},
     "find_unfired": {"since": _NOON, "skipped": RunState.SKIPPED, "limit": 51},
     "find_timeline_runs": _TIME | {"limit": 401},
     "count_timeline_runs": _TIME | {"look": 20_000, "edges": [_NOON, _NOON]},
