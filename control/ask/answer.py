@@ -41,9 +41,6 @@ MAX_ALTERNATIVES = 8
 EXAMPLES = ("nightly", "nightly at 13 Nov 02:30", "#4711")
 """Questions that are understood, where such a job and dead letter exist."""
 
-IN_JOBS_ZONE = "the same time in the zone of the job"
-"""The words of an instant whose time was read in the zone of the job, where the reader has another one."""
-
 _KEYS = 100  # on each side of a text that are compared with it: all of a small installation
 _EXECUTORS = 1000
 _ALIKE = 0.6  # of difflib: an error in each third character
@@ -75,12 +72,14 @@ class Meaning:
         target: The id, the number or the name of it.
         words: A line about it.
         at: The instant of an occurrence.
+        zone: The zone of the job, if the time was read in it and the reader has another one.
     """
 
     kind: Kind
     target: str
     words: str
     at: datetime | None = None
+    zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +237,7 @@ def _with_other(found: Answer, at: datetime, time: str, job: _Job, now: datetime
         return found
     if other == at:
         return found
-    meant = Meaning(Kind.OCCURRENCE, job.key, IN_JOBS_ZONE, other)
+    meant = Meaning(Kind.OCCURRENCE, job.key, "the same time in the zone of the job", other, job.zone)
     return replace(found, alternatives=(meant, *found.alternatives))
 
 

@@ -8,13 +8,12 @@ from starlette.requests import Request
 
 from tidewheel.control.api.ask import answered
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.ask.answer import EXAMPLES, IN_JOBS_ZONE, Answer, Kind, Meaning
+from tidewheel.control.ask.answer import EXAMPLES, Answer, Kind, Meaning
 from tidewheel.control.ask.question import MAX_QUESTION
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now
-from tidewheel.control.reads.jobs import show_job
 from tidewheel.errors import FieldError, Refused
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
@@ -46,23 +45,16 @@ class AskPage:
             return View({}, 422 if errors else 200, document=_document(found, caller, urls))
         if found.kind in _MOVES and found.target is not None:
             return View({}, moved_to=_link(caller, urls, found.kind, found.target))
-        read_otherwise = next((each for each in found.alternatives if each.words == IN_JOBS_ZONE), None)
-        jobs_zone = None if read_otherwise is None else _zone_of(connection, caller.tenant, read_otherwise.target)
         others = [(each, _link(caller, urls, each.kind, each.target, each)) for each in found.alternatives]
         job = urls.job(found.target, job_id(caller.tenant, found.target)) if found.target else None
         return View(
             {
                 "now": page_now(connection), "answer": found, "others": others, "job": job, "errors": errors,
-                "in_jobs_zone": read_otherwise, "jobs_zone": jobs_zone, "examples": EXAMPLES,
-                "nothing": found.kind == Kind.NOTHING, "zone": zone,
+                "in_jobs_zone": next((each for each in found.alternatives if each.zone), None),
+                "examples": EXAMPLES, "nothing": found.kind == Kind.NOTHING, "zone": zone,
             },
             422 if errors else 200,
         )  # fmt: skip
-
-
-def _zone_of(connection: Connection, tenant: str, key: str) -> str:
-    with connection.snapshot() as reading:
-        return show_job(reading, tenant, key).summary.timezone or "UTC"
 
 
 def _answer(connection: Connection, caller: Caller, text: str, zone: str) -> Answer:

@@ -14,7 +14,7 @@ from tests.control.explain.explaining import done, fire_all, t
 from tests.control.reads.test_waits import executor
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import HANDLER, apply_batch, begun, end, ending, submission, submit, trigger
-from tidewheel.control.ask.answer import IN_JOBS_ZONE, Answer, Kind, ask
+from tidewheel.control.ask.answer import Answer, Kind, ask
 from tidewheel.control.ask.question import MAX_QUESTION, Named, read_question
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.explain.explanation import OccurrenceOutcome
@@ -126,7 +126,7 @@ def test_time_is_one_of_the_readers_zone_else_of_the_jobs(clocked: ClockedDataba
     assert (elsewhere.at, elsewhere.zone) == (t("03-01T02:30"), "UTC")
     assert elsewhere.words != here.words
     assert elsewhere.alternatives[0].at == t("03-01T01:30")
-    assert elsewhere.alternatives[0].words == IN_JOBS_ZONE
+    assert elsewhere.alternatives[0].zone == "Europe/Berlin"
     assert asked(clocked, "why nightly").at == t("03-02T01:30")
     assert {each.at for each in here.alternatives} == {t("03-03T01:30")}
     with pytest.raises(ScheduleRefused, match="Europe/Berlinn"):
