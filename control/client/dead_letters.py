@@ -20,12 +20,12 @@ from tidewheel.control.reads.dead_letters import (
     EARLIEST,
     DeadLetterDetail,
     DeadLetterFilter,
-    DeadLetterKind,
     DeadLetterPage,
     DeadLetterSummary,
     DeadLetterSurvey,
     Place,
     filter_columns,
+    kind_to_redrive,
     list_dead_letters,
     require_dead_letters,
     scan_dead_letters,
@@ -159,9 +159,7 @@ class DeadLetters:
                     problem = f"this request has made the redrive {redrive_id}, with another rate"
                     refuse("request_id", problem, "pause or cancel that one, or send a new request")
                 return RedriveResult(redrive_id, min(first.matched_count, COUNTED), first.matched_count > COUNTED)
-        filters = {**filters, "redriven": False}
-        if not filters.get("ids") and not filters.get("kind"):
-            filters["kind"] = DeadLetterKind.RUN
+        filters = {**filters, "redriven": False, "kind": kind_to_redrive(filters)}
         found = self._survey(filters)
         until = found.newest_at
         if dry_run or until is None:

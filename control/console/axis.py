@@ -166,14 +166,22 @@ class Axis:
                 yield Tick(self.x(at), text, shift)
 
 
-def axis(window: Window, now: datetime, zone: tzinfo = UTC) -> Axis:
+def axis(window: Window, now: datetime, zone: tzinfo = UTC, *, whole: bool = False) -> Axis:
     """Return the axis of a window.
+
+    Args:
+        window: The window.
+        now: The present.
+        zone: The zone of its ticks.
+        whole: True to begin with a shorter bin, so that a window of less than seven days begins its length before now.
 
     >>> hour = axis(Window.HOUR, datetime(2026, 11, 21, 22, 16, 10, tzinfo=UTC))
     >>> f"{hour.begin:%H:%M:%S} {hour.end:%H:%M:%S}", [tick.text for tick in hour.ticks()]
     ('21:16:30 22:31:30', ['21:30', '21:45', '22:00', '22:15', '22:30'])
     >>> hour.x(hour.until), hour.bin_of(hour.now)
     (80.0, 119)
+    >>> f"{axis(Window.HOUR, hour.now, whole=True).begin:%H:%M:%S}"
+    '21:16:10'
     """
     bins = _WINDOWS[window]
     if bins.step is not None:
@@ -181,7 +189,8 @@ def axis(window: Window, now: datetime, zone: tzinfo = UTC) -> Axis:
         since = (now - datetime(1970, 1, 1, tzinfo=UTC) + shift) // bins.step + 1
         until = datetime(1970, 1, 1, tzinfo=UTC) - shift + since * bins.step
         edges = [until + at * bins.step for at in range(-bins.behind, bins.ahead + 1)]
-        return Axis(edges, bins.behind, now, zone, window)
+        before = [now - bins.behind * bins.step] if whole else []
+        return Axis([*before, *edges], len(before) + bins.behind, now, zone, window)
     today = now.astimezone(zone).date()
     days_behind, days_ahead = bins.behind // bins.parts + 1, bins.ahead // bins.parts + 2
     found = [

@@ -1,7 +1,7 @@
 """Bulk work: backfills, cancellations by filter and redrives, and one of them with its progress."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import ClassVar
@@ -48,12 +48,12 @@ class BulkPage:
         now = page_now(connection)
         parts = [part(partial(_newest, connection, caller, kind, now)) for kind in KINDS]
         read = [work for found in parts if not isinstance(found, Failed) for work in found]
-        works, stalled = _stalled(connection, ordered([self.paces.seen(work, now) for work in read]))
+        works = ordered([self.paces.seen(work, now) for work in read])
         goes_on = [work for work in works if work.finished_at is None]
         failures = [found for found in parts if isinstance(found, Failed)]
         return View(
-            {"now": now, "works": works, "goes_on": len(goes_on), "stalled": stalled, "failures": failures,
-             "most": _OF_EACH}
+            {"now": now, "works": works, "goes_on": len(goes_on), "stalled": _is_stalled(connection, works),
+             "failures": failures, "most": _OF_EACH}
         )  # fmt: skip
 
 
@@ -76,9 +76,10 @@ class BulkWorkPage:
         now, (kind, number) = page_now(connection), read_place(request)
         with connection.snapshot() as reading:
             row = _row(reading, caller.tenant, kind, number)
-        [work], stalled = _stalled(connection, [self.paces.seen(work_of(row, now), now)])
+        work = self.paces.seen(work_of(row, now), now)
         chosen = list((row.ids or ())[:_CHOSEN]) if isinstance(row, Redriving) else []
         letters = DeadLetters(connection).list(ids=chosen, redriven=True).dead_letters if chosen else ()
+        stalled = _is_stalled(connection, [work])
         return View({"now": now, "work": work, "row": row, "stalled": stalled, "letters": letters})
 
 
@@ -130,14 +131,12 @@ def _newest(connection: Connection, caller: Caller, kind: Kind, now: datetime) -
         return [of_redrive(each, now) for each in redrives(reading, caller.tenant, limit=_OF_EACH)]
 
 
-def _stalled(connection: Connection, works: Sequence[Work]) -> tuple[Sequence[Work], bool]:
-    """Return the works, those that run as waiting if no scheduler is alive, and whether some wait so."""
+def _is_stalled(connection: Connection, works: Sequence[Work]) -> bool:
+    """Return True if some of the works run and no scheduler is alive to go on with them."""
     if all(work.state != "running" for work in works):
-        return works, False
+        return False
     with connection.snapshot(all_tenants=True) as reading:
-        if is_scheduler_alive(reading):
-            return works, False
-    return [replace(work, state="waits for a scheduler") if work.state == "running" else work for work in works], True
+        return not is_scheduler_alive(reading)
 
 
 def _uuid(text: str) -> UUID | None:

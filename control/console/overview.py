@@ -1,7 +1,7 @@
 """The overview: is all well, and if not, what, since when, whose."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import ClassVar, Literal
 
@@ -113,7 +113,7 @@ class OverviewPage:
         """Read each part by itself: one that fails leaves the others."""
         query, _ = read_filters(request, OverviewQuery)
         now = page_now(connection)
-        along = _axis(Window(query.window), now)
+        along = axis(Window(query.window), now, whole=query.window == "1h")  # as the tiles are of the last hour
         stage = Stage[query.stage.upper()]
         present = part(lambda: self._present(connection, caller))
         figures = part(lambda: _figures(connection, caller, along, stage))
@@ -154,14 +154,6 @@ class OverviewPage:
     def _upcoming(self, connection: Connection, caller: Caller, along: Axis) -> UpcomingJobs:
         with connection.snapshot() as reading:
             return read_upcoming(reading, caller.tenant, self.shards, [along.now, *along.edges[along.behind + 1 :]])
-
-
-def _axis(window: Window, now: datetime) -> Axis:
-    """Return the axis of a window; that of an hour begins with the hour of the tiles, by a shorter bin."""
-    along = axis(window, now)
-    if window is not Window.HOUR:
-        return along
-    return replace(along, edges=[now - _HOUR, *along.edges], behind=along.behind + 1)
 
 
 def _figures(connection: Connection, caller: Caller, along: Axis, stage: Stage) -> ActivityFigures:

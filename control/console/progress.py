@@ -30,7 +30,7 @@ class Work:
     Args:
         kind: Its kind.
         id: Its id in addresses.
-        state: `running`, `paused`, `finished` or `cancelled`; `waits for a scheduler` where none is alive to go on.
+        state: `running`, `paused`, `finished` or `cancelled`.
         about: What it concerns, one phrase each.
         done: How many are done.
         total: Of how many; None if that is not known.

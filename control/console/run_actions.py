@@ -20,7 +20,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, state, when
 from tidewheel.control.reads.run_detail import RunDetail, show_run
-from tidewheel.errors import UnknownDeadLetter, refuse
+from tidewheel.errors import refuse
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import FINAL, OWNED, RunState
 from tidewheel.settings.api import ApiSettings
@@ -100,12 +100,10 @@ class RetryRun:
     def _redrive(connection: Connection, caller: Caller, run: RunDetail, urls: Urls) -> tuple[str, str] | None:
         if run.dead_letter is None:
             return None
-        try:
-            letter = DeadLetters(connection).get(run.dead_letter).summary
-        except UnknownDeadLetter:
-            return None
-        found = letter_under_way(connection, caller.tenant, letter, urls)
-        return found and (f"{found[0]} A retry counts as its redrive.", found[1])
+        for letter in DeadLetters(connection).list(ids=[run.dead_letter]).dead_letters:  # none if it is purged
+            if found := letter_under_way(connection, caller.tenant, letter, urls):
+                return f"{found[0]} A retry counts as its redrive.", found[1]
+        return None
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Make the new run, or make the attempt due."""

@@ -10,7 +10,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, number, short_id
 from tidewheel.control.reads.backfills import backfills
 from tidewheel.control.reads.cancellations import Cancellation, cancellations
-from tidewheel.control.reads.dead_letters import DeadLetterKind, DeadLetterSummary
+from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary, kind_to_redrive
 from tidewheel.control.reads.redrives import Redriving, redrives
 from tidewheel.jobs.values import format_timestamp
 
@@ -73,7 +73,7 @@ def letters_under_way(
 
 
 def covering_redrive(
-    connection: Connection, tenant: str, filters: Mapping[str, object], found: RedriveResult
+    connection: Connection, tenant: str, filters: DeadLetterFilter, found: RedriveResult
 ) -> Redriving | None:
     """Return a redrive that goes on and has all that a dry run has found, until its `until_at`.
 
@@ -100,7 +100,7 @@ def included(row: Redriving, count: int, urls: Urls) -> tuple[str, str]:
 
 
 def redrive_under_way(
-    connection: Connection, tenant: str, filters: Mapping[str, object], urls: Urls, *, at: datetime | None = None
+    connection: Connection, tenant: str, filters: DeadLetterFilter, urls: Urls, *, at: datetime | None = None
 ) -> tuple[str, str] | None:
     """Return a sentence about a redrive of all or some of these dead letters, and its address.
 
@@ -124,15 +124,16 @@ def redrive_under_way(
     return f"A redrive {which} is {state}{until}. None is redriven twice.", address
 
 
-def _of_letter(letter: DeadLetterSummary) -> Mapping[str, object]:
-    return {name: getattr(letter, name) for name in _OF_REDRIVES if name != "ids"} | {"ids": [letter.id]}
+def _of_letter(letter: DeadLetterSummary) -> DeadLetterFilter:
+    filters = {name: getattr(letter, name) for name in _OF_REDRIVES if name != "ids"} | {"ids": [letter.id]}
+    return cast("DeadLetterFilter", filters)
 
 
-def _with_kind(filters: Mapping[str, object]) -> Mapping[str, object]:
-    return filters if filters.get("kind") or filters.get("ids") else {**filters, "kind": DeadLetterKind.RUN}
+def _with_kind(filters: DeadLetterFilter) -> Mapping[str, object]:
+    return {**filters, "kind": kind_to_redrive(filters)}
 
 
-def _covering(rows: Sequence[Redriving], filters: Mapping[str, object], at: datetime) -> Redriving | None:
+def _covering(rows: Sequence[Redriving], filters: Mapping[str, object] | DeadLetterFilter, at: datetime) -> Redriving | None:
     """Return the newest redrive that goes on, covers these filters, and includes an instant."""
     found, covers = _concerning([row for row in rows if row.since_at <= at <= row.until_at], filters, _OF_REDRIVES)
     return found if covers else None

@@ -193,6 +193,11 @@ def list_dead_letters(
     )
 
 
+def kind_to_redrive(filters: DeadLetterFilter) -> str | None:
+    """Return the kind of a redrive by a filter: runs, unless `kind` or `ids` name messages."""
+    return filters.get("kind") or (None if filters.get("ids") else DeadLetterKind.RUN)
+
+
 def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDetail:
     """Return one dead letter.
 
