@@ -24,6 +24,9 @@ LOOKS: Mapping[str, tuple[tuple[int, int], str]] = {
 """Size and theme of each look that every page is tested in, by its name."""
 
 _AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
+_SMALL_LINKS = """() => [...document.querySelectorAll('td a, dl.table dd a')].filter(each =>
+    !(each instanceof SVGElement) && each.checkVisibility()).map(each => [each, each.getBoundingClientRect()])
+    .filter(([, box]) => Math.min(box.width, box.height) < 24).map(([each, box]) => `${box.height} ${each.outerHTML}`)"""
 _GRAVE = ("serious", "critical")
 
 
@@ -70,6 +73,10 @@ class Tab:
     def sideways(self) -> int:
         """Return the pixels by which the page is wider than its window."""
         return int(self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+    def small_links(self) -> list[str]:
+        """Return the links in cells of tables that are less than 24 pixels wide or high: WCAG 2.2, 2.5.8."""
+        return cast("list[str]", self.page.evaluate(_SMALL_LINKS))
 
     def note(self, message: ConsoleMessage) -> None:
         """Remember an error in the console."""
