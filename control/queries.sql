@@ -1304,7 +1304,7 @@ SELECT tenant, revoked_at IS NOT NULL FROM locked
 -- Returns a key, and true if its last use was recorded more than a minute ago.
 -- Index: api_keys_pkey. No lock.
 SELECT key_id, tenant, name, secret_hash, scopes, rate, revoked_at IS NOT NULL AS revoked,
-       coalesce(expires_at <= tidewheel_now(), false) AS expired,
+       expires_at, tidewheel_now() AS read_at,
        coalesce(last_used_at < tidewheel_now() - interval '1 minute', true) AS to_record
   FROM api_keys
  WHERE key_id = %(key_id)s

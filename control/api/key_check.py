@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import Protocol
@@ -25,6 +26,7 @@ _SQL = Statements("tidewheel.control")
 _FIND_API_KEY = _SQL["find_api_key"]
 _RECORD_API_KEY_USE = _SQL["record_api_key_use"]
 
+_WARNING = timedelta(minutes=10)  # enough to get another key
 _FRESH_SECONDS = 1.0
 _MOST_AT_ONCE = 32  # requests of one key: half of what the threads of reads take, queue included
 _KEPT = 1000  # keys beyond which those that are not in use are forgotten
@@ -57,8 +59,24 @@ class StoredKey:
     scopes: Sequence[str]
     rate: float | None
     revoked: bool
-    expired: bool
+    expires_at: datetime | None
+    read_at: datetime
     to_record: bool
+
+    @property
+    def expired(self) -> bool:
+        """True once it has expired."""
+        return self.expires_at is not None and self.expires_at <= self.read_at
+
+    @property
+    def warns_at(self) -> datetime | None:
+        """The instant from which pages warn that the key expires."""
+        return None if self.expires_at is None else self.expires_at - _WARNING
+
+    @property
+    def expires_soon(self) -> bool:
+        """True once pages warn that it expires."""
+        return self.warns_at is not None and self.warns_at <= self.read_at
 
     @property
     def rights(self) -> frozenset[Scope]:

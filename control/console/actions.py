@@ -212,7 +212,7 @@ def visitor(request: Request, found: Caller) -> Visitor:
     """Return the reader of a page."""
     key = request.scope.get(KEY)
     scopes = frozenset(str(each) for each in found.scopes)
-    return Visitor(request.scope.get(SIGN_IN), key.name if key else None, found.tenant, found.all_tenants, scopes)
+    return Visitor(request.scope.get(SIGN_IN), key, found.tenant, found.all_tenants, scopes)
 
 
 def acting(request: Request, found: Caller) -> Caller:

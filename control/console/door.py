@@ -58,11 +58,15 @@ class Door:
         path = request.scope["path"]
         if path in _OPEN or path.startswith(_STATIC):
             return "strangers"
-        if (found := self.signer.read(request.cookies.get(COOKIE, ""), self.seconds())) is not None:
+        if (found := self.sign_in_of(request)) is not None:
             return found
         if not self.needs_key:
             return "executors"
         return self._to_sign_in(request)
+
+    def sign_in_of(self, request: Request) -> SignIn | None:
+        """Return the sign-in of a browser; None if it has none, or an old one."""
+        return self.signer.read(request.cookies.get(COOKIE, ""), self.seconds())
 
     def seconds(self) -> float:
         """Return the present instant in seconds since 1970."""
@@ -102,7 +106,7 @@ class Door:
         tenant = named if is_tenant(named) and code not in _NO_TENANT else "default"
         if key is not None:
             many = key.tenant == ALL_TENANTS
-            return Visitor(sign_in, key.name, tenant if many else key.tenant, many, frozenset(map(str, key.rights)))
+            return Visitor(sign_in, key, tenant if many else key.tenant, many, frozenset(map(str, key.rights)))
         if sign_in is not None or self.needs_key:
             return Visitor(sign_in)
         return Visitor(tenant=tenant, many=True, scopes=frozenset(map(str, Scope)))

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.console import json_view, words
 from tidewheel.control.console.lost import lost
 from tidewheel.control.console.sign_in import (
@@ -68,7 +69,7 @@ class Visitor(NamedTuple):
 
     Args:
         sign_in: Its sign-in; None where no key is needed, and before it signs in.
-        key: The name of its key.
+        key: Its key.
         tenant: The tenant of the page.
         many: True if it may name other tenants.
         scopes: Its rights.
@@ -76,7 +77,7 @@ class Visitor(NamedTuple):
     """
 
     sign_in: SignIn | None = None
-    key: str | None = None
+    key: StoredKey | None = None
     tenant: str = "default"
     many: bool = False
     scopes: frozenset[str] = frozenset()
@@ -126,9 +127,20 @@ class Renderer:
         *,
         status: int = 200,
         headers: Mapping[str, str] | None = None,
+        sign_in: SignIn | None = None,
         values: Mapping[str, object],
     ) -> Response:
-        """Return a page, with the cookie that its forms need if the browser has none."""
+        """Return a page, with the cookie that its forms need if the browser has none.
+
+        Args:
+            request: The request.
+            template: The name of its template.
+            visitor: Its reader.
+            status: The HTTP status.
+            headers: Further headers.
+            sign_in: That of the browser, if the page is shown as to nobody.
+            values: The values of its template.
+        """
         given = request.cookies.get(FORM_COOKIE)
         form_cookie = given or new_form_cookie()
         page_zone_name, zone = zone_of_page(request)
@@ -142,7 +154,7 @@ class Renderer:
             pattern=self._pattern,
             page_zone=zone,
             page_zone_name=page_zone_name,
-            form_token=self._signer.form_token(form_cookie, visitor.sign_in),
+            form_token=self._signer.form_token(form_cookie, visitor.sign_in or sign_in),
             here=here,
             origin=None if request.scope["path"] in _NO_ORIGIN else here,
             visitor=visitor,

@@ -79,7 +79,9 @@ class SignInPage:
             "place": "", "wrong": wrong, "ended": ended, "next": local_path(form.get("next", "")),
             "name": form.get("name", ""), "host": request.url.netloc, "prefix": PREFIX,
         }  # fmt: skip
-        return self.door.renderer.page(request, "sign-in.html", Visitor(), status=status, values=values)
+        return self.door.renderer.page(
+            request, "sign-in.html", Visitor(), status=status, sign_in=self.door.sign_in_of(request), values=values
+        )
 
 
 def _is_plain(request: Request) -> bool:

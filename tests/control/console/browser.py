@@ -26,7 +26,7 @@ LOOKS: Mapping[str, tuple[tuple[int, int], str]] = {
 _AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 _SMALL_LINKS = """() => [...document.querySelectorAll('td a, dl.table dd a')].filter(each =>
     !(each instanceof SVGElement) && each.checkVisibility()).map(each => [each, each.getBoundingClientRect()])
-    .filter(([, box]) => Math.min(box.width, box.height) < 24).map(([each, box]) => `${box.height} ${each.outerHTML}`)"""
+    .filter(([, box]) => Math.min(box.width, box.height) < 24).map(([each, box]) => each.outerHTML)"""
 _GRAVE = ("serious", "critical")
 
 

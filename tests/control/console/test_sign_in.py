@@ -1,6 +1,7 @@
 """Sign-in by an API key: what opens pages, what ends a sign-in, and forms of other sites."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from http import HTTPStatus
 
 import pytest
@@ -13,6 +14,7 @@ from tidewheel.api_keys import new_key
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
 from tidewheel.control.console.sign_in import COOKIE, LIFE_SECONDS, Signer, SignIn
+from tidewheel.jobs.values import format_timestamp
 
 
 @pytest.fixture
@@ -109,6 +111,22 @@ def test_revoked_key_ends_its_sign_in_within_a_second(door: ApiClient) -> None:
     assert monotonic_seconds() - begun < 2
     assert COOKIE not in door.cookies or not door.cookies[COOKIE]
     assert "revoked or has expired" in door.get("/sign-in?ended=1").text
+
+
+@pytest.mark.parametrize(("left", "warns"), [("11 minutes", False), ("9 minutes", True)])
+def test_page_warns_before_the_key_of_its_sign_in_expires(door: ApiClient, left: str, *, warns: bool) -> None:
+    key = key_of(door.database)
+    expire = "UPDATE api_keys SET expires_at = tidewheel_now() + %(left)s::interval RETURNING expires_at"
+    at = door.database.value(expire, {"left": left})
+    signed_in(door, key)
+    page = door.get("/jobs?prefix=a").text
+    assert ("Your sign-in ends" in page) is warns
+    assert ('href="/sign-in?next=%2Fjobs%3Fprefix%3Da"' in page) is warns
+    wakes = format_timestamp(at - timedelta(minutes=10))
+    assert (f'<time hidden datetime="{wakes}">' in page) is not warns, "the script reads the page again then"
+    back = sign_in(door, key_of(door.database), "/sign-in?next=%2Fjobs%3Fprefix%3Da", next="/jobs?prefix=a")
+    assert back.headers.get("location") == "/jobs?prefix=a"
+    assert "Your sign-in ends" not in door.get("/jobs").text
 
 
 def test_sign_out_ends_the_sign_in_of_this_browser(door: ApiClient) -> None:
