@@ -40,6 +40,7 @@ from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.control.reads.versions import job_at
 from tidewheel.errors import FieldError, InvalidInput, Refused, RequestConflict, UnknownJob, VersionConflict
 from tidewheel.ids import job_id
+from tidewheel.schedules.zones import zone_names
 
 _REUSED = InvalidInput([FieldError("", "this page has saved something else", "save once more")])  # it was left by Back
 _MOST_BYTES = 2 * 1024 * 1024  # a payload of 256 KiB in JSON, percent-encoded
@@ -135,6 +136,7 @@ class JobForms:
         values: dict[str, object] = {
             "place": "jobs", "typed": state, "groups": GROUPS, "at": at, "others": others, "labels": LABELS,
             "kinds": {"schedule": SCHEDULES, "target": TARGETS}, "opened": _opened(state, at), "back": back,
+            "zones": sorted(zone_names()),
         }  # fmt: skip
         status = HTTPStatus.CONFLICT if state.race else status
         return self.door.renderer.page(request, "job-form.html", seen, status=status, values=values)

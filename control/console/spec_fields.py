@@ -21,7 +21,7 @@ from tidewheel.runs import Overlap
 
 SCHEDULES = ("cron", "interval", "fixed_delay", "once", "after", "manual")
 TARGETS = ("handler", "http", "kafka", "shell", "lambda")
-Kind = Literal["text", "span", "number", "json", "list", "pairs", "parents", "words", "flag"]
+Kind = Literal["text", "span", "number", "json", "list", "pairs", "parents", "words", "flag", "zone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ GROUPS: Sequence[Group] = (
     ), chooser="target", folded=False),
     Group("When", (
         SpecField("schedule.cron", "cron", "list", only="cron", rows=2, help="One per line, such as 30 2 * * *."),
-        SpecField("schedule.timezone", "timezone", only="cron", default="UTC", help="Such as Europe/Berlin."),
+        SpecField("schedule.timezone", "timezone", "zone", only="cron", default="UTC", help="Such as Europe/Berlin."),
         SpecField("schedule.dst_gap", "dst_gap", only="cron", options=_options(CronSpec, "dst_gap"),
                   default="shift_forward", help="For a local time that the clock skips."),
         SpecField("schedule.dst_overlap", "dst_overlap", only="cron", options=_options(CronSpec, "dst_overlap"),

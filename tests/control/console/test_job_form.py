@@ -11,6 +11,7 @@ import pytest
 
 from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, fields_of, key_of, signed_in, typed_in
+from tests.control.console.test_page_costs import MOST_BYTES
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
 from tidewheel.control.client.client import Client
@@ -18,6 +19,7 @@ from tidewheel.control.console.spec_fields import FIELDS
 from tidewheel.control.reads.versions import job_at
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
+from tidewheel.schedules.zones import zone_names
 
 HOSTILE = '<script>alert(1)</script>"\u202e'
 CRON: Mapping[str, object] = {"cron": ["30 2 * * *"], "timezone": "Europe/Berlin"}
@@ -82,6 +84,14 @@ def test_job_typed_into_the_form_is_submitted_with_what_was_set_alone(pages: Api
         "payload": {"depot": 4}, "retry": {"max_attempts": 2}, "start_to_close": "1m30s",
     }  # fmt: skip
     assert "Version 1 of" in pages.get("/jobs/nightly").text
+
+
+def test_zone_is_searched_among_all_without_a_script(pages: ApiClient) -> None:
+    page = pages.get("/jobs/new")
+    assert 'list="zones"' in page.text
+    zones = page.text.partition('<datalist id="zones">')[2].partition("</datalist>")[0]
+    assert zones.split("<option>")[1:] == sorted(zone_names())
+    assert page.num_bytes_downloaded < MOST_BYTES
 
 
 @pytest.mark.parametrize("view", ["form", "json"])
