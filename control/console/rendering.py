@@ -138,7 +138,7 @@ class Renderer:
             visitor: Its reader.
             status: The HTTP status.
             headers: Further headers.
-            sign_in: That of the browser, if the page is shown as to nobody.
+            sign_in: That of the browser, if the frame of the page shows none.
             values: The values of its template.
         """
         given = request.cookies.get(FORM_COOKIE)

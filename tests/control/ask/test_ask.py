@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from http import HTTPStatus
+from uuid import UUID
 
 import pytest
 from hypothesis import example, given
@@ -79,7 +80,7 @@ def test_a_time_of_a_job_without_a_schedule_names_the_run_of_its_minute_or_the_n
     clocked.stop_clock(t("03-02T07:00"))
     submit(clocked, "by-hand")
     instants = [t("03-02T08:00:07.123"), t("03-02T09:30"), t("03-02T09:30:41")]
-    runs = []
+    runs: list[UUID] = []
     for at in instants:
         clocked.stop_clock(at)
         runs.append(trigger(clocked, "by-hand"))
