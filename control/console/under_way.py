@@ -133,7 +133,9 @@ def _with_kind(filters: DeadLetterFilter) -> Mapping[str, object]:
     return {**filters, "kind": kind_to_redrive(filters)}
 
 
-def _covering(rows: Sequence[Redriving], filters: Mapping[str, object] | DeadLetterFilter, at: datetime) -> Redriving | None:
+def _covering(
+    rows: Sequence[Redriving], filters: Mapping[str, object] | DeadLetterFilter, at: datetime
+) -> Redriving | None:
     """Return the newest redrive that goes on, covers these filters, and includes an instant."""
     found, covers = _concerning([row for row in rows if row.since_at <= at <= row.until_at], filters, _OF_REDRIVES)
     return found if covers else None
