@@ -6,7 +6,7 @@ A freeze is one row that every claim reads. It is written under the lock `claims
 it, or sees it. Firing holds the timers that come due under it. A thaw ends the freeze at once, and the scheduler then
 releases these timers (scheduler/freezing.py). The sweeps of the executors find the runs that waited.
 
-The pause of a tenant is the freeze of all its runs. One of an operator is not ended by a key or a topic of the tenant.
+An operator's freeze of all runs of a tenant is not ended by a key or a topic of the tenant.
 
 A run shows neither its job's labels nor its key. So a freeze by them has a row for each job, and each submit keeps
 these rows. A submit that is not committed when the freeze is written may miss it: the scheduler then adds the job.
@@ -47,7 +47,7 @@ MAX_JOBS = 100_000  # jobs of one freeze: a row each, about a second in all
 
 
 class _Standing(NamedTuple):
-    """A standing freeze; `by_operator` is true for the pause of a tenant that no key of the tenant ends."""
+    """A standing freeze; `by_operator` is true for that of a tenant that no key of the tenant ends."""
 
     id: int
     by_operator: bool

@@ -19,7 +19,7 @@
     │   ├── UnknownTenant        no such tenant in this installation
     │   │   └── TenantDeleted    one that is being deleted, or whose name is reserved since
     │   ├── TenantLimitExceeded  a job or a payload beyond the limits of its tenant
-    │   ├── PausedByOperator     a pause of a tenant that its own keys may not end
+    │   ├── PausedByOperator     a freeze of a tenant that its own keys may not end
     │   ├── VersionConflict      the job's current version differs from the expected one
     │   └── RequestConflict      a request_id used before with another body
     ├── Unavailable              try again: PostgreSQL or Kafka does not answer now
@@ -325,13 +325,13 @@ class TenantLimitExceeded(Refused):
 
 
 class PausedByOperator(Refused):
-    """A pause of a tenant that an operator has begun, and that a key of the tenant may not end."""
+    """A freeze of a tenant that an operator has begun, and that a key of the tenant may not end."""
 
     code = "paused_by_operator"
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
-        problem = f"an operator has paused tenant {tenant}, and a key of the tenant does not end that"
+        problem = f"an operator has frozen tenant {tenant}, and a key of the tenant does not end that"
         remedy = f"an operator or a key of all tenants ends it: `tidewheel tenant resume {tenant}`"
         super().__init__((FieldError("scope", problem, remedy),))
 

@@ -290,7 +290,7 @@ def _misfit(name: str, value: object, tenant: str) -> FieldError | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return FieldError(name, f"{value!r} is not a number", f"write a number of at most {most:,}")
     if value == 0 and name != "weight":
-        remedy = f"pause the tenant instead: tidewheel tenant pause {tenant}"
+        remedy = f"freeze the tenant instead: tidewheel tenant pause {tenant}"
         return FieldError(name, "0 would refuse everything", remedy)
     if not least <= value <= most or (name != "triggers_per_second" and value != int(value)):
         kind = "number" if name == "triggers_per_second" else "whole number"

@@ -1,4 +1,4 @@
-"""Actions on tenants: create, limits, pause, resume, delete."""
+"""Actions on tenants: create, limits, delete."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,8 @@ from tidewheel.control.console.tenants import gauges, named_tenant
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import part
 from tidewheel.control.console.words import number
-from tidewheel.control.explain.resuming import preview_thaw
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage
-from tidewheel.errors import FieldError, InvalidInput, UnknownFreeze, refuse
+from tidewheel.errors import FieldError, InvalidInput, refuse
 
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")  # as pages show a number; 0,5 is none
 _HELP = {
@@ -147,66 +146,6 @@ class LimitTenant:
         changed = tenants.limit(name, **limits)
         words = f"Limits of {name} are set." if changed else f"Limits of {name} are as before."
         return Done(urls("tenant", name=name), words)
-
-
-@dataclass(frozen=True, slots=True)
-class PauseTenant:
-    """Start no run of a tenant until it is resumed."""
-
-    scope: ClassVar[Scope] = Scope.OPERATE
-
-    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
-        """Return what a pause stops."""
-        name = named_tenant(request, caller)
-        usage = Tenants(connection).usage(name)
-        waiting = number(usage.waiting.count, at_least=usage.waiting.at_least)
-        active = number(usage.in_flight.count, at_least=usage.in_flight.at_least)
-        return Dialog(
-            f"Pause tenant {name}?", f"Pause {name}", urls("tenant", name=name), place="admin",
-            will=(f"No run of it starts: {waiting} wait.", "Due occurrences are handled by on_resume of each job."),
-            stays=(f"Active runs go on: {active}.",),
-            fields=(Field("reason", "Reason (optional)", help="Stored with the pause and in the audit log."),),
-            keep="Keep it active",
-        )  # fmt: skip
-
-    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
-        """Pause it."""
-        name = named_tenant(request, caller)
-        changed = Tenants(connection).pause(name, reason=text_of(form, "reason"))
-        words = f"Tenant {name} is paused." if changed else f"Tenant {name} was paused already."
-        return Done(urls("tenant", name=name), words, ("Resume", urls("tenant_resume", name=name)) if changed else None)
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeTenant:
-    """End the pause of a tenant."""
-
-    scope: ClassVar[Scope] = Scope.OPERATE
-
-    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
-        """Return what starts again."""
-        name = named_tenant(request, caller)
-        waiting = Tenants(connection).usage(name).waiting
-        with connection.snapshot(all_tenants=caller.all_tenants) as reading:
-            try:
-                due = preview_thaw(reading, name).words
-            except UnknownFreeze:
-                due = ("It is not paused.",)
-        return Dialog(
-            f"Resume tenant {name}?", f"Resume {name}", urls("tenant", name=name), place="admin",
-            will=(
-                f"Its runs start again: {number(waiting.count, at_least=waiting.at_least)} wait.",
-                *due,
-            ),
-            stays=("Jobs that are paused by themselves stay so.",), keep="Keep it paused",
-        )  # fmt: skip
-
-    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
-        """Resume it."""
-        name = named_tenant(request, caller)
-        changed = Tenants(connection).resume(name)
-        words = f"Runs of {name} start again." if changed else f"Tenant {name} was not paused."
-        return Done(urls("tenant", name=name), words, ("Pause", urls("tenant_pause", name=name)) if changed else None)
 
 
 @dataclass(frozen=True, slots=True)

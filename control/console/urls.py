@@ -66,8 +66,6 @@ PATHS: Mapping[str, str] = {
     "tenant": "/admin/tenants/{name}",
     "tenant_new": "/admin/new-tenant",
     "tenant_limits": "/admin/tenants/{name}/limits",
-    "tenant_pause": "/admin/tenants/{name}/pause",
-    "tenant_resume": "/admin/tenants/{name}/resume",
     "tenant_delete": "/admin/tenants/{name}/delete",
     "keys": "/admin/keys",
     "key_new": "/admin/new-key",

@@ -58,7 +58,7 @@ def test_limit_of_zero_is_refused_with_the_pause_as_remedy(client: Client, name:
     with pytest.raises(InvalidInput) as refused:
         client.tenants.limit("acme", **{name: 0})  # type: ignore[misc]  # a name of the table
     [error] = refused.value.errors
-    assert (error.path, error.remedy) == (name, "pause the tenant instead: tidewheel tenant pause acme")
+    assert (error.path, error.remedy) == (name, "freeze the tenant instead: tidewheel tenant pause acme")
     wrongs: tuple[Any, ...] = (-1, 10**12, True, float("nan"))
     for wrong in wrongs:
         with pytest.raises(InvalidInput):

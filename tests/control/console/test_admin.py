@@ -30,7 +30,7 @@ def refused(client: httpx.Client, path: str, **fields: str) -> str:
     return answer.text
 
 
-def test_tenant_is_created_limited_paused_resumed_and_deleted(pages: ApiClient) -> None:
+def test_tenant_is_created_limited_frozen_thawed_and_deleted(pages: ApiClient) -> None:
     page = changed(pages, "/admin/new-tenant", tenant="acme", jobs="100", in_flight="20")
     assert "Tenant acme is created." in page
     assert "0 of 100" in page
@@ -39,9 +39,12 @@ def test_tenant_is_created_limited_paused_resumed_and_deleted(pages: ApiClient) 
     assert "0 of 40" in page
     assert "2.5 a second" in page
     assert "0, no limit" in page
-    assert "paused" in changed(pages, "/admin/tenants/acme/pause", reason="audit")
-    assert "Resume…" in pages.get("/admin/tenants").text
-    assert "Runs of acme start again." in changed(pages, "/admin/tenants/acme/resume")
+    at = "scope=tenant&tenant=acme&next=/admin/tenants/acme"
+    page = changed(pages, f"/freeze/scope?{at}", reason="audit")
+    assert "Frozen: tenant acme." in page
+    assert '<span class="word">frozen</span>' in page
+    assert "Thaw…" in pages.get("/admin/tenants").text
+    assert "Thawed: tenant acme." in changed(pages, f"/thaw?{at}")
     assert "this is not its name" in refused(pages, "/admin/tenants/acme/delete", typed="acm")
     assert "deleting" in changed(pages, "/admin/tenants/acme/delete", typed="acme")
     with Client(pages.database.url) as client:
@@ -184,8 +187,9 @@ def test_key_of_one_tenant_sees_its_own_alone(database: Database) -> None:
         page = client.get("/admin/tenants", follow_redirects=True)
         assert page.url.path == "/admin/tenants/acme"
         assert "Limits…" not in page.text
-        assert "Pause…" in page.text
-        for path in ("/admin/tenants/rival", "/admin/tenants/rival/pause", f"/admin/keys/{rival.key_id}/revoke"):
+        assert "/freeze/scope?scope=tenant&amp;next=" in page.text
+        freeze = "/freeze/scope?scope=tenant&tenant=rival"
+        for path in ("/admin/tenants/rival", freeze, f"/admin/keys/{rival.key_id}/revoke"):
             assert client.get(path).status_code == HTTPStatus.NOT_FOUND, path
         for path in ("/admin/new-tenant", "/admin/tenants/acme/limits", "/admin/tenants/acme/delete", "/fleet"):
             assert client.get(path).status_code == HTTPStatus.FORBIDDEN, path
