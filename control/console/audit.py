@@ -80,6 +80,8 @@ def _link(entry: AuditEntry, caller: Caller, urls: Urls) -> str | None:
         return urls.job(name, job_id(entry.tenant, name), **parts)
     if kind == "run" and name:
         return urls("run", run_id=name, **parts)
+    if kind == "workflow" and name:
+        return urls("workflow", root_run_id=name, **parts)
     if kind == "calendar" and name:
         return urls("calendar", name=name, **parts)
     if kind == "tenant" and name:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from http import HTTPStatus
 from typing import ClassVar
 from uuid import UUID
@@ -10,16 +11,19 @@ from uuid import UUID
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from tidewheel.audit import ACCEPTED
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import TenantQuery, Whole, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now
-from tidewheel.control.console.words import counted, state
+from tidewheel.control.console.words import counted, state, when
 from tidewheel.control.console.workflow_graph import Picture, depths, is_met, picture_of
+from tidewheel.control.reads.audit_log import AuditEntry, list_audit_log
 from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.control.reads.workflows import Parent, Workflow, WorkflowNode
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import DEAD_LETTERED, RunState
 
 ROWS = 200
@@ -28,6 +32,7 @@ ROWS = 200
 _FITS = 980  # pixels of a graph that are seen at once
 _GENERATIONS = 20  # that the page links to
 _WAITING = {RunState.QUEUED, RunState.BUFFERED, RunState.RETRYING, RunState.WAITING}  # not those that wait for parents
+_CHANGES = 20  # entries about one occurrence, among which refused ones are passed over
 _DEEPEST = 5  # layers that the list shows by an indent
 
 
@@ -57,12 +62,16 @@ def root_of(request: Request) -> UUID:
         raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such workflow: its root's run is a UUID") from None
 
 
-def about_workflow(found: Workflow) -> str:
-    """Return how many parts an occurrence has, and how they are."""
+def about_workflow(found: Workflow, pause: AuditEntry | None, now: datetime) -> str:
+    """Return who paused an occurrence, how many parts it has, and how they are."""
+    paused = ""
+    if found.summary.state == "paused":
+        by = f" by {pause.named or pause.actor} {when(pause.at, now)}" if pause else ""
+        paused = f"Paused{by}{f': {found.summary.reason}' if found.summary.reason else ''}. "
     states = Counter(node.state for node in found.nodes)
     parts = ", ".join(f"{number:,} {state(each)}" for each, number in states.most_common())
     again = f" A resume runs {counted(len(found.again), 'job')} again." if found.again else ""
-    return f"{counted(len(found.nodes), 'job')}: {parts}.{again}"
+    return f"{paused}{counted(len(found.nodes), 'job')}: {parts}.{again}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +83,30 @@ class WorkflowPage:
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the graph with the state of each job."""
-        del caller
         query = read_query(request, WorkflowQuery)
         now, root = page_now(connection), root_of(request)
         found = Workflows(connection).get(root, generation=query.generation)
         shown = found.summary.generation if query.generation is None else query.generation
         rows = sorted(
-            zip(found.nodes, depths(found.nodes), strict=True), key=lambda row: row[0].state not in DEAD_LETTERED
+            zip(found.nodes, depths(found.nodes), strict=True),
+            key=lambda row: (row[1], row[0].state not in DEAD_LETTERED),
         )
-        # Failed parts stand first, out of the tree, and without its indent.
-        page = [
-            (node, 0 if node.state in DEAD_LETTERED else min(depth, _DEEPEST))
-            for node, depth in rows[query.after : query.after + ROWS]
-        ]
+        page = [(node, min(depth, _DEEPEST)) for node, depth in rows[query.after : query.after + ROWS]]
         older = None if shown == found.summary.generation else shown
         waiting = [node.run_id for node, _ in page if node.run_id is not None and node.state in _WAITING]
         waits: Mapping[UUID, Wait] = {}
-        if waiting and older is None:
+        pause = None
+        if older is None:
             with connection.snapshot() as reading:
                 waits = read_waits(reading, waiting)
+                if found.summary.state == "paused":
+                    pause = _pause(reading, caller.tenant, root)
         following, picture = query.after + ROWS, picture_of(found.nodes)
         return View(
             {
-                "now": now, "summary": found.summary, "again": found.again, "sentence": about_workflow(found),
-                "waits": waits,
+                "now": now, "summary": found.summary, "again": found.again, "waits": waits,
+                "sentence": about_workflow(found, pause, now),
+                "failed": [node for node in found.nodes if node.state in DEAD_LETTERED],
                 "parents": _named_parents(found.nodes), "picture": picture, "rows": page, "total": len(found.nodes),
                 "zoom": _zoom(query.zoom, picture), "first": query.after + 1,
                 "more": (
@@ -108,6 +117,13 @@ class WorkflowPage:
                 "shown": shown, "older": older, "generations": range(found.summary.generation, -1, -1)[:_GENERATIONS],
             }
         )  # fmt: skip
+
+
+def _pause(connection: Conn, tenant: str, root: UUID) -> AuditEntry | None:
+    """Return the last pause of an occurrence; None if the audit log no longer has it."""
+    name, action = f"workflow/{root}", "workflow.pause"
+    entries = list_audit_log(connection, tenant, object=name, action=action, limit=_CHANGES).entries
+    return next((each for each in entries if each.result == ACCEPTED), None)
 
 
 def _named_parents(nodes: Sequence[WorkflowNode]) -> Mapping[str, Sequence[Parent]]:

@@ -37,8 +37,9 @@ def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(page
     assert page.count('<path class="edge') == 4
     assert page.count("unmet") == 1
     parts = re.findall(r'<li class="depth-(\d)"><span class="name"><a href="/runs/([^"]+)"><bdi>(\w)</bdi>', page)
-    assert [(depth, key) for depth, _, key in parts] == [("0", "b"), ("0", "a"), ("1", "c"), ("2", "d")]
-    assert f'href="/workflows/{root}"' in shown(pages, f"/runs/{parts[0][1]}")
+    assert [(depth, key) for depth, _, key in parts] == [("0", "a"), ("1", "b"), ("1", "c"), ("2", "d")]
+    assert f'Failed: <a href="/runs/{parts[1][1]}"><bdi>b</bdi></a>' in page
+    assert f'href="/workflows/{root}"' in shown(pages, f"/runs/{parts[1][1]}")
     assert f'href="/workflows/{root}"' in shown(pages, f"/runs/{root}")
 
 
@@ -139,7 +140,8 @@ def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
     assert posted(pages, f"/workflows/{root}/pause", reason="<i>look").status_code == HTTPStatus.SEE_OTHER
     page = shown(pages, f"/workflows/{root}")
     assert "It is paused." in page
-    assert "&lt;i&gt;look" in page
+    assert re.search(r"Paused by [^<]+ (now|\d+ m?s ago): &lt;i&gt;look\. 3 jobs: 1 ", page)
+    assert page.count("Waits for the resume of the paused workflow; after <bdi>b</bdi> succeeds") == 1
     assert f'action="/workflows/{root}/resume"' in page
     cancel = shown(pages, f"/workflows/{root}/cancel")
     assert "Cancel 1 open run of this workflow of a?" in cancel
