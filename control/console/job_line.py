@@ -122,7 +122,7 @@ def sentence(along: Axis, timeline: JobTimeline, coming: Sequence[Counted]) -> s
     """Return the sentence of a timeline: what ended, what failed, what did not fire, what comes."""
     good, bad, under_way, cancelled = _totals(timeline)
     since = "" if timeline.complete_since is None else f", complete since {along.clock(timeline.complete_since)}"
-    parts = [f"{_with_day(along, along.begin)} to {_with_day(along, along.end)}{since}: "]
+    parts = [f"In the time shown, {_with_day(along, along.begin)} to {_with_day(along, along.end)}{since}: "]
     parts.append(
         f"{counted(good, 'run')} succeeded, {number(bad) if bad else 'none'} failed" if good + bad else "no run ended"
     )

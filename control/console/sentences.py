@@ -87,15 +87,15 @@ def _latest(latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:
         if not latest:
             return "It never ran."
         skips = sum(run.status == RunState.SKIPPED for run in latest)
-        return (
-            f"{skips} of its last {len(latest)} runs were skipped." if skips else "None of its latest runs has ended."
-        )
+        were = "was" if skips == 1 else "were"
+        found = f"{skips} of its latest {counted(len(latest), 'run')} {were} skipped."
+        return found if skips else "None of its latest runs has ended."
     last = ended[0]
     streak = len(list(takewhile(lambda run: run.status == last.status, ended)))
     match last.status:
         case RunState.SUCCEEDED:
-            failed = sum(run.status in DEAD_LETTERED for run in ended)
-            return _well(streak, skipped, f"{failed} of its last {len(ended)} runs failed. " if failed else "")
+            failed = [run for run in ended if run.status in DEAD_LETTERED]
+            return _well(streak, skipped, _failed_of(ended, failed, now) if failed else "")
         case RunState.FAILED | RunState.TIMED_OUT:
             error = f": {last.error_type}" if last.error_type else ""
             ends = f"The last {streak} runs" if streak > 1 else "The last run"
@@ -107,6 +107,12 @@ def _latest(latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:
 def _waits(why: Wait, now: datetime) -> str:
     is_near = why.until is not None and _SECOND <= why.until - now < _DAY
     return f"{why.words[:1].upper()}{why.words[1:]}{f', {when(why.until, now)}' if is_near else ''}."
+
+
+def _failed_of(ended: Sequence[RunSummary], failed: Sequence[RunSummary], now: datetime) -> str:
+    """Return how many of the latest runs failed and when, for the drawing may show another time."""
+    last = "" if len(failed) == 1 else "the last one "
+    return f"{len(failed)} of its latest {len(ended)} runs failed, {last}{when(failed[0].finished_at, now)}. "
 
 
 def _well(streak: int, skipped: str, failed: str) -> str:
