@@ -1751,14 +1751,15 @@ WITH latest AS MATERIALIZED (
 ), often AS MATERIALIZED (
     SELECT l.job_id FROM latest AS l GROUP BY l.job_id HAVING count(*) > 1 ORDER BY count(*) DESC LIMIT 20
 )
-SELECT j.key, j.job_id, row.failures, row.since, row.errors, good.ended_hour, good.failed_hour,
+SELECT j.key, j.job_id, row.failures, row.since, row.errors, good.ended_hour, good.failed_hour, good.since_hour,
        (SELECT left(split_part(m.error_message, E'\n', 1), 200) FROM failed_runs AS m WHERE m.run_id = row.newest) AS message
   FROM often AS o
   JOIN jobs AS j ON j.job_id = o.job_id AND j.deleted_at IS NULL
  CROSS JOIN LATERAL (
     SELECT max(s.finished_at) FILTER (WHERE s.state = 'succeeded') AS at,
            count(*) FILTER (WHERE s.finished_at >= %(hour)s) AS ended_hour,
-           count(*) FILTER (WHERE s.finished_at >= %(hour)s AND s.state <> 'succeeded') AS failed_hour
+           count(*) FILTER (WHERE s.finished_at >= %(hour)s AND s.state <> 'succeeded') AS failed_hour,
+           min(s.finished_at) FILTER (WHERE s.finished_at >= %(hour)s AND s.state <> 'succeeded') AS since_hour
       FROM (SELECT r.finished_at, r.state FROM finished_runs AS r
              WHERE r.job_id = o.job_id AND r.finished_at >= %(since)s AND r.state IN ('succeeded', 'failed', 'timed_out')
              ORDER BY r.scheduled_at DESC LIMIT %(runs)s) AS s

@@ -1,7 +1,8 @@
 """The tide line as shapes: the past is left of now and solid, the future right of it and hollow.
 
-Success is muted and above the axis, failure is below it, skips and cancellations are lozenges on it. A place along the
-axis is a percentage, a height is in pixels: so a plot fits every width and stretches nothing.
+Success is muted and above the axis, failure is below it, skips and cancellations are lozenges on it, or above it where
+they would hide a failure. A place along the axis is a percentage, a height is in pixels: so a plot fits every width and
+stretches nothing.
 """
 
 import math
@@ -17,6 +18,7 @@ _LEAST = 3.0  # pixels: one failure beside 4,000 successes stays visible
 _FILLED, _HOLLOW = 0.8, 0.7  # of a bin
 _FEW = 10  # failures of which a bin fills its height
 
+_RAISED = 6  # pixels: the lower end of a lozenge is then above the axis
 _STRIP, _THIN = 4.0, 0.3  # the height of a frozen time in pixels, its least width in percent
 
 Span = tuple[datetime, datetime, str]
@@ -102,7 +104,7 @@ class Column:
         words: Its time and its counts.
         href: The list of its runs.
         bars: Its bars.
-        diamond: The middle of its lozenge, in percent; None without one.
+        diamond: The middle of its lozenge, along the axis and from the top; None without one.
     """
 
     at: datetime
@@ -110,7 +112,7 @@ class Column:
     words: str
     href: str | None
     bars: Sequence[Bar]
-    diamond: float | None = None
+    diamond: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ class _Scale:
         x, width = first * self.along.width, (last - first) * self.along.width
         begin, end = self.along.edges[first], self.along.edges[last]
         words = f"{self.along.clock(begin)}: {counts.words()}"
-        middle = round(x + width / 2, 3) if counts.undone else None
+        middle = (round(x + width / 2, 3), self.size.above - (_RAISED if counts.bad else 0)) if counts.undone else None
         return Column(begin, counts, words, link(begin, end), list(self._bars(x, width, counts)), middle)
 
     def moving(self, running: int) -> Bar:
@@ -259,7 +261,7 @@ def _joined(along: Axis, bins: Sequence[Counts], joined: int) -> list[tuple[int,
 
 def _links(columns: Sequence[Column], size: Size, near: float) -> Iterator[Bar]:
     """Yield a bar between the lozenges of neighbouring bins: they read as one span."""
-    marked = [each.diamond for each in columns if each.diamond is not None]
+    marked = [each.diamond[0] for each in columns if each.diamond is not None]
     for left, right in pairwise(marked):
         if right - left <= near:
             yield Bar("undone", left, size.above - 2.5, round(right - left, 3), 5)

@@ -54,7 +54,7 @@ class Need:
         severity: Its effect on work.
         words: The fault, as a sentence.
         evidence: The figures that show it.
-        since: Since when, if that is known.
+        since: Since when, if that is known; of the failures of the last hour the first one.
         count: The number of runs, jobs or messages.
         remedy: A command, or a change, that corrects it.
         key: The job, if it is about one.
@@ -81,6 +81,7 @@ class _Failing:
     errors: list[str]
     ended_hour: int
     failed_hour: int
+    since_hour: datetime | None
     message: str | None
 
 
@@ -169,7 +170,7 @@ def _of_failing_jobs(connection: Conn, tenant: str, now: datetime) -> Iterator[N
             Severity.ERROR if in_a_row else Severity.WARNING,
             f"its last {job.failures:,} runs failed" if in_a_row else share,
             f"{errors}; the latest: {job.message}" if job.message else errors,
-            job.since if in_a_row else None,
+            job.since if in_a_row else job.since_hour,
             job.failures if in_a_row else job.failed_hour,
             f"tidewheel run list --job {job.key} --status failed",
             job.key,

@@ -82,6 +82,8 @@ def test_job_of_which_many_runs_of_the_hour_fail_is_a_finding(client: ApiClient)
     [finding] = failing(client)
     assert (finding["key"], finding["severity"], finding["count"]) == (HOSTILE, "warning", 2)
     assert finding["words"] == "2 of its 5 runs of the last hour failed"
+    [(first,)] = client.database.rows("SELECT min(finished_at) FROM failed_runs")
+    assert parse_timestamp(finding["since"]) == first
 
 
 def test_failures_of_many_jobs_and_waiting_dead_letters_are_findings(client: ApiClient) -> None:

@@ -83,6 +83,13 @@ def test_overview_with_failures_is_not_all_well(database: Database) -> None:
     assert '<a href="/dead-letters"><bdi>1 dead letter waits' in page
 
 
+def test_finding_names_the_first_failure_of_the_hour(pages: ApiClient) -> None:
+    submit(pages.database, retry={"max_attempts": 1})
+    finish(pages.database, "job", *[RunState.FAILED, RunState.SUCCEEDED] * 2)
+    pages.database.execute("UPDATE finished_runs SET finished_at = finished_at - interval '9 s'")
+    assert re.search(r"2 of its 4 runs of the last hour failed(</bdi>)?, the first \d+ s ago", shown(pages, "/"))
+
+
 def test_freeze_among_the_findings_leads_to_its_thaw_and_says_what_is_lost(pages: ApiClient) -> None:
     assert "on_resume is skip lose these" in shown(pages, "/freeze/scope?queue=reports")
     apply_batch(pages.database, {"type": "freeze", "queue": "reports"})

@@ -60,6 +60,15 @@ def test_neighbouring_lozenges_are_joined() -> None:
     assert (link.x, link.width) == (pytest.approx(3.5 * HOUR.width, abs=0.01), pytest.approx(HOUR.width, abs=0.01))
 
 
+def test_lozenge_hides_no_failure_of_its_bin() -> None:
+    drawn = tide(HOUR, bins(b3=Counts(failed=1, skipped=1), b4=Counts(skipped=1)), WIDE, nowhere)
+    raised, on_axis = (column.diamond for column in drawn.columns)
+    assert raised is not None
+    assert raised[1] + 4.5 < drawn.axis_y < drawn.columns[0].bars[0].y
+    assert on_axis is not None
+    assert on_axis[1] == drawn.axis_y
+
+
 def test_runs_under_way_stand_at_now() -> None:
     drawn = tide(HOUR, bins(b0=Counts(succeeded=4)), WIDE, nowhere, running=4)
     assert drawn.moving is not None
