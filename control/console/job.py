@@ -18,7 +18,7 @@ from tidewheel.control.api.queries import TenantQuery, as_key
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_between, window_of
 from tidewheel.control.console.job_line import job_line
-from tidewheel.control.console.job_rows import Show, counts, filtered, job_rows
+from tidewheel.control.console.job_rows import LATE, Row, Show, counts, filtered, frozen, job_rows
 from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.rendering import zone_of_page
 from tidewheel.control.console.sentences import about_job
@@ -30,6 +30,7 @@ from tidewheel.control.explain.month import Counted, coming_counts
 from tidewheel.control.explain.recent import Around, around
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, list_dead_letters
+from tidewheel.control.reads.freezes import freeze_changes
 from tidewheel.control.reads.job_keys import key_of_job
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
@@ -137,9 +138,20 @@ class JobPage:
                 found = list_dead_letters(reading, tenant, filters, limit=_RUNS).dead_letters
             return {each.run_id: each.redriven_run_id for each in found if each.run_id and each.redriven_run_id}
 
+        def find_frozen(rows: Sequence[Row]) -> set[UUID | None]:
+            late = [row.at for row in rows if row.late is not None and row.late > LATE]
+            if not late:
+                return set()
+            with connection.snapshot() as reading:
+                found = freeze_changes(reading, tenant, min(late), now)
+            queue, labels = str(job.job.get("queue") or "default"), job.summary.labels
+            return frozen(
+                rows, [each for each in found if not each.begins and each.names(queue=queue, key=key, labels=labels)]
+            )
+
         address = partial(urls.job, key, job_id(tenant, key), show=query.show)
         past, counted, reason = part(list_past), part(count_coming), part(read_why)
-        values: dict[str, object] = {"line": None, "rows": [], "counts": {}, "more": False, "redriven": {}}
+        values: dict[str, object] = {"line": None, "rows": [], "counts": {}, "more": False}
         if not isinstance(past, Failed):
             timeline, runs = past
             rows = job_rows(runs, timeline)
@@ -148,6 +160,7 @@ class JobPage:
                 "line": job_line(along, timeline, _or(counted, ()), ahead, urls, address=address),
                 "rows": shown[:_RUNS],
                 "redriven": _or(part(list_redriven), {}) if any(each.state in DEAD_LETTERED for each in shown) else {},
+                "frozen": _or(part(lambda: find_frozen(shown[:_RUNS])), set()),
                 "more": len(shown) > _RUNS or timeline.mode == "bins",
                 "counts": counts(rows, timeline.took_p95) if timeline.mode == "runs" else {},
             }  # fmt: skip

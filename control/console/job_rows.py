@@ -9,7 +9,14 @@ from uuid import UUID
 from tidewheel.control.console.words import between, family_of, state
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun
 from tidewheel.control.explain.recent import Unfired
+from tidewheel.control.reads.freezes import FreezeChange
 from tidewheel.control.reads.runs import RunSummary
+from tidewheel.runs import Cause
+
+LATE = timedelta(seconds=1)
+"""A run that begins so long after its instant is late."""
+
+_AT_THEIR_TIME = {Cause.TIMER, Cause.TRIGGER}
 
 
 class Show(StrEnum):
@@ -31,7 +38,7 @@ class Row:
         state: The state of the run, or `skipped`.
         run_id: The run; None of a span.
         attempt: The last attempt of the run.
-        late: The time from its instant to the start of its first attempt.
+        late: The time from its instant to the start of its first attempt, if it was written for that instant.
         took: The time of its last attempt.
         words: The error type, or the reason.
         span: The span.
@@ -50,7 +57,9 @@ class Row:
 def row_of(run: TimelineRun | RunSummary) -> Row:
     """Return the row of a run."""
     shown = run.status if isinstance(run, RunSummary) else run.state
-    late = between(run.scheduled_at, run.started_at) if run.attempt == 1 else None
+    # A retry has the instant of the run before it, a child that of its root, a backfill one of the past.
+    is_own = run.attempt == 1 and run.cause in _AT_THEIR_TIME
+    late = between(run.scheduled_at, run.started_at) if is_own else None
     words = run.error_type or state(run.reason or "")
     return Row(run.scheduled_at, shown, run.run_id, run.attempt, late, between(run.started_at, run.finished_at), words)
 
@@ -62,6 +71,12 @@ def job_rows(runs: Iterable[TimelineRun | RunSummary], timeline: JobTimeline) ->
     shown = [row_of(run) for run in runs]
     rows = [each for each in shown if each.state != "skipped" or each.at not in covered]
     return sorted([*rows, *spans], key=lambda row: row.at, reverse=True)
+
+
+def frozen(rows: Iterable[Row], thaws: Sequence[FreezeChange]) -> set[UUID | None]:
+    """Return the late runs that began after one of these thaws, before which they were due."""
+    late = ((row, row.at + row.late) for row in rows if row.late is not None and row.late > LATE)
+    return {row.run_id for row, began in late if any(row.at < thaw.at <= began for thaw in thaws)}
 
 
 def filtered(rows: Sequence[Row], show: Show, took_p95: timedelta | None) -> list[Row]:

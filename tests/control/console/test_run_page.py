@@ -144,6 +144,21 @@ def test_waterfall_is_true_to_its_axis_and_marks_the_slowest_stage(pages: ApiCli
     assert re.search(r">wait</td>.*?>20 min( \d+ s)? so far<", page, re.DOTALL), "its time has come"
 
 
+def test_retry_is_not_late_by_the_time_before_it_was_requested(pages: ApiClient) -> None:
+    submit(pages.database, retry={"max_attempts": 1})
+    first = begun(pages.database)
+    end(pages.database, ending(first, RunState.FAILED))
+    with Client(pages.database.url) as client:
+        second = client.runs.retry(first.run_id)
+    begin(pages.database, second)
+    earlier = pages.database.now() - timedelta(minutes=9)
+    pages.database.execute("UPDATE job_runs SET scheduled_at = %s", [earlier])
+    pages.database.execute("UPDATE finished_runs SET scheduled_at = %s", [earlier])
+    late = re.findall(r'<td class="right number nowrap less">([^<]*)</td>', shown(pages, "/jobs/job"))
+    assert sorted(late)[1] == "\u2013"
+    assert sorted(late)[0].startswith("9 min")
+
+
 def test_wait_under_a_freeze_that_is_over_names_it(pages: ApiClient) -> None:
     submit(pages.database, "nightly", queue="reports")
     run_id = trigger(pages.database, "nightly")
@@ -156,6 +171,7 @@ def test_wait_under_a_freeze_that_is_over_names_it(pages: ApiClient) -> None:
     pages.database.execute("UPDATE job_runs SET created_at = %s, scheduled_at = %s", [earlier, earlier])
     begin(pages.database, run_id)
     assert "A freeze (<bdi>queue=reports</bdi>) held it until the thaw by" in shown(pages, f"/runs/{run_id}")
+    assert '1 h 00 min <span class="caption">frozen</span>' in shown(pages, "/jobs/nightly")
     other = begun(pages.database, "nightly")
     assert "A freeze (" not in shown(pages, f"/runs/{other.run_id}")
 
