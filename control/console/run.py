@@ -20,9 +20,11 @@ from tidewheel.control.console.timing import timing
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, part
 from tidewheel.control.console.words import target
+from tidewheel.control.reads.fleet import slots_in_use
 from tidewheel.control.reads.freezes import FreezeChange, freeze_changes
 from tidewheel.control.reads.run_payload import Payload, read_run_payload
 from tidewheel.control.reads.versions import job_at
+from tidewheel.control.reads.waits import WaitCode
 from tidewheel.control.run_places import MessagePlace, RunPlaces
 from tidewheel.errors import UnknownRun
 from tidewheel.jobs.values import RESERVED
@@ -99,6 +101,13 @@ class RunPage:
             with connection.snapshot() as reading:
                 return target(job_at(reading, caller.tenant, run.summary.key, run.summary.job_version))
 
+        def read_slots() -> tuple[int, int] | None:
+            why = run.summary.why
+            if not caller.all_tenants or why is None or why.code is not WaitCode.SLOT:
+                return None
+            with connection.snapshot(all_tenants=True) as reading:
+                return slots_in_use(reading, run.summary.queue, run.handler)
+
         def read_thaw() -> FreezeChange | None:
             summary = run.summary
             since = max(summary.created_at, summary.scheduled_at)
@@ -119,7 +128,7 @@ class RunPage:
             {
                 "now": now, "run": run, "summary": run.summary, "sentence": about_run(run, now),
                 "timing": timing(run, now), "thaw": part(read_thaw) if is_stored else None,
-                "is_final": run.summary.status in FINAL,
+                "is_final": run.summary.status in FINAL, "slots": part(read_slots),
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": part(read_payload) if is_stored else None,
                 "neighbours": part(read_neighbours_of) if is_stored and run.workflow_run_id else None,

@@ -24,6 +24,7 @@ _LIST_RUNS_OF_EXECUTOR = _SQL["list_runs_of_executor"]
 LOOKED_AT = 20_000
 """Open runs that are looked at for those of an executor: some tens of milliseconds."""
 
+_EXECUTORS = 1000  # that are looked at for free slots
 _PARTS = 5_000  # tenants of a queue and lane whose runs are looked at
 
 _FIRST = UUID(int=0)
@@ -98,6 +99,14 @@ def count_runs(connection: Conn) -> dict[UUID, int]:
     columns: dict[str, object] = {"look": LOOKED_AT, "parts": _PARTS, "states": OWNED}
     rows = connection.execute(_COUNT_RUNS_OF_EXECUTORS, columns, binary=True).fetchall()
     return dict(cast("list[tuple[UUID, int]]", rows))
+
+
+def slots_in_use(connection: Conn, queue: str, handler: str) -> tuple[int, int]:
+    """Return the slots in use, and all slots, of the live executors that can run a handler of a queue."""
+    live = [each for each in list_executors(connection, limit=_EXECUTORS) if not (each.is_silent or each.stopping)]
+    able = [each for each in live if queue in each.queues and handler in each.handlers]
+    runs = count_runs(connection)
+    return sum(min(runs.get(each.executor_id, 0), each.slots) for each in able), sum(each.slots for each in able)
 
 
 def list_runs_of(connection: Conn, executor: ExecutorSummary, *, limit: int = 50) -> list[RunOfExecutor]:

@@ -9,9 +9,12 @@ from uuid import UUID
 from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_logs import flush
 from tests.control.console.pages import HTML, console, fields_of, key_of, posted, shown, signed_in
+from tests.control.reads.test_waits import executor
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
+    EXECUTOR,
+    HANDLER,
     begin,
     begun,
     end,
@@ -157,6 +160,18 @@ def test_retry_is_not_late_by_the_time_before_it_was_requested(pages: ApiClient)
     late = re.findall(r'<td class="right number nowrap less">([^<]*)</td>', shown(pages, "/jobs/job"))
     assert sorted(late)[1] == "\u2013"
     assert sorted(late)[0].startswith("9 min")
+
+
+def test_run_that_waits_for_a_slot_names_the_slots_in_use(pages: ApiClient) -> None:
+    submit(pages.database, overlap="allow_all")
+    executor(pages.database, HANDLER, executor_id=EXECUTOR)
+    begin(pages.database, trigger(pages.database))
+    waiting = trigger(pages.database)
+    page = shown(pages, f"/runs/{waiting}")
+    assert (
+        '1 of 4 slots of <a href="/fleet?find=default">the executors of queue <bdi>default</bdi></a> is in use.' in page
+    )
+    assert "tidewheel status" not in page
 
 
 def test_wait_under_a_freeze_that_is_over_names_it(pages: ApiClient) -> None:
