@@ -394,9 +394,11 @@ class JobsApi:
         body = await read_body(request, PreviewBody)
 
         def read(connection: Connection) -> Preview:
-            allowed = connection.installation.allow_lists
+            allowed, late = connection.installation.allow_lists, connection.installation.misfire_after
             with connection.snapshot() as reading:
-                return preview(reading, caller.tenant, body.job, body.limit, body.after, allow_lists=allowed)
+                return preview(
+                    reading, caller.tenant, body.job, body.limit, body.after, allow_lists=allowed, misfire_after=late
+                )
 
         return await answer(self.reads, caller, read)
 

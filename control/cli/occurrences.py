@@ -261,8 +261,9 @@ def preview(
     with reading() as connection:
         base = given if given is not None else _current_job(connection, tenant, job_key)
         job = {**described(base, flags), **({"key": job_key} if job_key else {})}
-        allowed = Connections.load().allow_lists()
-        found = previews.preview(connection, tenant, job, number, begin, allow_lists=allowed)
+        settings = Connections.load()
+        allowed, late = settings.allow_lists(), settings.misfire_after
+        found = previews.preview(connection, tenant, job, number, begin, allow_lists=allowed, misfire_after=late)
     print_result(_preview_lines(found, flags.tz or found.zone), found, output)
 
 

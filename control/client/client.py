@@ -372,9 +372,9 @@ class Client:
         Raises:
             Refused: As by `submit`.
         """
-        allowed = self._connection.installation.allow_lists
+        allowed, late = self._connection.installation.allow_lists, self._connection.installation.misfire_after
         with self._connection.snapshot() as connection:
-            return preview(connection, self._connection.tenant, job, n, after, allow_lists=allowed)
+            return preview(connection, self._connection.tenant, job, n, after, allow_lists=allowed, misfire_after=late)
 
     def versions(self, key: str, *, limit: int = 20, before: int | None = None) -> list[Version]:
         """Return a job's versions, the newest first, each with its changes.

@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from difflib import unified_diff
 
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.spec_form import NOTHING, Job, normalised, schedule_kind
+from tidewheel.control.console.spec_form import NOTHING, Job
 from tidewheel.control.console.spec_merge import Difference, differences
-from tidewheel.control.console.words import NONE, counted, duration, pretty
+from tidewheel.control.console.words import NONE, counted, pretty
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import preview
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
@@ -23,7 +23,6 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.session import Conn
 
 _SHOWN = 10
-_RECURRING = ("cron", "interval")  # the schedules to which catch_up applies
 _PAYLOAD_LINES = 2_000  # compared line by line up to here: beyond, a comparison takes seconds
 _LINES_SHOWN = 200
 _ROUNDS = 3
@@ -90,19 +89,18 @@ def check(connection: Connection, tenant: str, job: Job, in_force: JobDetail | N
     Raises:
         Refused: A submit would be refused.
     """
-    allowed = connection.installation.allow_lists
+    allowed, late = connection.installation.allow_lists, connection.installation.misfire_after
     with connection.snapshot() as reading:
-        found = preview(reading, tenant, dict(job), _SHOWN, allow_lists=allowed)
+        found = preview(reading, tenant, dict(job), _SHOWN, allow_lists=allowed, misfire_after=late)
         before = None if in_force is None else _in_force(reading, tenant, in_force)
     unchanged = in_force is not None and _hash(tenant, job) == _hash(tenant, in_force.job)
     version = in_force.summary.version if in_force is not None and unchanged else found.version
     changes = [] if in_force is None or unchanged else changed_fields(in_force.job, job)
     lines = [] if in_force is None or unchanged else list(_payload_lines(in_force.job, job))
     old = () if before is None else before.occurrences
-    words = [*found.words, *_missed(job, connection.installation.misfire_after)]
     instants, until = beside(found.occurrences if in_force is None else old, found.occurrences)
     return Check(
-        version, words, (None if before is None else before.zone, found.zone), instants, until if before else "",
+        version, found.words, (None if before is None else before.zone, found.zone), instants, until if before else "",
         changes, lines, () if unchanged else tuple(_effects(in_force, old, version)), unchanged,
     )  # fmt: skip
 
@@ -192,11 +190,6 @@ def _in_force(reading: Conn, tenant: str, job: JobDetail) -> Upcoming | None:
         return replace(found, occurrences=tuple(each for each in found.occurrences if each.at > found.now))
     except Refused:  # a quarantined job may have a schedule that cannot be read
         return None
-
-
-def _missed(job: Job, misfire_after: timedelta) -> Iterator[str]:
-    if schedule_kind(normalised(job)) in _RECURRING:
-        yield f"An occurrence is missed once it is {duration(misfire_after)} late (misfire_after of the schedulers)."
 
 
 def _fires(each: UpcomingOccurrence) -> bool:

@@ -5,11 +5,11 @@ The code that would accept and fire the job computes it. Nothing is written.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from psycopg.rows import class_row
 
-from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
 from tidewheel.control.explain.text import instant, length, paused, policy_effect
 from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, UpcomingOccurrence
 from tidewheel.control.explain.version_timeline import TimerPosition as TimerPosition
@@ -88,6 +88,7 @@ def preview(
     after: datetime | None = None,
     *,
     allow_lists: AllowLists | None = None,
+    misfire_after: timedelta = MISFIRE_AFTER,
 ) -> Preview:
     """Return the effect of an unsaved job: as a new job, or as the next version of the job of its key.
 
@@ -98,6 +99,7 @@ def preview(
         n: How many occurrences, up to 1,000.
         after: All occurrences are later than this; by default now.
         allow_lists: The targets that a submit allows; by default any.
+        misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
 
     Raises:
         Refused: A submit would be refused; `errors` names each field and its remedy.
@@ -113,7 +115,7 @@ def preview(
     schedule, zone, n = state.schedule, zone_name(state.schedule), min(max(n, 0), MAX_SHOWN)
     lines = tuple(_lines(state, version, after or now, now, n))
     counted = sum(line.outcome is not OccurrenceOutcome.WILL_BE_EXCLUDED for line in lines)
-    words = tuple(_words(version, state, now))
+    words = tuple(_words(version, state, now, misfire_after))
     return Preview(request.job.key, version.number, zone, now, words, lines, exhausted=counted < n and _ends(schedule))
 
 
@@ -179,7 +181,7 @@ def _ends(schedule: Schedule) -> bool:
     return not isinstance(schedule, FixedDelay)
 
 
-def _words(version: NextVersion, state: TimerState, now: datetime) -> Iterator[str]:
+def _words(version: NextVersion, state: TimerState, now: datetime, misfire_after: timedelta) -> Iterator[str]:
     if isinstance(version.spec.schedule, AfterSpec):
         yield _parent_words(version.spec.schedule)
     else:
@@ -197,6 +199,7 @@ def _words(version: NextVersion, state: TimerState, now: datetime) -> Iterator[s
         yield f"Triggers with {key} have one run in {length(spec.dedupe.window)}, by the mode {spec.dedupe.mode}."
     if not isinstance(state.schedule, FixedDelay | Once) and spec.recurring:
         yield f"After downtime, {policy_effect('catch_up', policies.catch_up, policies.window)}"
+        yield f"An occurrence is missed once it is {length(misfire_after)} late (misfire_after of the schedulers)."
         yield f"After a pause, {policy_effect('on_resume', policies.on_resume, policies.window)}"
     if policies.jitters:
         longest = f"{policies.jitter_percent:g}% of the time to the next occurrence" if policies.jitter_percent else ""

@@ -114,7 +114,7 @@ def test_check_shows_instants_beside_each_other_and_changes_nothing(pages: ApiCl
     assert answer.text.count('<s class="gone">') == 10
     assert answer.text.count('<ins class="new">') == 9  # the tenth lies beyond the last instant of now
     assert "Both columns end at" in answer.text
-    assert "An occurrence is missed once it is 1 min late (misfire_after of the schedulers)." in answer.text
+    assert "An occurrence is missed once it is 1m late (misfire_after of the schedulers)." in answer.text
     for text in ("45 2 * * *: at 02:45, every day", "02:30:00</s>", "02:45:00 +", "Runs under way end as they are"):
         assert text in answer.text
     assert "  &#34;depot&#34;: 4" in answer.text

@@ -45,6 +45,12 @@ def test_every_overlap_policy_is_described(clocked: ClockedDatabase, policy: Ove
     assert [line for line in words if line.startswith(f"overlap is {policy}: ")]
 
 
+def test_catch_up_names_when_an_occurrence_is_missed(clocked: ClockedDatabase) -> None:
+    words = "An occurrence is missed once it is 1m late (misfire_after of the schedulers)."
+    assert words in previewed(clocked, schedule=DAILY).words
+    assert words not in previewed(clocked).words, "a manual job misses nothing"
+
+
 def test_order_and_dedupe_are_described(clocked: ClockedDatabase) -> None:
     words = previewed(clocked, schedule=DAILY, overlap="allow_all", ordering_key="k").words
     line = "Runs of the ordering key 'k' start one after another, and one that fails for good blocks those behind it."
