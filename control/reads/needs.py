@@ -54,7 +54,7 @@ class Need:
         severity: Its effect on work.
         words: The fault, as a sentence.
         evidence: The figures that show it.
-        since: Since when, if that is known; of the failures of the last hour the first one.
+        since: Since when, if that is known; of a share of runs the first failure among them.
         count: The number of runs, jobs or messages.
         remedy: A command, or a change, that corrects it.
         key: The job, if it is about one.
