@@ -56,7 +56,7 @@ class ChangeBulk:
         work = read_work(connection, caller, request)
         _require_change(work.kind)
         total = "" if work.total is None else f" of {number(work.total, at_least=work.at_least)}"
-        so_far = f"{number(work.done)}{total} are done."
+        so_far = f"Done so far: {number(work.done)}{total}."
         name = f"the {work.kind}"
         return Dialog(
             f"{self.verb.capitalize()} {name}?", f"{self.verb.capitalize()} {name}",

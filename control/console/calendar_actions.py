@@ -17,7 +17,7 @@ from tidewheel.control.console.confirming import as_shown, ensure_as_shown
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
-from tidewheel.control.console.words import counted
+from tidewheel.control.console.words import counted, number
 from tidewheel.control.ical import days_of
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
@@ -172,10 +172,10 @@ class DeleteCalendar:
         found = calendar_of_page(connection, caller, request)
         use = "No job names it."
         if found.jobs:
-            use = f"{counted(found.jobs, 'job')} name it: it is refused until none does."
+            use = f"Jobs that name it: {number(found.jobs)}. The deletion is refused until none does."
         return Dialog(
             f"Delete calendar {found.name}?", f"Delete {found.name}", urls("calendar", name=found.name), place="jobs",
-            will=(f"Its {counted(len(found.days), 'day')} are removed.", use), sample=found.keys[:5], danger=True,
+            will=(f"Days that are removed: {number(len(found.days))}.", use), sample=found.keys[:5], danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

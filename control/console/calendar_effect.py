@@ -71,8 +71,9 @@ def _of_job(connection: Connection, tenant: str, key: str, now: DaySet, then: Da
     fires = [each for each in coming if each.outcome in _FIRES]
     changed = [each.local.date() for each in fires if _changes(each, now, then)]
     if changed:
-        of = f"of its next {number(len(fires))} occurrences"
-        yield f"{key}: {number(len(changed))} {of} fall on such days: {_named(sorted(set(changed)))}."
+        of = f"of its next {counted(len(fires), 'occurrence')}"
+        fall = "falls" if len(changed) == 1 else "fall"
+        yield f"{key}: {number(len(changed))} {of} {fall} on such days: {_named(sorted(set(changed)))}."
 
 
 def _changes(each: UpcomingOccurrence, now: DaySet, then: DaySet) -> bool:

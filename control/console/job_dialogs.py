@@ -20,7 +20,7 @@ from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.spec_fields import FIELDS, SpecField, value_of
 from tidewheel.control.console.under_way import backfill_under_way
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import counted
+from tidewheel.control.console.words import counted, number
 from tidewheel.control.explain.preview import preview
 from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.control.reads.versions import job_at, versions
@@ -275,8 +275,8 @@ def _confirm(key: str, occurrences: int, form: Form, back: str) -> Dialog:
     fields = [Field(name, "", "hidden", form.get(name, "")) for name in (*_RANGE, "max_concurrent")]
     return Dialog(
         f"Make {runs} of {key}?", f"Make {runs}", back, place="jobs", keep="Back",
-        will=(f"{counted(occurrences, 'occurrence')} from {form.get('from', '')} to {form.get('to', '')} become runs,"
-              f" {form.get('max_concurrent', '')} open at once.", *grown),
+        will=(f"Occurrences from {form.get('from', '')} to {form.get('to', '')} that become runs:"
+              f" {number(occurrences)}, at most {form.get('max_concurrent', '')} open at once.", *grown),
         stays=("The schedule goes on as it is. A backfill can be paused and cancelled.",),
         fields=(*fields, Field("counted", "", "hidden", str(occurrences))),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from itertools import accumulate
 from tidewheel.control.console.axis import LEAST_SPAN, Axis, Tick
 from tidewheel.control.console.tide import Bar, Size
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import between, counted, duration, family_of, number, state
+from tidewheel.control.console.words import between, counted, duration, family_of, number, reason_words, state
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineBin, TimelineRun
 from tidewheel.control.explain.month import Counted
@@ -191,7 +191,7 @@ def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Ma
     words = f"{state(run.state)}, {along.clock(run.scheduled_at)}"
     words += f", took {duration(took)}" if took is not None else ""
     words += f", attempt {run.attempt}" if run.attempt > 1 else ""
-    words += f", {run.error_type or state(run.reason or '')}" if run.error_type or run.reason else ""
+    words += f", {run.error_type or reason_words(run.reason or '')}" if run.error_type or run.reason else ""
     href = urls("run", run_id=run.run_id)
     if family == "undone":
         return Mark(words, href, diamond=x)

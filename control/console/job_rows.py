@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
 
-from tidewheel.control.console.words import between, family_of, state
+from tidewheel.control.console.words import between, family_of, reason_words
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun
 from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.reads.freezes import FreezeChange
@@ -60,7 +60,7 @@ def row_of(run: TimelineRun | RunSummary) -> Row:
     # A retry has the instant of the run before it, a child that of its root, a backfill one of the past.
     is_own = run.attempt == 1 and run.cause in _AT_THEIR_TIME
     late = between(run.scheduled_at, run.started_at) if is_own else None
-    words = run.error_type or state(run.reason or "")
+    words = run.error_type or reason_words(run.reason or "")
     return Row(run.scheduled_at, shown, run.run_id, run.attempt, late, between(run.started_at, run.finished_at), words)
 
 

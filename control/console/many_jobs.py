@@ -53,7 +53,7 @@ class PauseJobs:
             f"Pause {counted(len(found) - paused, 'job')}" if len(found) > paused else "",
             _back(request, urls), place="jobs",
             will=("No occurrence fires until they are resumed. What is due meanwhile is handled by on_resume.",),
-            stays=("Runs under way go on. Triggers still run.", *_already(paused, "paused")),
+            stays=("Runs under way go on. Triggers still run.", *_already(paused, "paused already")),
             fields=(Field("reason", "Reason (optional)", help="Stored with each pause and in the audit log."),),
             sample=_sample(found), warnings=() if found else (_NONE,),
         )  # fmt: skip
@@ -141,7 +141,7 @@ def _change(
 
 
 def _already(count: int, words: str) -> Sequence[str]:
-    return (f"{counted(count, 'job')} of these {words} already.",) if count else ()
+    return (f"Of these, {counted(count, 'job')} {'is' if count == 1 else 'are'} {words}.",) if count else ()
 
 
 def _sample(found: Sequence[SelectedJob]) -> Sequence[str]:

@@ -128,7 +128,7 @@ class RetryRuns:
                 "A run that was retried or redriven before gets one more.",
             ),
             keep="Leave them",
-            stays=(f"{counted(left, 'run')} of these not ended: only an ended run can be retried.",) if left else (),
+            stays=(f"Of these, not ended: {counted(left, 'run')}. Only an ended run can be retried.",) if left else (),
             sample=_sample(ended), warnings=() if ended else (_NONE_ENDED,),
         )  # fmt: skip
 
@@ -291,7 +291,7 @@ def _ended_too(connection: Connection, caller: Caller, query: MatchingQuery, fou
     if listed.total <= found.matched:
         return ()
     still = number(found.matched, at_least=found.at_least)
-    return (f"{still} of the {number(listed.total, at_least=listed.at_least)} that match are concerned.",)
+    return (f"Concerned: {still} of the {number(listed.total, at_least=listed.at_least)} that match.",)
 
 
 def back_to(given: str | None, urls: Urls, place: str) -> str:

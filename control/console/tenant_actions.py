@@ -17,7 +17,7 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.tenants import gauges, named_tenant
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import part
-from tidewheel.control.console.words import number
+from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage
 from tidewheel.errors import FieldError, InvalidInput, refuse
 
@@ -161,10 +161,10 @@ class DeleteTenant:
         usage = Tenants(connection).usage(name)
         jobs, runs = usage.jobs, usage.open_runs
         return Dialog(
-            f"Delete tenant {name} with {number(jobs.count, at_least=jobs.at_least)} jobs?", f"Delete {name}",
+            f"Delete tenant {name} with {counted(jobs.count, 'job', at_least=jobs.at_least)}?", f"Delete {name}",
             urls("tenant", name=name), place="admin", danger=True, keep="Keep it",
             will=(
-                f"Its {number(runs.count, at_least=runs.at_least)} open runs end, and its keys stop working.",
+                f"Open runs of it, which end: {number(runs.count, at_least=runs.at_least)}. Its keys stop working.",
                 "Then its jobs, runs, calendars and dead letters are removed. This cannot be undone.",
             ),
             fields=(Field("typed", f"Type {name} to delete it", required=True),),

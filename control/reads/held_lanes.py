@@ -49,8 +49,8 @@ class HeldLane:
         """The runs with their tenants, in one line."""
         named = [f"{tenant} {self.largest[tenant]:,}" for tenant in self.by_size[:_NAMED]]
         others = [f"and of {self.tenants - len(named)} others"] if self.tenants > len(named) else []
-        runs = f"{'at least ' if self.at_least else ''}{self.runs:,} runs wait since {format_second(self.since)}"
-        return f"{runs}: {', '.join([*named, *others])}"
+        least, wait = "at least " if self.at_least else "", "run waits" if self.runs == 1 else "runs wait"
+        return f"{least}{self.runs:,} {wait} since {format_second(self.since)}: {', '.join([*named, *others])}"
 
 
 def read_held_lanes(connection: Conn) -> tuple[HeldLane, ...]:

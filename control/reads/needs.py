@@ -122,13 +122,14 @@ def _of_fleet(fleet: FleetStatus | None, tenant: str, now: datetime) -> Iterator
         since = fleet.freezes[0].since if kind == "freeze" and frozen == 1 else None
         yield Need(kind, each.severity, each.what, each.evidence, since, remedy=each.remedy)
     if fleet.overdue_timers:
-        words = f"{fleet.overdue_timers:,} timers of jobs are overdue: their occurrences have not fired"
+        timers = "timer of a job is" if fleet.overdue_timers == 1 else "timers of jobs are"
+        words = f"{fleet.overdue_timers:,} {timers} overdue: the occurrences have not fired"
         evidence, since = f"the oldest for {_age(fleet.overdue_by)}", now - fleet.overdue_by
         yield Need("timers", Severity.ERROR, words, evidence, since, fleet.overdue_timers, "tidewheel doctor")
     for outbox in fleet.outbox:
         if outbox.oldest > _LATE:
             words = f"messages of lane {OutboxLane(outbox.lane)} wait for a relay"
-            evidence = f"{outbox.due:,} are due, the oldest for {_age(outbox.oldest)}"
+            evidence = f"due: {outbox.due:,}, the oldest for {_age(outbox.oldest)}"
             yield Need("outbox", Severity.WARNING, words, evidence, now - outbox.oldest, outbox.due, "tidewheel status")
 
 

@@ -341,7 +341,7 @@ def test_selected_runs_are_cancelled_and_retried(pages: ApiClient) -> None:
     assert "Cancel of 2 runs requested." in shown(pages, "/runs")
     assert posted(pages, path).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     path = f"/runs/retry?run={chosen[0]}&run={left}"
-    assert "1 run of these not ended" in shown(pages, path)
+    assert "Of these, not ended: 1 run. Only" in shown(pages, path)
     assert done(posted(pages, path)).startswith("/runs?cause=retry")
     assert "1 run queued. 1 could not be retried." in shown(pages, "/runs")
     assert "1 run matches." in shown(pages, "/runs?cause=retry&last=1h")
@@ -363,7 +363,7 @@ def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages
     assert "3 jobs paused." in page
     assert "3 jobs match." in page
     database.execute("UPDATE jobs SET paused = false WHERE key = 'a'")
-    assert "1 job of these not paused already." in shown(pages, f"/selected-jobs/resume?{chosen}")
+    assert "Of these, 1 job is not paused." in shown(pages, f"/selected-jobs/resume?{chosen}")
     assert done(posted(pages, f"/selected-jobs/resume?{chosen}")) == "/jobs"
     assert "2 jobs resumed. 1 was so already." in shown(pages, "/jobs")
     assert done(posted(pages, f"/selected-jobs/resume?{chosen}&next=/jobs%3Fprefix%3Da")) == "/jobs?prefix=a"
@@ -536,7 +536,7 @@ def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: Ap
     path = link(shown(pages, "/runs?status=queued&job=job"), "Cancel open runs…")
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert "Cancel 2 runs of job?" in dialog
-    assert "2 of the 3 that match are concerned." in dialog
+    assert "Concerned: 2 of the 3 that match." in dialog
     assert "The state is no filter of a cancellation" in dialog
     assert 'href="/runs?status=queued&amp;job=job">Keep them' in dialog
     assert "Cancel open runs…" not in shown(pages, "/runs?status=succeeded&job=job")

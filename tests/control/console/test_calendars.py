@@ -56,7 +56,7 @@ def test_calendar_is_created_changed_and_deleted(pages: ApiClient) -> None:
     assert year.count('<td class="weekly"') == 102  # of 104, two are days of its own
     submit(pages.database, "a/b", schedule={"cron": "0 9 * * *"}, exclude_calendars=["holidays"])
     assert 'href="/jobs/id:' in pages.get("/calendars/holidays").text
-    assert "1 job" in refused(pages, "/calendars/holidays/delete")
+    assert "Jobs that name it: 1." in refused(pages, "/calendars/holidays/delete")
     days = {"days": "2027-01-01", "weekdays": "", "ics": "", "source": ""}
     seen = posted(pages, "/calendars/holidays/edit", **days)
     assert seen.status_code == HTTPStatus.OK
@@ -98,7 +98,7 @@ def test_effect_of_new_days_is_shown_before_they_are_saved(pages: ApiClient) -> 
     assert "Removes 1 day: Wed 1 May 2199." in text
     named = f"{soon:%a} {soon.day} {soon:%b %Y}"
     assert f"Adds 1 day: {named}." in text
-    assert f"1 of its next 50 occurrences fall on such days: {named}." in text
+    assert f"1 of its next 50 occurrences falls on such days: {named}." in text
     assert pages.database.value("SELECT version FROM calendars") == 1
     other = posted(pages, "/calendars/holidays/edit", days=str(soon), weekdays="SUN", seen=seen_of(page))
     assert "Adds every SUN." in re.sub(r"</?bdi>", "", other.text)
