@@ -188,7 +188,8 @@ def ask(
             return Answer(text, Kind.JOB, job.key, job.words, alternatives=rest)
     if matches := _matches(connection, tenant, question, all_tenants=all_tenants):
         return Answer(text, Kind.MATCHES, None, f"begins with {question.text}", alternatives=matches)
-    return _nothing(connection, tenant, question, "; ".join(tried.values()) or _unknown(question, zone, now))
+    words = "; ".join(tried.values()) or _unknown(question, zone, now)
+    return Answer(text, Kind.NOTHING, None, words, alternatives=() if tried else _nearest(connection, tenant, question))
 
 
 def _by_id(connection: Conn, tenant: str, question: Question) -> Answer | None:
@@ -291,11 +292,10 @@ def _unknown(question: Question, zone: str | None, now: datetime) -> str:
     return f"no job is {named.key!r}" + (f", and {error}" if error else "")
 
 
-def _nothing(connection: Conn, tenant: str, question: Question, words: str) -> Answer:
-    """Return what was tried, and the keys nearest to the likeliest one."""
+def _nearest(connection: Conn, tenant: str, question: Question) -> tuple[Meaning, ...]:
+    """Return the keys nearest to the likeliest one."""
     wanted = list(dict.fromkeys(each.key for each in question.named))
     nearest: dict[str, None] = {}
     for text in (*wanted[:2], *wanted[-1:]):  # the whole text, the part before the likeliest time, the first words
         nearest |= dict.fromkeys(get_close_matches(text, _keys(connection, tenant, text, _KEYS), n=3, cutoff=_ALIKE))
-    near = tuple(Meaning(Kind.JOB, key, "a key like it") for key in nearest)
-    return Answer(question.text, Kind.NOTHING, None, words, alternatives=near[:MAX_ALTERNATIVES])
+    return tuple(Meaning(Kind.JOB, key, "a key like it") for key in nearest)[:MAX_ALTERNATIVES]

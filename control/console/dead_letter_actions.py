@@ -108,7 +108,7 @@ class PurgeLetters:
             fields=(*confirmation(found.matched), *bound(found.matched, now)),
             sample=_sample(found.first, found.matched),
             warnings=_unpurgeable(found.matched, at_least=found.at_least),
-            under_way=under_way and (f"{under_way[0]} It redrives none that is deleted before.", under_way[1]),
+            under_way=under_way and (f"{under_way[0]} Purged dead letters are not redriven.", under_way[1]),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -136,7 +136,7 @@ def _covering(
     return row if DeadLetters(connection).redrive(dry_run=True, **within).matched == found.matched else None
 
 
-_FAILS_AGAIN = "What fails again is a new dead letter."
+_FAILS_AGAIN = "A run that fails again becomes a new dead letter."
 
 
 def _new_runs(connection: Connection, query: ChosenQuery) -> str:

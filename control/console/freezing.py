@@ -18,7 +18,7 @@ from tidewheel.control.console.frozen import scope_address, thaw_filters
 from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
-from tidewheel.control.console.words import counted
+from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.freezes import Freezable, Freeze, all_freezes, count_freezable, list_freezes
 from tidewheel.control.reads.jobs import list_jobs
@@ -92,7 +92,7 @@ class FreezeScope:
                 f"Occurrences of {jobs} that are due meanwhile are recorded, and handled by on_resume of each job.",
                 "Jobs whose on_resume is skip lose these: the thaw skips them, and only a backfill runs them.",
             ),
-            stays=(f"{counted(found.under_way, 'run', at_least=found.at_least)} under way: no freeze stops them.",),
+            stays=(f"Runs under way, which go on: {number(found.under_way, at_least=found.at_least)}.",),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),
             keep="Let it run", warnings=unknown,
         )  # fmt: skip

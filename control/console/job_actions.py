@@ -130,4 +130,4 @@ def _news(job: JobDetail) -> str:
         return "It is not paused."
     by = f" by {job.paused_by}" if job.paused_by else ""
     why = f": {job.pause_reason}" if job.pause_reason else ""
-    return f"It is paused since {format_second(job.paused_at)}{by}{why}."
+    return f"It has been paused since {format_second(job.paused_at)}{by}{why}."

@@ -123,10 +123,9 @@ def sentence(along: Axis, timeline: JobTimeline, coming: Sequence[Counted]) -> s
     good, bad, under_way, cancelled = _totals(timeline)
     since = "" if timeline.complete_since is None else f", complete since {along.clock(timeline.complete_since)}"
     parts = [f"In the time shown, {_with_day(along, along.begin)} to {_with_day(along, along.end)}{since}: "]
-    parts.append(
-        f"{counted(good, 'run')} succeeded, {number(bad) if bad else 'none'} failed" if good + bad else "no run ended"
-    )
-    parts += [f", {number(runs)} {end}" for runs, end in ((under_way, "not ended"), (cancelled, "cancelled")) if runs]
+    ended = "none succeeded or failed" if cancelled else "no run ended"
+    parts.append(f"{counted(good, 'run')} succeeded, {number(bad) if bad else 'none'} failed" if good + bad else ended)
+    parts += [f", {number(runs)} {end}" for runs, end in ((under_way, "open"), (cancelled, "cancelled")) if runs]
     at_once = most_at_once(timeline.runs, timeline.now)
     if at_once > 1:
         parts.append(f", up to {number(at_once)} at once")

@@ -186,7 +186,7 @@ class CancelMatching:
             found, started, any_state, boxes = waiting, 0, _NOT_BEGUN, []
         stays = [*_ended_too(connection, caller, query, found), *([any_state] if query.status else [])]
         many = counted(found.matched, "run", at_least=found.at_least)
-        of_job = f" of {query.job}" if query.job else ""
+        of_job = f" of {query.job}" if query.job else f" of queue {query.queue}" if query.queue else ""
         question, button = f"Cancel {many}{of_job}?", f"Cancel {many}"
         if boxes and started:  # the box decides how many are cancelled
             fewer = counted(waiting.matched, "run", at_least=waiting.at_least)
@@ -227,7 +227,7 @@ class CancelMatching:
 def _ends(waiting: str, started: int, between: int = 0, *, if_checked: bool = False) -> Sequence[str]:
     """Return the ends of cancelled runs: those that wait, have started, and are between attempts."""
     never = f"Not started: {waiting}. No executor starts them any more, and they end as cancelled."
-    who = "If the box is checked, an attempt" if if_checked else "An attempt"
+    who = "With the box, an attempt" if if_checked else "An attempt"
     signal = f"{who} under way gets a signal, and the run ends as cancelled unless it ends before."
     rest = " A run between two attempts ends at once." if if_checked else ""
     parts = (

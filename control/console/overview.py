@@ -220,12 +220,12 @@ def _sentence(here: Now | Failed, steps: Steps | Failed, failed: Sequence[Failed
     again = f" {counted(retrying, 'run')} will be tried again after a failed attempt." if retrying else ""
     if isinstance(here, Now) and here.findings:
         needs = len(here.findings)
-        return f"{counted(needs, 'thing')} need{'s' if needs == 1 else ''} you.{again}"
+        return f"{counted(needs, 'problem')} need{'s' if needs == 1 else ''} attention.{again}"
     if failed or not isinstance(here, Now) or isinstance(steps, Failed):
-        return "A part could not be read. The others show nothing that needs you."
+        return "A part could not be read. The others show no problem."
     if not steps.job:
         return "No job yet."
-    well = "All well." if sees_all else "Nothing of this tenant needs you."
+    well = "All well." if sees_all else "Nothing of this tenant needs attention."
     if not here.ended_hour:
         return f"{well} No run ended in the last hour.{again}"
     late = "" if here.on_time_rate is None else f"; {percent(here.on_time_rate)} began within a second of their time"

@@ -63,8 +63,8 @@ class Work:
 def of_backfill(row: BackfillSummary, now: datetime) -> Work:
     """Return the progress of a backfill: occurrences that are processed."""
     about = [row.key, f"{row.first_at:%-d %b %Y} to {row.last_at:%-d %b %Y}"]
-    many = counted(row.expected_count, "run")
-    about += [f"those that did not fire: {many}" if row.what == "missing_only" else many]
+    many = f"{counted(row.expected_count, 'run')} for {counted(row.occurrences, 'occurrence')}"
+    about += [f"{many}, the others have one" if row.expected_count < row.occurrences else many]
     about += [f"{row.max_concurrent} at once"]
     done = row.created_count + row.existing_count
     work = Work("backfill", str(row.backfill_id), row.state, about, done, row.occurrences, row.created_at,
@@ -74,7 +74,7 @@ def of_backfill(row: BackfillSummary, now: datetime) -> Work:
 
 def of_cancellation(row: Cancellation, now: datetime) -> Work:
     """Return the progress of a cancellation by filter: runs that ended or were requested to stop."""
-    about = list(_filter(row))
+    about = list(filter_words(row))
     about += [] if row.include_started else ["only runs that have not started"]
     state = "running" if row.finished_at is None else "finished"
     total = None if row.named_count is None else max(row.named_count, row.cancelled_count)
@@ -85,7 +85,7 @@ def of_cancellation(row: Cancellation, now: datetime) -> Work:
 
 def of_redrive(row: Redriving, now: datetime) -> Work:
     """Return the progress of a redrive: dead letters that are redriven or rejected."""
-    about = list(_filter(row)) or ["all"]
+    about = list(filter_words(row)) or ["all"]
     about += [f"{row.rate:g} a second at most"] if row.rate else []
     work = Work("redrive", str(row.redrive_id), row.state, about, row.processed, row.matched_count, row.created_at,
                 finished_at=row.finished_at, reason=row.reason, failed=row.rejected_count)  # fmt: skip
@@ -121,7 +121,8 @@ def time_left(work: Work, rate: float) -> timedelta | None:
     return timedelta(seconds=round((work.total - work.done) / rate))
 
 
-def _filter(row: Cancellation | Redriving) -> Iterator[str]:
+def filter_words(row: Cancellation | Redriving) -> Iterator[str]:
+    """Yield the filters of bulk work, one phrase each; none if it concerns all."""
     if row.key is not None:
         yield f"job {row.key}"
     if isinstance(row, Cancellation):

@@ -56,7 +56,9 @@ class CancelRun:
         run_id = run_id_of(request)
         document = {"type": "run.cancel", "run_id": str(run_id), "reason": text_of(form, "reason")}
         was = connection.request(document, request_id_of(form)).run_status or ""
-        words = f"It had ended already: {state(was)}." if was in FINAL else f"Cancel of a {state(was)} run requested."
+        words = (
+            f"It had ended already: {state(was)}." if was in FINAL else f"Cancel requested; the run was {state(was)}."
+        )
         return Done(urls("run", run_id=run_id), words)
 
 
@@ -84,7 +86,7 @@ class RetryRun:
             refuse("run_id", f"the run is {state(summary.status)}", "wait for its end, or cancel it")
         done = len(run.retry_chain.next)
         return Dialog(
-            f"Run 1 run of {summary.key} again?", "Retry 1 run", urls("run", run_id=run_id),
+            f"Retry this run of {summary.key}?", "Retry 1 run", urls("run", run_id=run_id),
             will=(
                 f"A new run gets this payload and the job's current version. This one had {summary.job_version}.",
                 *((f"It was retried already: {counted(done, 'run')} followed.",) if done else ()),

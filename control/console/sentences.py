@@ -134,8 +134,10 @@ def _skipped(unfired: Sequence[Unfired], *, at_least: bool) -> str:
 
 def _coming(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:
     summary = job.summary
+    if summary.paused:
+        return ""
     if job.freezes and summary.next_at is not None:
-        return "" if summary.paused else "Nothing fires until the thaw."
+        return "Nothing fires until the thaw."
     if summary.next_at is not None:
         return f"Next {when(summary.next_at, now)}."
     if coming is not None and coming.words:

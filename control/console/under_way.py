@@ -6,6 +6,7 @@ from typing import TypeVar, cast
 
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import RedriveResult
+from tidewheel.control.console.progress import filter_words
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, number, short_id
 from tidewheel.control.reads.backfills import backfills
@@ -16,7 +17,6 @@ from tidewheel.jobs.values import format_timestamp
 
 R = TypeVar("R", Cancellation, Redriving)
 
-_WIDER, _NARROWER = "by this filter or a wider one", "of some of these, by another filter,"
 _OF_CANCELLATIONS = ("key", "labels", "queue", "lane", "handler", "cause")
 _OF_REDRIVES = ("kind", "ids", "key", "status", "error_type", "queue", "lane")
 
@@ -30,10 +30,11 @@ def cancellation_under_way(
     if found is None:
         return None
     address = urls("bulk_work", kind="cancellation", id=found.cancellation_id)
-    which = _WIDER if covers else _NARROWER
-    started = "started ones too" if found.include_started else "not those that have started"
-    until = f"of runs that were created before {format_timestamp(found.created_before)}"
-    return f"Cancellation {found.cancellation_id} {which} is under way, {until}, {started}.", address
+    which = "includes" if covers else "may include some of"
+    started = "" if found.include_started else " and have not started"
+    these = f"these runs that were created before {format_timestamp(found.created_before)}{started}"
+    about = ", ".join(filter_words(found)) or "all runs"
+    return f"Cancellation {found.cancellation_id} ({about}) is under way. It {which} {these}.", address
 
 
 def backfill_under_way(
@@ -46,7 +47,7 @@ def backfill_under_way(
     if found is None:
         return None
     of = f"from {format_timestamp(found.first_at)} to {format_timestamp(found.last_at)}"
-    words = f"A backfill {of} is under way. Of those that did not fire, none runs twice."
+    words = f"A backfill {of} is under way. A missing occurrence runs once, whichever backfill is first."
     return words, urls("bulk_work", kind="backfill", id=found.backfill_id)
 
 
@@ -111,17 +112,16 @@ def redrive_under_way(
         urls: Writes the address.
         at: When that dead letter was made: the redrive's time includes it.
     """
-    filters = _with_kind(filters)
     with connection.snapshot() as reading:
         rows = [row for row in redrives(reading, tenant) if at is None or row.since_at <= at <= row.until_at]
-    found, covers = _concerning(rows, filters, _OF_REDRIVES)
+    found, covers = _concerning(rows, _with_kind(filters), _OF_REDRIVES)
     if found is None:
         return None
-    which = "that includes it" if at is not None else _WIDER if covers else _NARROWER
+    which = "includes" if covers else "may include some of"
+    these = "it" if at is not None else f"these dead letters, until {format_timestamp(found.until_at)}"
     state = "paused" if found.state == "paused" else "under way"
-    until = "" if at is not None else f", of dead letters until {format_timestamp(found.until_at)}"
     address = urls("bulk_work", kind="redrive", id=found.redrive_id)
-    return f"A redrive {which} is {state}{until}. None is redriven twice.", address
+    return f"A redrive that {which} {these} is {state}. Each dead letter is redriven once.", address
 
 
 def _of_letter(letter: DeadLetterSummary) -> DeadLetterFilter:

@@ -125,7 +125,10 @@ def both(at: datetime, zone: tzinfo = UTC) -> str:
 
 def when(at: datetime | None, now: datetime) -> str:
     """Return an instant for a sentence: in relation to now below a day, beyond that for `timed`."""
-    return relative(at, now) if at is None or abs(at - now) < _DAY else format_timestamp(at)
+    if at is not None and abs(at - now) >= _DAY:
+        return format_timestamp(at)
+    words = relative(at, now)
+    return "just now" if words == "now" and at is not None and at <= now else words
 
 
 def timed(text: str | None, zone: tzinfo = UTC) -> str:

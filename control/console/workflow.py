@@ -59,7 +59,7 @@ def root_of(request: Request) -> UUID:
     try:
         return UUID(str(request.path_params["root_run_id"]))
     except ValueError:
-        raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such workflow: its root's run is a UUID") from None
+        raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such workflow: its id is a UUID") from None
 
 
 def about_workflow(found: Workflow, pause: AuditEntry | None, now: datetime) -> str:
@@ -70,7 +70,7 @@ def about_workflow(found: Workflow, pause: AuditEntry | None, now: datetime) -> 
         paused = f"Paused{by}{f': {found.summary.reason}' if found.summary.reason else ''}. "
     states = Counter(node.state for node in found.nodes)
     parts = ", ".join(f"{number:,} {state(each)}" for each, number in states.most_common())
-    again = f" A resume runs {counted(len(found.again), 'job')} again." if found.again else ""
+    again = f" A resume concerns {counted(len(found.again), 'job')}." if found.again else ""
     return f"{paused}{counted(len(found.nodes), 'job')}: {parts}.{again}"
 
 

@@ -68,11 +68,11 @@ class ResumeWorkflow:
             refuse("run_id", "no part of it failed", "trigger its root for a new occurrence")
         done = sum(node.key not in set(again) for node in found.nodes)
         return Dialog(
-            f"Run {counted(len(again), 'job')} of {summary.key} again?", f"Resume {counted(len(again), 'job')}",
+            f"Resume {counted(len(again), 'job')} of {summary.key}?", f"Resume {counted(len(again), 'job')}",
             _page(urls, request),
             will=(
                 f"It opens generation {summary.generation + 1}.",
-                "Each of these gets a new run where its parents' ends meet its conditions:",
+                "Each of these gets a new run if its parents' ends meet its conditions:",
             ),
             stays=(f"Jobs that stay as they are: {done}.",), sample=sample_of(again, len(again)), keep="Leave it",
             place="runs",

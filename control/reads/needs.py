@@ -20,6 +20,7 @@ from tidewheel.jobs.values import format_duration
 from tidewheel.outbox import OutboxLane
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
 
 _SQL = Statements("tidewheel.control")
 _FIND_FAILING_JOBS = _SQL["find_failing_jobs"]
@@ -164,7 +165,7 @@ def _of_failing_jobs(connection: Conn, tenant: str, now: datetime) -> Iterator[N
     for job in failing:
         in_a_row = job.failures >= _IN_A_ROW
         latest = "latest " if job.ended_hour >= _RUNS else ""
-        errors = ", ".join(job.errors)
+        errors = ", ".join("no error recorded" if each == RunState.FAILED else each for each in job.errors)
         share = f"{job.failed_hour:,} of its {latest}{job.ended_hour:,} runs of the last hour failed"
         yield Need(
             "failing_job",
@@ -219,11 +220,12 @@ def _of_waits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:
         severity, longest = _WAITS[each.why.code]
         if now - each.oldest_at < longest:
             continue
-        runs = "run waits" if each.count == 1 else "runs wait"
-        evidence = f"{each.count:,}{'+' if each.at_least else ''} {runs} in queue {each.queue}, lane {each.lane}"
-        yield Need(
-            "waiting_runs", severity, each.why.words, evidence, each.oldest_at, each.count, each.why.remedy or ""
+        runs, wait = ("run", "waits") if each.count == 1 else ("runs", "wait")
+        words = (
+            f"{each.count:,}{'+' if each.at_least else ''} {runs} of queue {each.queue}, lane {each.lane}, {wait}: the "
+            f"oldest {each.why.words}"
         )
+        yield Need("waiting_runs", severity, words, "", each.oldest_at, each.count, each.why.remedy or "")
 
 
 def _of_limits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:

@@ -387,15 +387,12 @@ def _owned(facts: WaitFacts) -> Wait:
         words = f"{name} owns its attempt and is silent{since}; another executor ends the attempt and the run goes on"
         remedy = f"start an executor of queue {facts.queue!r} if none lives"
         return Wait(WaitCode.EXECUTOR_SILENT, words, remedy, executor_id=facts.executor_id)
-    since = f" since {_at(facts.started_at)}" if facts.started_at else ""
-    runs = "runs its attempt"
+    runs = f"has been running its attempt since {_at(facts.started_at)}" if facts.started_at else "runs its attempt"
     if facts.state == RunState.CANCELLING:
-        runs = "still runs its attempt, whose cancel is requested,"
+        runs = f"{runs}, whose cancel is requested"
     number = facts.cancellation_id
     cancel = "" if number is None else f"; cancellation {number} names it, and the attempt gets a signal"
-    return Wait(
-        WaitCode.RUNNING, f"{name} {runs}{since}{cancel}", executor_id=facts.executor_id, cancellation_id=number
-    )
+    return Wait(WaitCode.RUNNING, f"{name} {runs}{cancel}", executor_id=facts.executor_id, cancellation_id=number)
 
 
 def _at(instant: datetime) -> str:

@@ -110,10 +110,10 @@ class JobSpec(WithPayload):
         window: The age up to which `fire_all` fires.
         pause_on_failure: The number of failures in a row after which it is paused.
         exclude_calendars: Calendars on whose days it does not fire.
-        include_calendars: Calendars on whose days alone it fires.
+        include_calendars: Calendars; it fires only on their days.
         on_excluded: The fate of an occurrence on an excluded day.
         on_failure: The key of a job to trigger after a run that fails for good.
-        delivery: The number of attempts that may start a run's work.
+        delivery: `at_most_once`: no attempt follows one that may have started.
         retry: The number of attempts, and the delays between them.
         concurrency_key: A key whose runs share places: an object, or as text the key.
         ordering_key: A key whose runs start one after another: an object, or as text the key.

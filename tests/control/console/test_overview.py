@@ -78,7 +78,7 @@ def test_overview_with_failures_is_not_all_well(database: Database) -> None:
     with console(database) as client:
         signed_in(client, key_of(database))
         page = shown(client, "/")
-    assert "2 things need you." in page
+    assert "2 problems need attention." in page
     assert '<a href="/runs?status=failed&amp;last=1h"><bdi>1 of 2 runs of the last hour failed' in page
     assert '<a href="/dead-letters"><bdi>1 dead letter waits' in page
 

@@ -62,8 +62,8 @@ def test_pages_of_an_empty_installation_name_the_first_step(pages: ApiClient) ->
     [
         ("/bulk", "changes many runs at once", "/jobs", "tidewheel job backfill"),
         ("/workflows", "is an occurrence of a job", "/jobs/new", "tidewheel job create publish --after load"),
-        ("/calendars", "to leave out its days", "/new-calendar", "tidewheel calendar put"),
-        ("/admin/keys", "scopes bound", "/admin/new-key", "tidewheel key create"),
+        ("/calendars", "to skip its days", "/new-calendar", "tidewheel calendar put"),
+        ("/admin/keys", "scopes limit", "/admin/new-key", "tidewheel key create"),
         ("/admin/tenants", "There is one tenant", "/admin/new-tenant", "tidewheel tenant create"),
     ],
 )
@@ -377,7 +377,7 @@ def test_all_is_well_only_where_every_part_was_read(database: Database, monkeypa
     submit(database)
     with console(database) as client:
         signed_in(client, key_of(database))
-        assert "Nothing of this tenant needs you." in shown(client, "/")
+        assert "Nothing of this tenant needs attention." in shown(client, "/")
 
     def refuse(*_: object, **__: object) -> None:
         message = "the tenant is gone"

@@ -163,7 +163,7 @@ def test_run_under_way_has_its_executor_and_the_silence_of_it(job: Database) -> 
     started = begin(job, trigger(job))
     found = why(job, started.run_id)
     assert (found.code, found.executor_id) == (WaitCode.RUNNING, EXECUTOR)
-    assert found.words.startswith("executor worker-1 runs its attempt since ")
+    assert found.words.startswith("executor worker-1 has been running its attempt since ")
     job.execute("UPDATE executors SET last_heartbeat_at = tidewheel_now() - interval '1 min'")
     found = why(job, started.run_id)
     assert (found.code, found.remedy) == (
