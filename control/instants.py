@@ -55,7 +55,7 @@ _SPOKEN = re.compile(r"(?:(in) )?(\d[\d. a-z]{0,30}?)(?: (ago))?", re.ASCII | re
 _LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?", re.ASCII)
 _OFFSET_WITHOUT_SECONDS = re.compile(r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d)([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _WITHOUT_SECONDS = re.compile(r"(?:.*[Tt ])?\d{1,2}:\d\d(?:[Zz]|[+-]\d\d:\d\d)?", re.ASCII)
-_TWELVE_HOURS = re.compile(r"(?<![\d:])(1[0-2]|0?[1-9])(:\d\d(?::\d\d(?:\.\d{1,6})?)?)? ?([ap])m\Z", re.ASCII | re.I)
+_TWELVE_HOURS = re.compile(r"(?<![\d:+-])(1[0-2]|0?[1-9])(:\d\d(?::\d\d(?:\.\d{1,6})?)?)? ?([ap])m\Z", re.ASCII | re.I)
 _EXAMPLES = "write 04:03, 3am, yesterday, Fri 02:30, now, +5m, 24h, or RFC 3339 such as 2026-03-29T08:00:00Z"
 
 
@@ -102,10 +102,10 @@ def read_instant(
             return parse_timestamp(_OFFSET_WITHOUT_SECONDS.sub(r"\1:00\2", text))
         except InvalidValue as invalid:
             if text[:5].count("-") != 1 or not text[:4].isdigit():
-                refuse(path, f"{asked[:64]!r} is no time", _EXAMPLES)
+                refuse(path, f"{asked[:64]!r} is not a time", _EXAMPLES)
             raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in invalid.errors]) from invalid
     if zone_name is None:
-        problem = f"{text!r} has no offset, so its instant is unknown"
+        problem = f"{asked!r} has no offset, so its instant is unknown"
         refuse(path, problem, f"add its time zone with --tz, or write {_utc(text)}")
     try:
         local = datetime.fromisoformat(text)

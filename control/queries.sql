@@ -306,6 +306,16 @@ SELECT generation::integer, run_id, state, reason
  WHERE job_id = %(job_id)s AND scheduled_at = %(at)s AND workflow_run_id = %(root_run_id)s
  ORDER BY generation DESC
 
+-- name: list_children
+-- Returns the keys of the first jobs that follow a job in a workflow.
+-- Index: job_edges_pkey, jobs_pkey. No lock.
+SELECT j.key
+  FROM job_edges AS e
+  JOIN jobs AS j ON j.job_id = e.child_job_id
+ WHERE e.parent_job_id = %(job_id)s AND e.until_at IS NULL
+ ORDER BY e.child_job_id
+ LIMIT %(limit)s
+
 -- name: find_later_parents
 -- Returns the parents that a job has got after an instant, with the times.
 -- Index: job_edges_by_child, jobs_pkey. No lock.

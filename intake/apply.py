@@ -277,14 +277,14 @@ def has_reply(connection: Conn, tenant: str, request_id: str) -> bool:
     return bool(_find_replies(connection, [(tenant, request_id)]))
 
 
-def store_refusal(connection: Conn, installation: Installation, received: ReceivedRequest, reply: Reply) -> None:
-    """Store the refusal that a request has got from a database that was lost; a stored reply stays.
+def store_reply(connection: Conn, installation: Installation, received: ReceivedRequest, reply: Reply) -> None:
+    """Store the reply that a request has got from a database that was lost; a stored reply stays.
 
     Args:
         connection: Inside a transaction.
         installation: The key of its task tokens.
         received: The request.
-        reply: The refusal.
+        reply: The reply.
     """
     name = _name(received, installation)
     if name is not None and not _find_replies(connection, [name]):

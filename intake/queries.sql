@@ -403,9 +403,9 @@ SELECT FROM pending_cancels WHERE run_id = %(run_id)s LIMIT 1
 INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%(run_id)s, %(tenant)s, %(reason)s)
 
 -- name: read_run
--- A run's job, version and state.
+-- A run's job, version, state and attempt.
 -- Index: job_runs_pkey, the partitions' index by run. No lock.
-SELECT job_id, job_version, state FROM runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s
+SELECT job_id, job_version, state, attempt FROM runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s
 
 -- name: reset_plan_mode
 -- Allows sequential and bitmap scans until the end of the savepoint.

@@ -18,16 +18,15 @@ from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import RunRetry
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import RunState
+from tidewheel.runs import OPEN, RunState
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.create import NewRun
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.manual_retry import RetryRequest, retry_runs
-from tidewheel.transitions.moves import hasten_runs
+from tidewheel.transitions.moves import hasten_run
 
 _SQL = Statements("tidewheel.intake")
 _READ_RUN = _SQL["read_run"]
-_LOCK_RUN = _SQL["lock_run"]
 
 
 def apply_retries(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
@@ -36,14 +35,11 @@ def apply_retries(connection: Conn, installation: Installation, batch: Sequence[
     Raises:
         RowLocked: Another transaction has held a retrying run for longer than 200 ms: roll back and try again.
     """
+    # First those that may wait for a row: the others lock keys, and with a key locked no statement waits.
+    replies = [_hasten(connection, installation, each, _of(each).attempt) for each in batch]
     ended = [received for received in batch if _of(received).attempt is None]
     done = iter(retry_runs(connection, installation, list(map(_request, ended))))
-    return [
-        _reply(received, next(done))
-        if _of(received).attempt is None
-        else _hasten(connection, installation, received, _of(received).attempt or 0)
-        for received in batch
-    ]
+    return [reply or _reply(received, next(done)) for received, reply in zip(batch, replies, strict=True)]
 
 
 def _of(received: ReceivedRequest) -> RunRetry:
@@ -70,26 +66,33 @@ def _reply(received: ReceivedRequest, done: NewRun | Refused) -> Reply:
     return accepted(received, job_id=str(done.job_id), job_version=done.job_version, run_id=str(done.run_id))
 
 
-def _hasten(connection: Conn, installation: Installation, received: ReceivedRequest, attempt: int) -> Reply:
-    """Make the next attempt of a retrying run due now; the reply has the state that was found."""
+def _hasten(
+    connection: Conn, installation: Installation, received: ReceivedRequest, attempt: int | None
+) -> Reply | None:
+    """Make the next attempt of a retrying run due now; the reply has the state that was found.
+
+    Returns None for a request that names no attempt.
+    """
+    if attempt is None:
+        return None
     run_id = UUID(_of(received).run_id)
     columns: dict[str, object] = {"run_id": run_id, "tenant": received.tenant}
     found = connection.execute(_READ_RUN, columns, binary=True).fetchone()
-    if found is not None and found[2] == RunState.RETRYING:
+    if found is not None and found[2] in OPEN:
         if not try_lock_runs(connection, [run_id]):
             what = f"run {run_id}"
             raise RowLocked(what, [received])
         found = connection.execute(_READ_RUN, columns, binary=True).fetchone()  # as a claim or an end has left it
     if found is None:
         return rejected(received, UnknownRun(str(run_id)))
-    job_id, version, state = found
-    due = False
-    if state == RunState.RETRYING:
-        locked = connection.execute(_LOCK_RUN, columns, binary=True).fetchone()
-        following = cast("int", locked[1]) + 1 if locked else attempt
-        if attempt > following:
-            error = FieldError("attempt", f"the next attempt of run {run_id} is {following}", f"send {following}")
-            return rejected(received, InvalidInput([error]))
-        due = bool(hasten_runs(connection, installation, {run_id: attempt}))
+    job_id, version, state, begun = cast("tuple[UUID, int, str, int]", found)
+    if state in OPEN and attempt > begun:
+        if state != RunState.RETRYING:
+            remedy = "only the next attempt of a retrying run can be made due"
+            return rejected(received, InvalidInput([FieldError("run_id", f"run {run_id} is {state}", remedy)]))
+        if attempt > begun + 1:
+            problem, remedy = f"the next attempt of run {run_id} is {begun + 1}", f"send {begun + 1}"
+            return rejected(received, InvalidInput([FieldError("attempt", problem, remedy)]))
+    due = state == RunState.RETRYING and hasten_run(connection, installation, run_id, attempt)
     about = {"job_id": str(job_id), "job_version": version, "run_id": str(run_id)}
-    return accepted(received, **about, run_status=str(state), unchanged=not due)
+    return accepted(received, **about, run_status=state, unchanged=not due)

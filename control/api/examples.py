@@ -124,7 +124,9 @@ DIAGNOSIS: Json = {
 ANSWER: Json = {
     "question": "nightly at 20 Nov 02:00", "kind": "occurrence", "target": "nightly",
     "words": "It was missed: no scheduler ran at that time.", "at": _AT, "zone": "Europe/Berlin",
-    "alternatives": [{"kind": "occurrence", "target": "nightly", "words": "the nearest occurrence", "at": _NEXT}],
+    "alternatives": [
+        {"kind": "occurrence", "target": "nightly", "words": "the nearest occurrence", "at": _NEXT, "zone": None},
+    ],
     "explanation": EXPLANATION,
 }  # fmt: skip
 REGISTRATION: Json = {"name": "worker-1:7", "handlers": ["nightly-report"], "slots": 4}

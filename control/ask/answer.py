@@ -16,7 +16,6 @@ from tidewheel.control.ask.question import Named, Question, likeliest, read_ques
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.recent import around
-from tidewheel.control.explain.text import MANUAL
 from tidewheel.control.instants import read_instant, unit_of
 from tidewheel.control.reads.dead_letters import show_dead_letter
 from tidewheel.control.reads.fleet import list_executors
@@ -225,7 +224,7 @@ def _jobs(connection: Conn, tenant: str, named: Sequence[Named]) -> dict[str, _J
 
 def _explained(found: Explanation, text: str) -> Answer:
     near = [each for each in (found.before, found.after) if each is not None]
-    words = f"the nearest {'run' if found.words == MANUAL else 'occurrence'}"
+    words = f"the nearest {'run' if found.between_runs else 'occurrence'}"
     others = tuple(Meaning(Kind.OCCURRENCE, found.key, words, each) for each in near)
     return Answer(text, Kind.OCCURRENCE, found.key, found.words, found.at, found.zone, others, found)
 

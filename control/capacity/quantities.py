@@ -99,5 +99,5 @@ def _digits(value: float) -> str:
 def _read(text: str, path: str, units: dict[str, float], remedy: str) -> float:
     found = _NUMBER.fullmatch(text.strip())
     if not found or found[2].lower() not in units:
-        refuse(path, f"{text!r} is no number", remedy)
+        refuse(path, f"{text!r} is not a number", remedy)
     return float(found[1]) * units[found[2].lower()]

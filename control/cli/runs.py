@@ -237,8 +237,8 @@ def retry(
         else:
             changed = client.runs.retry_now(run_id, attempt, request_id=request_id)
             document = {"run_id": run_id, "attempt": attempt, "unchanged": not changed}
-            unchanged = f"nothing was changed: run {run_id} is {client.runs.get(run_id).state}"
-            line = f"attempt {attempt} of run {run_id} is due now" if changed else unchanged
+            nothing = f"nothing was changed: attempt {attempt} of run {run_id} was due, or has started"
+            line = f"attempt {attempt} of run {run_id} is due now" if changed else nothing
         if wait:
             print_ended_run(wait_for_run(client, shown), document, output)
             return

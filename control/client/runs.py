@@ -183,7 +183,7 @@ class Runs:
             False if nothing changed: the attempt was due, it has started, or the run has ended.
 
         Raises:
-            Refused: There is no such run, or `attempt` is later than its next one.
+            Refused: There is no such run, it is open and does not retry, or `attempt` is later than its next one.
         """
         document = {"type": "run.retry", "run_id": str(run_id), "attempt": attempt}
         return not self._connection.request(document, request_id).unchanged

@@ -24,6 +24,7 @@ from tidewheel.control.console.door import SIGN_IN, Door
 from tidewheel.control.console.forms import MOST_BYTES, Form, check_form, read_form
 from tidewheel.control.console.frozen import framed
 from tidewheel.control.console.rendering import Visitor
+from tidewheel.control.console.under_way import UnderWay
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import without_zone
 from tidewheel.control.console.words import number
@@ -78,7 +79,7 @@ class Dialog:
         danger: True if nothing can undo it.
         place: Its place in the rail.
         warnings: Errors that belong to no field.
-        under_way: A sentence about bulk work on the same things that goes on, and its address.
+        under_way: Bulk work on the same things that goes on.
     """
 
     question: str
@@ -92,7 +93,7 @@ class Dialog:
     danger: bool = False
     place: str = ""
     warnings: Sequence[FieldError] = ()
-    under_way: tuple[str, str] | None = None
+    under_way: UnderWay | None = None
 
     def refused(self, form: Form, errors: Sequence[FieldError]) -> "Dialog":
         """Return the dialog with what was typed, and with each error at its field."""

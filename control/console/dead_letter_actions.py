@@ -11,17 +11,16 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import Whole, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.dead_letters import MAX_RATE, DeadLetters, RedriveResult
+from tidewheel.control.client.dead_letters import MAX_RATE, DeadLetters
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, sample_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, ensure_counted, until_of
 from tidewheel.control.console.dead_letters import REDRIVEN, TabQuery, by_tab
 from tidewheel.control.console.forms import Form
-from tidewheel.control.console.under_way import covering_redrive, included, redrive_under_way
+from tidewheel.control.console.under_way import redrive_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary
-from tidewheel.control.reads.redrives import Redriving
 from tidewheel.errors import FieldError, refuse
 
 _RATE = "50"
@@ -52,27 +51,26 @@ class RedriveLetters:
         found = DeadLetters(connection).redrive(dry_run=True, **filters)
         many = counted(found.matched, "dead letter", at_least=found.at_least)
         about = " of " + query.job if query.job else ""
-        covering = _covering(connection, caller, filters, found)
+        under_way = redrive_under_way(connection, caller.tenant, filters, urls, matched=found.matched)
         if query.kind == "message" or (found.first and found.first[0].kind == "message"):
             question, will = f"Send {many} again?", ["Each message goes to its topic once more, byte for byte."]
         else:
             question, will = f"Redrive {many}{about}?", [_new_runs(connection, query), _FAILS_AGAIN]
-        if covering is not None:
+        if under_way is not None and under_way.covers and not found.at_least:
             return Dialog(
                 question, "", _back(query, urls), place="dead_letters", sample=_sample(found.first, found.matched),
-                will=("A second redrive would change nothing.",), keep="Go back",
-                under_way=included(covering, found.matched, urls),
+                will=("A second redrive would change nothing.",), keep="Back", under_way=under_way,
             )  # fmt: skip
         return Dialog(
             question, question.removesuffix("?") if found.matched else "", _back(query, urls), place="dead_letters",
             will=will,
             fields=(
-                Field("rate", "How many a second at most", value=_RATE, help="Leave it empty for no bound."),
+                Field("rate", "How many per second at most", value=_RATE, help="Leave it empty for no bound."),
                 Field("reason", "Reason (optional)", help="Stored with the redrive."), *bound(found.matched, now),
             ),
             sample=_sample(found.first, found.matched), warnings=() if found.matched else (_NOTHING,),
             stays=("The dead letters stay listed, each with the run that it became.",), keep="Leave them",
-            under_way=redrive_under_way(connection, caller.tenant, filters, urls),
+            under_way=under_way,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -99,7 +97,7 @@ class PurgeLetters:
         query, now = read_query(request, ChosenQuery), page_now(connection)
         filters = _purged(query, now)
         found = DeadLetters(connection).purge(dry_run=True, **filters)
-        under_way = redrive_under_way(connection, caller.tenant, filters, urls)
+        under_way = redrive_under_way(connection, caller.tenant, filters, urls, matched=found.matched)
         many = counted(found.matched, "dead letter", at_least=found.at_least)
         return Dialog(
             f"Purge {many}?", f"Purge {many}", _back(query, urls), place="dead_letters", danger=True,
@@ -108,7 +106,7 @@ class PurgeLetters:
             fields=(*confirmation(found.matched), *bound(found.matched, now)),
             sample=_sample(found.first, found.matched),
             warnings=_unpurgeable(found.matched, at_least=found.at_least),
-            under_way=under_way and (f"{under_way[0]} Purged dead letters are not redriven.", under_way[1]),
+            under_way=under_way and under_way._replace(words=f"{under_way.words} Purged ones are not redriven."),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -122,18 +120,6 @@ class PurgeLetters:
         ensure_confirmed(form, found.matched)
         purged = letters.purge(**filters).purged
         return Done(urls("dead_letters"), f"{counted(purged, 'dead letter')} purged.")
-
-
-def _covering(
-    connection: Connection, caller: Caller, filters: DeadLetterFilter, found: RedriveResult
-) -> Redriving | None:
-    """Return a redrive under way that has all dead letters which a dry run has found."""
-    row = covering_redrive(connection, caller.tenant, filters, found)
-    if row is None or found.at_least:
-        return None
-    until = min(filters.get("until") or row.until_at, row.until_at)
-    within: DeadLetterFilter = {**filters, "until": until}
-    return row if DeadLetters(connection).redrive(dry_run=True, **within).matched == found.matched else None
 
 
 _FAILS_AGAIN = "A run that fails again becomes a new dead letter."
@@ -185,7 +171,7 @@ def _rate(text: str | None) -> float | None:
     except ValueError:
         rate = 0.0
     if not 0 < rate <= MAX_RATE:
-        refuse("rate", f"{text!r} is not a rate", f"write a number of dead letters a second, at most {MAX_RATE:,}")
+        refuse("rate", f"{text!r} is not a rate", f"write a number of dead letters per second, at most {MAX_RATE:,}")
     return rate
 
 

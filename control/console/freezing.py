@@ -21,7 +21,7 @@ from tidewheel.control.console.view import View
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.freezes import Freezable, Freeze, all_freezes, count_freezable, list_freezes
-from tidewheel.control.reads.jobs import list_jobs
+from tidewheel.control.reads.jobs import JobPage, list_jobs
 from tidewheel.errors import FieldError, UnknownFreeze, refuse
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
@@ -80,16 +80,18 @@ class FreezeScope:
             ensure_all_tenants(caller)
         found = _count(connection, caller, document)
         with connection.snapshot(all_tenants=fleet) as reading:
-            jobs = "all jobs" if fleet else _jobs_of(reading, caller.tenant, document)
-        is_empty = not (found.waiting or found.under_way) and (fleet or jobs == counted(0, "job"))
+            jobs = None if fleet else _jobs_of(reading, caller.tenant, document)
+        is_empty = not (found.waiting or found.under_way or jobs is None or jobs.total)
         is_queue = query.queue is not None and document.keys() <= {"scope", "queue"}
         unknown = _unknown_queue(connection, caller, str(query.queue)) if is_queue and is_empty else ()
         words = _scope_words(document, caller.tenant)
+        many = "all jobs" if jobs is None else counted(jobs.total, "job", at_least=jobs.at_least)
+        starts = f"{_waiting(found)} will not start until the thaw: neither a first attempt nor a retry."
         return Dialog(
             f"Freeze {words}?", f"Freeze {words}", urls("freeze", next=_back(query)),
             will=(
-                f"{_waiting(found)} will not start until the thaw: no first attempt, and no next one.",
-                f"Occurrences of {jobs} that are due meanwhile are recorded, and handled by on_resume of each job.",
+                *((starts,) if found.waiting else ()),
+                f"Occurrences of {many} that are due meanwhile are recorded, and handled by on_resume of each job.",
                 "Jobs whose on_resume is skip lose these: the thaw skips them, and only a backfill runs them.",
             ),
             stays=(f"Runs under way, which go on: {number(found.under_way, at_least=found.at_least)}.",),
@@ -160,13 +162,12 @@ def _to(query: BackQuery, urls: Urls) -> str:
     return urls("overview") if back is None else urls.here(back)
 
 
-def _jobs_of(connection: Conn, tenant: str, document: Mapping[str, Any]) -> str:
-    """Return how many jobs a scope of one tenant has, as the list of jobs counts them."""
-    found = list_jobs(
+def _jobs_of(connection: Conn, tenant: str, document: Mapping[str, Any]) -> JobPage:
+    """Return the jobs of a scope of one tenant: their number is that of the list of jobs."""
+    return list_jobs(
         connection, tenant, prefix=document.get("key_prefix") or "", labels=document.get("labels"),
         queue=document.get("queue"), limit=1,
     )  # fmt: skip
-    return counted(found.total, "job", at_least=found.at_least)
 
 
 def _unknown_queue(connection: Connection, caller: Caller, queue: str) -> Sequence[FieldError]:

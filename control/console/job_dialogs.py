@@ -1,6 +1,6 @@
 """Actions on one job: trigger, delete, restore, roll back, release, backfill."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.release import release
 from tidewheel.control.client.results import backfill_of, job_of
 from tidewheel.control.client.runs import Runs
-from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of, whole_of
+from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, text_of, whole_of
 from tidewheel.control.console.confirming import counted_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
@@ -22,7 +22,7 @@ from tidewheel.control.console.under_way import backfill_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.explain.preview import preview
-from tidewheel.control.reads.jobs import JobDetail, show_job
+from tidewheel.control.reads.jobs import JobDetail, list_children, show_job
 from tidewheel.control.reads.versions import job_at, versions
 from tidewheel.errors import UnknownJob, refuse
 from tidewheel.ids import job_id
@@ -50,12 +50,12 @@ class TriggerJob:
         paused = ("It is paused: a trigger runs all the same.",) if job.summary.paused else ()
         return Dialog(
             f"Trigger {key}?", f"Trigger {key}", urls.job(key, job.summary.job_id), place="jobs",
-            will=(f"One run of version {job.summary.version} is made.", *paused),
-            stays=("Its schedule goes on as it is.",),
+            will=(f"One run of version {job.summary.version} is made.", *_followers(connection, caller, job), *paused),
+            stays=("Its schedule goes on as it is.",) if job.summary.next_at else (),
             fields=(
                 Field("payload", "payload, as JSON", "long", help=has),
                 Field("delay", "delay", help="Such as 10m. Empty: it runs now."),
-                Field("labels", "labels of the run", "long", help="A name=value a line, in place of those of the job.",
+                Field("labels", "labels of the run", "long", help="One name=value per line; they replace the job's.",
                       rows=2),
             ),
             keep="Back",
@@ -74,6 +74,16 @@ class TriggerJob:
         may_cancel = Scope.OPERATE in caller.scopes
         undo = ("Cancel the run", urls("run_cancel", run_id=reply.run_id)) if may_cancel else None
         return Done(urls("run", run_id=reply.run_id), f"Run {reply.run_id} of {key} is made.", undo)
+
+
+def _followers(connection: Connection, caller: Caller, job: JobDetail) -> Sequence[str]:
+    """Return a sentence about the jobs that a trigger of a root runs too; none for other jobs."""
+    if job.summary.kind == "after":
+        return ("It runs alone: a trigger of the root runs the whole workflow.",)
+    with connection.snapshot() as reading:
+        found = list_children(reading, caller.tenant, job.summary.key, limit=SAMPLE + 1)
+    more = " and more" if len(found) > SAMPLE else ""
+    return (f"It is the root of a workflow: {', '.join(found[:SAMPLE])}{more} may follow.",) if found else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +294,7 @@ def _confirm(key: str, occurrences: int, form: Form, back: str) -> Dialog:
 
 def _unchanged(question: str, back: str, why: str) -> Dialog:
     """Return the dialog of an action that would change nothing."""
-    return Dialog(question, "", back, place="jobs", will=(f"Nothing would change. {why}",), keep="Go back")
+    return Dialog(question, "", back, place="jobs", will=(f"Nothing would change. {why}",), keep="Back")
 
 
 def _is_deleted(reading: Conn, tenant: str, key: str) -> bool:
@@ -314,5 +324,5 @@ def _typed(form: Form, field: SpecField) -> object:
 def _version(request: Request, name: str) -> int:
     text = request.query_params.get(name, "")
     if not text.isdecimal() or len(text) > 9:
-        refuse(name, f"{text[:40]!r} is no version", "write the number of a version")
+        refuse(name, f"{text[:40]!r} is not a version", "write the number of a version")
     return int(text)

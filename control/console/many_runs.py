@@ -19,6 +19,7 @@ from tidewheel.control.client.runs import CancelResult, Runs
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, sample_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, counted_of, ensure_confirmed, until_of
 from tidewheel.control.console.forms import Form
+from tidewheel.control.console.sentences import is_cancelled
 from tidewheel.control.console.under_way import cancellation_under_way
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import page_now
@@ -68,7 +69,7 @@ class CancelRuns:
         if not found:
             return _nothing(request, urls)
         not_ended = [run for run in found if run.status not in FINAL]
-        still_open = [run for run in not_ended if not _is_cancelled(run)]
+        still_open = [run for run in not_ended if not is_cancelled(run)]
         started = sum(run.status in {RunState.RUNNING, RunState.WAITING} for run in still_open)
         between = sum(run.status == RunState.RETRYING for run in still_open)
         ended, cancelled = len(found) - len(not_ended), len(not_ended) - len(still_open)
@@ -98,11 +99,6 @@ class CancelRuns:
             f" {number(rest)} had ended already." if rest else ""
         )
         return Done(_back(request, urls), words)
-
-
-def _is_cancelled(run: RunSummary) -> bool:
-    """Return True if a cancel of an open run was accepted."""
-    return run.status == RunState.CANCELLING or (run.why is not None and run.why.cancellation_id is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +188,12 @@ class CancelMatching:
             fewer = counted(waiting.matched, "run", at_least=waiting.at_least)
             question, button = f"Cancel {many}{of_job}, or {fewer} without the started ones?", "Cancel them"
             boxes = [replace(each, help=f"With the box: {many}. Without it: {fewer}.") for each in boxes]
+        under_way = cancellation_under_way(connection, caller.tenant, document, urls, matched=found.matched)
+        if under_way is not None and under_way.covers and not found.at_least:
+            return Dialog(
+                question, "", urls("runs", **_shown(query)), place="runs", keep="Back", under_way=under_way,
+                will=("A second cancellation would change nothing.",),
+            )  # fmt: skip
         return Dialog(
             question, button if found.matched else "",
             urls("runs", **_shown(query)),
@@ -203,7 +205,7 @@ class CancelMatching:
             ),
             sample=[f"{name} {value}" for name, value in document.items() if name != "created_before"],
             warnings=() if found.matched else (_NONE_MATCHES,),
-            under_way=cancellation_under_way(connection, caller.tenant, document, urls),
+            under_way=under_way,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -241,8 +243,8 @@ def _ends(waiting: str, started: int, between: int = 0, *, if_checked: bool = Fa
     return [words for applies, words in parts if applies]
 
 
-_NOT_BEGUN = "The state is no filter of a cancellation: it concerns all runs that have not started. Started ones go on."
-_ANY_STATE = "The state is no filter of a cancellation: it concerns runs of all open states."
+_NOT_BEGUN = "A cancellation does not filter by state: it concerns all runs that have not started. Started ones go on."
+_ANY_STATE = "A cancellation does not filter by state: it concerns runs of all open states."
 _NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
 _NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")
 _NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")
@@ -307,7 +309,7 @@ def _back(request: Request, urls: Urls) -> str:
 def _nothing(request: Request, urls: Urls) -> Dialog:
     return Dialog(
         "No run is selected", "", _back(request, urls), place="runs", warnings=(_NONE_SELECTED,),
-        keep="Back to the list",
+        keep="Back",
     )  # fmt: skip
 
 

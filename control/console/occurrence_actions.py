@@ -86,10 +86,11 @@ class UnskipOccurrence:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the occurrence that fires again."""
         found = _explained(connection, caller, request)
+        what = "skip" if found.moved_to is None else "move"
         return Dialog(
-            f"Let {_clock(found.local)} of {found.key} fire?", f"Let {_clock(found.local)} fire",
+            f"Undo the {what} of {_clock(found.local)} of {found.key}?", f"Undo the {what}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), found.words),
+            will=(readings(found), f"Now: {found.words.partition(' Use unskip')[0]}", "Then it fires at its time."),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

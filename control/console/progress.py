@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from tidewheel.control.console.words import counted
+from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.backfills import BackfillSummary
 from tidewheel.control.reads.cancellations import Cancellation
 from tidewheel.control.reads.dead_letters import COUNTED
@@ -64,7 +64,8 @@ def of_backfill(row: BackfillSummary, now: datetime) -> Work:
     """Return the progress of a backfill: occurrences that are processed."""
     about = [row.key, f"{row.first_at:%-d %b %Y} to {row.last_at:%-d %b %Y}"]
     many = f"{counted(row.expected_count, 'run')} for {counted(row.occurrences, 'occurrence')}"
-    about += [f"{many}, the others have one" if row.expected_count < row.occurrences else many]
+    rest = row.occurrences - row.expected_count
+    about += [f"{many}; the other {number(rest)} need none" if rest > 0 else many]
     about += [f"{row.max_concurrent} at once"]
     done = row.created_count + row.existing_count
     work = Work("backfill", str(row.backfill_id), row.state, about, done, row.occurrences, row.created_at,
@@ -86,7 +87,7 @@ def of_cancellation(row: Cancellation, now: datetime) -> Work:
 def of_redrive(row: Redriving, now: datetime) -> Work:
     """Return the progress of a redrive: dead letters that are redriven or rejected."""
     about = list(filter_words(row)) or ["all"]
-    about += [f"{row.rate:g} a second at most"] if row.rate else []
+    about += [f"at most {row.rate:g} per second"] if row.rate else []
     work = Work("redrive", str(row.redrive_id), row.state, about, row.processed, row.matched_count, row.created_at,
                 finished_at=row.finished_at, reason=row.reason, failed=row.rejected_count)  # fmt: skip
     return _paced(_bounded(work, COUNTED), now)

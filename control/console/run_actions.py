@@ -15,7 +15,8 @@ from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of, whole_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.run_log import run_id_of
-from tidewheel.control.console.under_way import letter_under_way
+from tidewheel.control.console.sentences import is_cancelled
+from tidewheel.control.console.under_way import UnderWay, letter_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, state, when
@@ -39,15 +40,19 @@ class CancelRun:
         """Return what a cancel ends, and what it leaves."""
         run = _open_run(connection, caller, request)
         summary = run.summary
-        will = f"It is {state(summary.status)}, attempt {summary.attempt} of {run.max_attempts}, and ends as cancelled."
+        question, back = f"Cancel 1 run of {summary.key}?", urls("run", run_id=summary.run_id)
+        if is_cancelled(summary):
+            words = "Its cancel is requested already: a second one would change nothing."
+            return Dialog(question, "", back, will=(words,), keep="Back", place="runs")
+        will = f"It is {state(summary.status)} and ends as cancelled: no attempt starts any more."
         if summary.status in OWNED:
             where = f" on {run.executor}" if run.executor else ""
-            will = f"Attempt {summary.attempt} is under way{where}. It gets a signal, and the run ends as cancelled."
+            signal = "It gets a signal, and the run ends as cancelled unless it ends before."
+            will = f"Attempt {summary.attempt} is under way{where}. {signal}"
         return Dialog(
-            f"Cancel 1 run of {summary.key}?", "Cancel 1 run", urls("run", run_id=summary.run_id),
-            will=(will, "Nothing takes a cancel back. A retry makes a new run."),
-            stays=("The job goes on: its next occurrence fires.",), fields=(REASON,), keep="Keep it", danger=True,
-            place="runs",
+            question, "Cancel 1 run", back,
+            will=(will, "A cancel cannot be undone. A retry makes a new run."),
+            stays=("The job and its other runs go on.",), fields=(REASON,), keep="Keep it", danger=True, place="runs",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -99,12 +104,12 @@ class RetryRun:
         )  # fmt: skip
 
     @staticmethod
-    def _redrive(connection: Connection, caller: Caller, run: RunDetail, urls: Urls) -> tuple[str, str] | None:
+    def _redrive(connection: Connection, caller: Caller, run: RunDetail, urls: Urls) -> UnderWay | None:
         if run.dead_letter is None:
             return None
         for letter in DeadLetters(connection).list(ids=[run.dead_letter]).dead_letters:  # none if it is purged
             if found := letter_under_way(connection, caller.tenant, letter, urls):
-                return f"{found[0]} A retry counts as its redrive.", found[1]
+                return found._replace(words=f"{found.words} A retry counts as its redrive.")
         return None
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -127,17 +132,17 @@ def _next_attempt(run: RunDetail, now: datetime, urls: Urls) -> Dialog:
     # An attempt that was lost does not count against the limit.
     of = f" of {run.max_attempts}" if run.failed_attempts == summary.attempt else ""
     why = summary.why
-    back, question = urls("run", run_id=summary.run_id), f"Retry 1 run of {summary.key} now?"
+    back, question = urls("run", run_id=summary.run_id), f"Retry this run of {summary.key} now?"
     is_due = summary.publish_at is None or summary.publish_at <= now
-    if is_due or (why is not None and why.cancellation_id is not None):
+    if is_due or is_cancelled(summary):
         words = f": {why.words}" if why else ""
         return Dialog(
-            question, "", back, will=(f"Nothing would change{words}.",), keep="Back to the run", place="runs"
+            question, "", back, will=(f"Nothing would change{words}.",), keep="Back", place="runs"
         )  # fmt: skip
     frozen = ("A freeze names the run: the attempt starts after the thaw.",) if why and why.freezes else ()
     return Dialog(
         question, f"Start attempt {attempt} now", back, place="runs", keep="Let it wait",
-        will=(f"Attempt {attempt}{of} starts now rather than {when(summary.publish_at, now)}.", *frozen),
+        will=(f"Attempt {attempt}{of} is due now rather than {when(summary.publish_at, now)}.", *frozen),
         stays=("It stays the same run, with its payload, its version and its retry policy.",),
         fields=(Field("attempt", "", "hidden", str(attempt)), REASON),
     )  # fmt: skip
@@ -152,7 +157,10 @@ def _start(connection: Connection, form: Form, run_id: UUID, urls: Urls) -> Done
     reply = connection.request(document, request_id_of(form))
     words = f"Attempt {attempt} is due now."
     if reply.unchanged:
-        words = f"Nothing was changed: attempt {attempt} no longer waited. The run was {state(reply.run_status or '')}."
+        found = state(reply.run_status or "")
+        words = (
+            f"Nothing was changed: attempt {attempt} was due, has started, or the run has ended. Its state: {found}."
+        )
     return Done(urls("run", run_id=run_id), words)
 
 

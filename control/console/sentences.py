@@ -66,6 +66,11 @@ def about_run(run: RunDetail, now: datetime) -> str:
             return f"{state(status).capitalize()}."
 
 
+def is_cancelled(run: RunSummary) -> bool:
+    """Return True if a cancel of an open run was accepted."""
+    return run.status == RunState.CANCELLING or (run.why is not None and run.why.cancellation_id is not None)
+
+
 def _present(job: JobDetail, latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:
     summary = job.summary
     if job.error is not None:
@@ -76,7 +81,8 @@ def _present(job: JobDetail, latest: Sequence[RunSummary], skipped: str, now: da
         since = f" {when(job.paused_at, now)}" if job.paused_at else ""
         until = f" until {format_timestamp(summary.paused_until)}" if summary.paused_until else ""
         return f"Paused{by}{since}{until}{f': {job.pause_reason}' if job.pause_reason else ''}."
-    retrying = next((run.why for run in latest if run.status == RunState.RETRYING and run.why is not None), None)
+    waits = (run.why for run in latest if run.status == RunState.RETRYING and not is_cancelled(run))
+    retrying = next((why for why in waits if why is not None), None)
     return _latest(latest, skipped, now) if retrying is None else _waits(retrying, now)
 
 
@@ -139,7 +145,7 @@ def _coming(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:
     if job.freezes and summary.next_at is not None:
         return "Nothing fires until the thaw."
     if summary.next_at is not None:
-        return f"Next {when(summary.next_at, now)}."
+        return f"Next {when(summary.next_at, now)}." if summary.next_at > now else "Due now."
     if coming is not None and coming.words:
         return coming.words
     return ""

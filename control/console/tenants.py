@@ -68,7 +68,7 @@ def gauges(tenant: TenantSummary, usage: TenantUsage | Failed | None) -> Sequenc
     return (
         Gauge("jobs", "jobs", known.jobs if known else None, tenant.jobs),
         Gauge("in_flight", "active runs", known.in_flight if known else None, tenant.in_flight),
-        Gauge("triggers_per_second", "triggers", None, tenant.triggers_per_second, " a second"),
+        Gauge("triggers_per_second", "triggers", None, tenant.triggers_per_second, " per second"),
         Gauge("payload_bytes", "payload", None, tenant.payload_bytes, " bytes"),
         Gauge("weight", "weight", None, tenant.weight),
     )

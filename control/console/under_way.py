@@ -1,46 +1,80 @@
-"""Bulk work that is under way and concerns what a dialog is about: the dialog names it."""
+"""Bulk work that is under way and concerns what a dialog is about: the dialog names it.
+
+A dry run counts what the dialog and the work have in common: no work is named that has none of it.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.dead_letters import RedriveResult
+from tidewheel.control.client.dead_letters import DeadLetters
+from tidewheel.control.client.runs import Runs
 from tidewheel.control.console.progress import filter_words
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import counted, number, short_id
+from tidewheel.control.console.words import number, short_id
 from tidewheel.control.reads.backfills import backfills
-from tidewheel.control.reads.cancellations import Cancellation, cancellations
+from tidewheel.control.reads.cancellations import cancellations
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary, kind_to_redrive
 from tidewheel.control.reads.redrives import Redriving, redrives
+from tidewheel.errors import Refused
 from tidewheel.jobs.values import format_timestamp
 
-R = TypeVar("R", Cancellation, Redriving)
-
-_OF_CANCELLATIONS = ("key", "labels", "queue", "lane", "handler", "cause")
+_LOOKED_AT = 10  # of the work that is under way, the newest
+_SOON_SECONDS = 60.0
 _OF_REDRIVES = ("kind", "ids", "key", "status", "error_type", "queue", "lane")
 
 
+class UnderWay(NamedTuple):
+    """Bulk work that is under way.
+
+    Args:
+        words: A sentence about it, and about what it has in common with the dialog.
+        address: Its page.
+        covers: True if it does all of the dialog soon.
+    """
+
+    words: str
+    address: str
+    covers: bool = False
+
+
 def cancellation_under_way(
-    connection: Connection, tenant: str, filters: Mapping[str, object], urls: Urls
-) -> tuple[str, str] | None:
-    """Return a sentence about a cancellation of all or some of these runs, and its address."""
+    connection: Connection, tenant: str, filters: Mapping[str, object], urls: Urls, *, matched: int
+) -> UnderWay | None:
+    """Return the cancellation that has most of the runs which a filter matches; None if there is none.
+
+    Args:
+        connection: Counts them.
+        tenant: The tenant.
+        filters: The document of the dialog.
+        urls: Writes the address.
+        matched: How many runs the filter matches.
+    """
     with connection.snapshot() as reading:
-        found, covers = _concerning(cancellations(reading, tenant), filters, _OF_CANCELLATIONS)
+        rows = [row for row in cancellations(reading, tenant) if row.finished_at is None][:_LOOKED_AT]
+    most, found = 0, None
+    for row in rows:
+        given: dict[str, object] = {
+            "key": row.key, "labels": row.labels, "queue": row.queue, "lane": row.lane, "handler": row.handler,
+            "cause": row.cause, "created_before": format_timestamp(row.created_before),
+            "include_started": row.include_started,
+        }  # fmt: skip
+        both = _both(given, filters)
+        count = 0 if both is None else _count_runs(connection, both)
+        if count > most:
+            most, found = count, row
     if found is None:
         return None
-    address = urls("bulk_work", kind="cancellation", id=found.cancellation_id)
-    which = "includes" if covers else "may include some of"
-    started = "" if found.include_started else " and have not started"
-    these = f"these runs that were created before {format_timestamp(found.created_before)}{started}"
     about = ", ".join(filter_words(found)) or "all runs"
-    return f"Cancellation {found.cancellation_id} ({about}) is under way. It {which} {these}.", address
+    words = f"Cancellation {found.cancellation_id} ({about}) is under way and includes {_share(most, matched, 'run')}."
+    return UnderWay(words, urls("bulk_work", kind="cancellation", id=found.cancellation_id), most >= matched)
 
 
 def backfill_under_way(
     connection: Connection, tenant: str, key: str, urls: Urls, *, first: datetime, last: datetime
-) -> tuple[str, str] | None:
-    """Return a sentence about a backfill of a part of a range of a job, and its address; None without one."""
+) -> UnderWay | None:
+    """Return the backfill of a part of a range of a job; None if there is none."""
     with connection.snapshot() as reading:
         rows = backfills(reading, tenant, key)
     found = next((row for row in rows if not row.finished_at and row.first_at <= last and row.last_at >= first), None)
@@ -48,123 +82,127 @@ def backfill_under_way(
         return None
     of = f"from {format_timestamp(found.first_at)} to {format_timestamp(found.last_at)}"
     words = f"A backfill {of} is under way. A missing occurrence runs once, whichever backfill is first."
-    return words, urls("bulk_work", kind="backfill", id=found.backfill_id)
+    return UnderWay(words, urls("bulk_work", kind="backfill", id=found.backfill_id))
 
 
-def letter_under_way(
-    connection: Connection, tenant: str, letter: DeadLetterSummary, urls: Urls
-) -> tuple[str, str] | None:
-    """Return a sentence about a redrive that includes a dead letter, and its address; None without one."""
-    if letter.redriven_at is not None:
+def redrive_under_way(
+    connection: Connection, tenant: str, filters: DeadLetterFilter, urls: Urls, *, matched: int
+) -> UnderWay | None:
+    """Return the redrive that has most of the dead letters which a filter matches; None if there is none.
+
+    What it has rejected stays open: such a redrive does not cover them, nor does one that is paused or slow.
+
+    Args:
+        connection: Counts them.
+        tenant: The tenant.
+        filters: Those of the dialog.
+        urls: Writes the address.
+        matched: How many dead letters the filter matches.
+    """
+    letters, given = DeadLetters(connection), {**filters, "kind": kind_to_redrive(filters)}
+    most, found = 0, None
+    for row in _going_on(connection, tenant)[:_LOOKED_AT]:
+        own = {name: getattr(row, name) for name in _OF_REDRIVES} | {"since": row.since_at, "until": row.until_at}
+        both = _both(own, given)
+        count = 0 if both is None else letters.redrive(dry_run=True, **cast("DeadLetterFilter", both)).matched
+        if count > most:
+            most, found = count, row
+    if found is None:
         return None
-    return redrive_under_way(connection, tenant, _of_letter(letter), urls, at=letter.created_at)
+    return _named(found, _share(most, matched, "dead letter"), urls, covers=most >= matched)
+
+
+def letter_under_way(connection: Connection, tenant: str, letter: DeadLetterSummary, urls: Urls) -> UnderWay | None:
+    """Return the redrive that has a dead letter; None if there is none."""
+    row = next((row for row in _going_on(connection, tenant) if _has(row, letter)), None)
+    return None if row is None else _named(row, "this dead letter", urls, covers=True)
 
 
 def letters_under_way(
     connection: Connection, tenant: str, letters: Sequence[DeadLetterSummary], urls: Urls
 ) -> Mapping[int, str]:
-    """Return the address of the redrive that includes each of some dead letters; the rest are in none."""
-    open_letters = [letter for letter in letters if letter.redriven_at is None]
-    if not open_letters:
-        return {}
-    with connection.snapshot() as reading:
-        rows = redrives(reading, tenant)
-    found = {letter.id: _covering(rows, _of_letter(letter), letter.created_at) for letter in open_letters}
+    """Return the address of the redrive that has each of some dead letters; the rest are in none."""
+    rows = _going_on(connection, tenant) if any(letter.redriven_at is None for letter in letters) else ()
+    found = {letter.id: next((row for row in rows if _has(row, letter)), None) for letter in letters}
     return {letter: urls("bulk_work", kind="redrive", id=row.redrive_id) for letter, row in found.items() if row}
 
 
-def covering_redrive(
-    connection: Connection, tenant: str, filters: DeadLetterFilter, found: RedriveResult
-) -> Redriving | None:
-    """Return a redrive that goes on and has all that a dry run has found, until its `until_at`.
-
-    Args:
-        connection: Reads the redrives.
-        tenant: The tenant.
-        filters: Those of the dry run.
-        found: Its result; a few dead letters are looked at one by one, many by their filters.
-    """
+def _going_on(connection: Connection, tenant: str) -> Sequence[Redriving]:
+    """Return the redrives that have not ended, paused ones last."""
     with connection.snapshot() as reading:
-        rows = [row for row in redrives(reading, tenant) if row.state != "paused"]
-    if found.matched > len(found.first):
-        return _covering(rows, _with_kind(filters), found.first[0].created_at)
-    covering = [_covering(rows, _of_letter(letter), letter.created_at) for letter in found.first]
-    first = covering[0] if covering else None
-    return first if all(each is first for each in covering) else None
+        rows = [row for row in redrives(reading, tenant) if row.finished_at is None]
+    return sorted(rows, key=lambda row: row.state == "paused")
 
 
-def included(row: Redriving, count: int, urls: Urls) -> tuple[str, str]:
-    """Return the sentence about a redrive that has all dead letters of a dialog, and its address."""
-    who = "It is" if count == 1 else "All of them are"
-    done = f"{number(row.processed)} of {counted(row.matched_count, 'dead letter')} done"
-    return f"{who} in redrive {short_id(row.redrive_id)}, {done}.", urls("bulk_work", kind="redrive", id=row.redrive_id)
-
-
-def redrive_under_way(
-    connection: Connection, tenant: str, filters: DeadLetterFilter, urls: Urls, *, at: datetime | None = None
-) -> tuple[str, str] | None:
-    """Return a sentence about a redrive of all or some of these dead letters, and its address.
-
-    Args:
-        connection: Reads the redrives.
-        tenant: The tenant.
-        filters: Those of the dialog, or of one dead letter.
-        urls: Writes the address.
-        at: When that dead letter was made: the redrive's time includes it.
-    """
-    with connection.snapshot() as reading:
-        rows = [row for row in redrives(reading, tenant) if at is None or row.since_at <= at <= row.until_at]
-    found, covers = _concerning(rows, _with_kind(filters), _OF_REDRIVES)
-    if found is None:
-        return None
-    which = "includes" if covers else "may include some of"
-    these = "it" if at is not None else f"these dead letters, until {format_timestamp(found.until_at)}"
-    state = "paused" if found.state == "paused" else "under way"
-    address = urls("bulk_work", kind="redrive", id=found.redrive_id)
-    return f"A redrive that {which} {these} is {state}. Each dead letter is redriven once.", address
-
-
-def _of_letter(letter: DeadLetterSummary) -> DeadLetterFilter:
-    filters = {name: getattr(letter, name) for name in _OF_REDRIVES if name != "ids"} | {"ids": [letter.id]}
-    return cast("DeadLetterFilter", filters)
-
-
-def _with_kind(filters: DeadLetterFilter) -> Mapping[str, object]:
-    return {**filters, "kind": kind_to_redrive(filters)}
-
-
-def _covering(
-    rows: Sequence[Redriving], filters: Mapping[str, object] | DeadLetterFilter, at: datetime
-) -> Redriving | None:
-    """Return the newest redrive that goes on, covers these filters, and includes an instant."""
-    found, covers = _concerning([row for row in rows if row.since_at <= at <= row.until_at], filters, _OF_REDRIVES)
-    return found if covers else None
-
-
-def _concerning(rows: Sequence[R], filters: Mapping[str, object], names: Sequence[str]) -> tuple[R | None, bool]:
-    """Return the newest row that goes on and concerns all, else some; True if all.
-
-    A paused one is the last choice.
-    """
-    going_on = sorted(
-        (row for row in rows if row.finished_at is None), key=lambda row: getattr(row, "state", "") == "paused"
+def _has(row: Redriving, letter: DeadLetterSummary) -> bool:
+    """Return True if a redrive will still redrive a dead letter."""
+    return (
+        letter.redriven_at is None
+        and row.since_at <= letter.created_at <= row.until_at
+        and (not row.ids or letter.id in row.ids)
+        and letter.id not in {each.get("id") for each in row.rejections}
+        and all(getattr(row, name) in (None, getattr(letter, name)) for name in _OF_REDRIVES if name != "ids")
     )
-    for row in going_on:
-        if all(_is_wider(getattr(row, name), filters.get(name)) for name in names):
-            return row, True
-    for row in going_on:
-        if all(_overlaps(getattr(row, name), filters.get(name)) for name in names):
-            return row, False
-    return None, False
 
 
-def _overlaps(one: object, other: object) -> bool:
-    """Return True if two filters of bulk work may name the same things."""
-    return not one or not other or isinstance(one, Mapping) or _is_wider(one, other) or _is_wider(other, one)
+def _named(row: Redriving, these: str, urls: Urls, *, covers: bool) -> UnderWay:
+    """Return the sentence about a redrive."""
+    is_paused, rest = row.state == "paused", max(row.matched_count - row.processed, 0)
+    is_soon = not is_paused and not row.rejected_count and (row.rate is None or rest / row.rate <= _SOON_SECONDS)
+    words = (
+        f"Redrive {short_id(row.redrive_id)} is {'paused' if is_paused else 'under way'} and includes {these}. "
+        "Each dead letter is redriven once."
+    )
+    return UnderWay(words, urls("bulk_work", kind="redrive", id=row.redrive_id), covers and is_soon)
 
 
-def _is_wider(wide: object, given: object) -> bool:
-    """Return True if a filter of bulk work has all that a given one has."""
-    if isinstance(wide, list) and given:
-        return set(cast("Sequence[int]", given)) <= set(cast("Sequence[int]", wide))
-    return wide in (None, {}, given)
+def _count_runs(connection: Connection, document: Mapping[str, object]) -> int:
+    try:
+        return Runs(connection).cancel_matching(document, None, dry_run=True).matched
+    except Refused:  # its job is deleted
+        return 0
+
+
+def _share(count: int, matched: int, noun: str) -> str:
+    """Return how many of the things of a dialog bulk work has.
+
+    >>> _share(1, 1, "run"), _share(3, 3, "run"), _share(2, 24, "run")
+    ('this run', 'all of these runs', '2 of these 24 runs')
+    """
+    if count >= matched:
+        return f"this {noun}" if matched == 1 else f"all of these {noun}s"
+    return f"{number(count)} of these {number(matched)} {noun}s"
+
+
+def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the filter of what two filters have in common; None if they exclude each other.
+
+    >>> _both({"key": "a", "queue": None, "until": 3}, {"key": "a", "queue": "b", "until": 5})
+    {'key': 'a', 'queue': 'b', 'until': 3}
+    >>> _both({"labels": {"a": "1"}, "ids": None}, {"labels": {"b": "2"}, "ids": [4]})
+    {'labels': {'a': '1', 'b': '2'}, 'ids': [4]}
+    >>> _both({"key": "a"}, {"key": "b"}), _both({"ids": [1]}, {"ids": [2]}), _both({"lane": "batch"}, {})
+    (None, None, {'lane': 'batch'})
+    """
+    both: dict[str, Any] = {}
+    for name in dict.fromkeys((*one, *other)):
+        first, second = one.get(name), other.get(name)
+        if first in (None, {}, []) or second in (None, {}, []):
+            both[name] = first if second in (None, {}, []) else second
+        elif name in {"until", "created_before", "include_started"}:
+            both[name] = min(first, second)
+        elif name == "since":
+            both[name] = max(first, second)
+        elif name == "ids":
+            both[name] = sorted({*first} & {*second})
+        elif name == "labels":
+            both[name] = {**first, **second}
+            if any(first[label] != both[name][label] for label in first):
+                return None
+        elif first != second:
+            return None
+        else:
+            both[name] = first
+        if name == "ids" and first and second and not both[name]:
+            return None
+    return {name: value for name, value in both.items() if value not in (None, {}, [])}

@@ -45,7 +45,7 @@ _TARGETS: Mapping[str, str] = {"handler": "name", "http": "url", "kafka": "topic
 _REASONS = {
     "overlap": "another run of the job was active",
     "parents": "a parent did not end as the condition requires",
-    "requested": "no reason was given",
+    "requested": "by request, without a reason",
 }
 _SYMBOLS: Mapping[str, str] = {
     "pending": "blocked", "not_reached": "skipped", "open": "running", "timing_out": "cancelling",

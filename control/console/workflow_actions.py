@@ -100,7 +100,8 @@ class CancelWorkflow:
             f"Cancel {counted(runs, 'open run')} of this workflow of {found.summary.key}?",
             f"Cancel {counted(runs, 'run')}", _page(urls, request),
             will=(
-                f"Jobs that get no run until a resume: {jobs}.", "Runs under way get a signal and end as cancelled:",
+                f"Jobs that get no run until a resume: {jobs}.",
+                "Its open runs end as cancelled; attempts under way get a signal:",
             ),
             stays=(f"Jobs that ended, and stay as they are: {len(found.nodes) - runs - jobs}.",),
             sample=sample_of([node.key for node in found.nodes if node.state in OPEN], runs), fields=(REASON,),

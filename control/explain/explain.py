@@ -96,6 +96,10 @@ def _explain(connection: Conn, tenant: str, key: str, at: datetime, misfire_afte
     else:
         child, verdict = None, _verdict(facts, version_span)
         before, after = _neighbours(facts, version_span)
+    is_manual = child is None and version_span is not None and isinstance(version_span.schedule, Manual)
+    between_runs = is_manual and before is None and after is None
+    if between_runs:
+        before, after = facts.chain(*Cause)
     workflow = child.workflow if child else None
     run = _run_of(facts, workflow)
     return Explanation(
@@ -115,6 +119,7 @@ def _explain(connection: Conn, tenant: str, key: str, at: datetime, misfire_afte
         after=after,
         notes=(*verdict.notes, *_notes(facts, version_span)),
         workflow=workflow,
+        between_runs=between_runs,
     )
 
 
@@ -237,8 +242,6 @@ def _neighbours(facts: InstantFacts, version_span: VersionSpan | None) -> tuple[
         before, after = facts.chain(Cause.TIMER)
         occurrences = facts.job.cursor_at if facts.job.hold_reason != HoldReason.RUN else None
         after = after or (occurrences if occurrences is not None and occurrences > facts.at else None)
-    if version_span is not None and isinstance(version_span.schedule, Manual):
-        return facts.chain(*Cause)
     return before, after
 
 

@@ -217,8 +217,9 @@ class Explanation:
         version: The version in force at the instant.
         span: The ledger row of a passed-over occurrence.
         moved_to: The new time of a moved occurrence.
-        before: The nearest earlier occurrence; of a manual job the nearest earlier run.
-        after: The nearest later one.
+        before: The nearest earlier occurrence.
+        after: The nearest later occurrence.
+        between_runs: True if these two are runs, for the job never had an occurrence.
         notes: Effects of clock changes, and other remarks.
         workflow: The occurrence that the instant is of, if the job has parents.
     """
@@ -239,3 +240,4 @@ class Explanation:
     after: datetime | None = None
     notes: tuple[str, ...] = ()
     workflow: WorkflowFacts | None = None
+    between_runs: bool = False

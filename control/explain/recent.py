@@ -7,7 +7,6 @@ from psycopg.rows import class_row
 
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, Explanation, OccurrenceOutcome
-from tidewheel.control.explain.text import MANUAL
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -104,8 +103,8 @@ def around(connection: Conn, tenant: str, key: str, *, misfire_after: timedelta 
 
 
 def _occurrences(present: Explanation) -> tuple[datetime | None, datetime | None]:
-    """Return the last due occurrence and the next one; a manual job has runs, and no occurrences."""
-    if present.words == MANUAL:
+    """Return the last due occurrence and the next one; a job that never had one has runs alone."""
+    if present.between_runs:
         return None, None
     is_due = present.outcome is not OccurrenceOutcome.NO_OCCURRENCE and present.version is not None
     return present.at if is_due else present.before, present.after

@@ -341,14 +341,14 @@ def paused(
     >>> paused(None)
     'The job is paused until it is resumed.'
     >>> paused(datetime(2026, 3, 30, tzinfo=UTC), datetime(2026, 3, 29, tzinfo=UTC), "failures", "3 failures")
-    'The job was paused at 2026-03-29T00:00:00Z by pause_on_failure (3 failures), until 2026-03-30T00:00:00Z.'
+    'The job is paused until 2026-03-30T00:00:00Z (since 2026-03-29T00:00:00Z by pause_on_failure: 3 failures).'
     """
-    begun = f"was paused at {instant(since)}" if since else "is paused"
+    begun = f"since {instant(since)}" if since else ""
     who = f" by {paused_by(by)}" if by else ""
-    why = f" ({reason})" if reason else ""
+    why = f": {reason}" if reason else ""
     before = f"{begun}{who}{why}"
     end = f"until {instant(until)}" if until else "until it is resumed"
-    return f"The job {before}{',' if since or by or reason else ''} {end}."
+    return f"The job is paused {end}{f' ({before.strip()})' if before else ''}."
 
 
 def in_pause(facts: InstantFacts, due: datetime) -> str:

@@ -31,6 +31,7 @@ _SQL = Statements("tidewheel.control")
 _LIST_JOBS = _SQL["list_jobs"]
 _SHOW_JOB = _SQL["show_job"]
 _FIND_JOBS_OF_PAGE = _SQL["find_jobs_of_page"]
+_LIST_CHILDREN = _SQL["list_children"]
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
@@ -210,6 +211,12 @@ def list_jobs(
         total=min(counted.matching, COUNTED),
         at_least=counted.matching > COUNTED or counted.goes_on_after is not None,
     )
+
+
+def list_children(connection: Conn, tenant: str, key: str, *, limit: int) -> list[str]:
+    """Return the keys of the first jobs that follow a job in its workflow."""
+    columns = {"job_id": job_id(tenant, key), "limit": limit}
+    return [str(child) for (child,) in connection.execute(_LIST_CHILDREN, columns, binary=True)]
 
 
 def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:

@@ -172,7 +172,7 @@ def _of_failing_jobs(connection: Conn, tenant: str, now: datetime) -> Iterator[N
             Severity.ERROR if in_a_row else Severity.WARNING,
             f"its last {job.failures:,} runs failed" if in_a_row else share,
             f"{errors}; the latest: {job.message}" if job.message else errors,
-            job.since if in_a_row else job.since_hour,
+            job.since if in_a_row else None if latest else job.since_hour,
             job.failures if in_a_row else job.failed_hour,
             f"tidewheel run list --job {job.key} --status failed",
             job.key,
@@ -221,11 +221,9 @@ def _of_waits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:
         if now - each.oldest_at < longest:
             continue
         runs, wait = ("run", "waits") if each.count == 1 else ("runs", "wait")
-        words = (
-            f"{each.count:,}{'+' if each.at_least else ''} {runs} of queue {each.queue}, lane {each.lane}, {wait}: the "
-            f"oldest {each.why.words}"
-        )
-        yield Need("waiting_runs", severity, words, "", each.oldest_at, each.count, each.why.remedy or "")
+        words = f"{each.count:,}{'+' if each.at_least else ''} {runs} of queue {each.queue}, lane {each.lane}, {wait}"
+        evidence = f"the oldest: {each.why.words}"
+        yield Need("waiting_runs", severity, words, evidence, each.oldest_at, each.count, each.why.remedy or "")
 
 
 def _of_limits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:
@@ -239,8 +237,10 @@ def _of_limits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:
         if now - oldest.oldest_at < _HELD:
             continue
         count, plus = sum(each.count for each, _ in parts), "+" if any(each.at_least for each, _ in parts) else ""
-        words = f"{count:,}{plus} {'run is' if count == 1 else 'runs are'} held: the oldest {reason}"
-        yield Need("held_runs", Severity.WARNING, words, "", oldest.oldest_at, count, why.remedy or "")
+        words = f"{count:,}{plus} {'run is' if count == 1 else 'runs are'} held"
+        yield Need(
+            "held_runs", Severity.WARNING, words, f"the oldest: {reason}", oldest.oldest_at, count, why.remedy or ""
+        )
 
 
 def _age(span: timedelta) -> str:

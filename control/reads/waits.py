@@ -389,7 +389,7 @@ def _owned(facts: WaitFacts) -> Wait:
         return Wait(WaitCode.EXECUTOR_SILENT, words, remedy, executor_id=facts.executor_id)
     runs = f"has been running its attempt since {_at(facts.started_at)}" if facts.started_at else "runs its attempt"
     if facts.state == RunState.CANCELLING:
-        runs = f"{runs}, whose cancel is requested"
+        runs = f"{runs}; its cancel is requested"
     number = facts.cancellation_id
     cancel = "" if number is None else f"; cancellation {number} names it, and the attempt gets a signal"
     return Wait(WaitCode.RUNNING, f"{name} {runs}{cancel}", executor_id=facts.executor_id, cancellation_id=number)

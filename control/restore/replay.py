@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, Message
 
 from tidewheel.control.restore.history import Answer, History, Place, read_messages, time_of
 from tidewheel.ids import instant_of, job_id, run_id
-from tidewheel.intake.apply import store_refusal
+from tidewheel.intake.apply import store_reply
 from tidewheel.intake.batch import apply_batch, decode_message
 from tidewheel.intake.offsets import StoredOffsets, ends_of, partition_of
 from tidewheel.intake.request import ReceivedRequest
@@ -83,6 +83,12 @@ class _Applied(NamedTuple):
         """True if a request was refused; what cannot be decoded has no request."""
         refused = self.answer is not None and self.answer.reply.status is ReplyStatus.REJECTED
         return refused and self.received is not None
+
+    @property
+    def keeps_reply(self) -> bool:
+        """True if only its reply is stored: a refusal, or an attempt made due, as the restored run is."""
+        request = None if self.received is None else self.received.request
+        return self.is_refused or (isinstance(request, RunRetry) and request.attempt is not None)
 
 
 class Replayed(NamedTuple):
@@ -325,8 +331,8 @@ def _apply(session: Session, installation: Installation, offsets: StoredOffsets,
             with session.transaction() as connection:
                 offsets.store(connection, ends)
                 with as_of(applied.at):
-                    if applied.is_refused and applied.received is not None and applied.answer is not None:
-                        store_refusal(connection, installation, applied.received, applied.answer.reply)
+                    if applied.keeps_reply and applied.received is not None and applied.answer is not None:
+                        store_reply(connection, installation, applied.received, applied.answer.reply)
                     else:
                         apply_batch(connection, installation, [applied.message], failure, applied.at)
                 failpoint("restoring.request")

@@ -297,7 +297,17 @@ def test_attempt_beyond_the_next_and_retry_without_attempt_name_the_next_one(wit
         apply_batch(with_job, asking(run, attempt=2, delay="1s"))
 
 
-def test_hastened_attempt_waits_for_the_thaw_and_for_no_cancel(with_job: Database) -> None:
+def test_attempt_of_an_open_run_that_does_not_retry_is_refused(with_job: Database) -> None:
+    started = begun(with_job)
+    snoozed, queued = started.run_id, trigger(with_job)
+    requeue(with_job, started, AttemptOutcome.SNOOZED, timedelta(hours=1))
+    for reply in apply_batch(with_job, asking(snoozed, attempt=2), asking(queued, attempt=1)):
+        assert refusal(reply)[:2] == ("invalid", "run_id")
+        assert reply.errors[0].problem.endswith("is queued")
+    assert hasten(with_job, snoozed, 1) == ("queued", True)
+
+
+def test_hastened_attempt_waits_for_the_thaw(with_job: Database) -> None:
     run = retrying(with_job)
     apply_batch(with_job, {"type": "freeze", "queue": "default"})
     assert hasten(with_job, run) == ("retrying", False)

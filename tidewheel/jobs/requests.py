@@ -288,9 +288,7 @@ class RunCancel(_Request):
 
 
 class RunRetry(_Request):
-    """Create a new run from one that has ended: its payload, under the job's current version.
-
-    With `attempt`, make that next attempt of a retrying run due now; this creates no run.
+    """Create a new run of an ended one, or make the next `attempt` of a retrying one due now.
 
     Attributes:
         run_id: The run that has ended, or that retries.

@@ -10,7 +10,7 @@ A retrying run whose next attempt is hastened keeps its state, its attempts and 
 later time stays too: the claim of that attempt makes it stale.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from json import dumps
@@ -32,7 +32,7 @@ from tidewheel.transitions.run_messages import build_requests, request_rows
 _SQL = Statements("tidewheel.transitions")
 _LOCK_UNBEGUN_RUNS = _SQL["lock_unbegun_runs"]
 _MOVE_RUNS = _SQL["move_runs"]
-_HASTEN_RUNS = _SQL["hasten_runs"]
+_HASTEN_RUN = _SQL["hasten_run"]
 _REPLACE_INPUTS = _SQL["replace_inputs"]
 
 _NO_INPUTS = RunInputs()
@@ -109,26 +109,20 @@ def move_runs(connection: Conn, installation: Installation, runs: Sequence[NewRu
     _append_requests(connection, installation, [row for row in rows if row.queued])
 
 
-def hasten_runs(connection: Conn, installation: Installation, attempts: Mapping[UUID, int]) -> set[UUID]:
-    """Make the next attempts of retrying runs due now, in the caller's transaction.
+def hasten_run(connection: Conn, installation: Installation, run_id: UUID, attempt: int) -> bool:
+    """Make the next attempt of a retrying run due now; return False if it is not its next one, or is due.
 
     Args:
-        connection: Inside that transaction.
-        installation: For their messages.
-        attempts: The number of the next attempt of each run.
-
-    Returns:
-        The runs whose next attempt is due earlier than before.
+        connection: Inside a transaction that has locked the run.
+        installation: For the message.
+        run_id: The run.
+        attempt: The number of its next attempt.
     """
-    columns = {
-        "run_ids": uuids(attempts),
-        "attempts": integers(attempts.values()),
-        "state": target(Move.RETRY),
-    }
+    columns: dict[str, object] = {"run_id": run_id, "attempt": attempt, "state": target(Move.RETRY)}
     with connection.cursor(row_factory=class_row(_Moved), binary=True) as cursor:
-        rows = cursor.execute(_HASTEN_RUNS, columns).fetchall()
+        rows = cursor.execute(_HASTEN_RUN, columns).fetchall()
     _append_requests(connection, installation, rows)
-    return {row.run_id for row in rows}
+    return bool(rows)
 
 
 def _append_requests(connection: Conn, installation: Installation, rows: Sequence[_Moved]) -> None:

@@ -1422,14 +1422,13 @@ RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, 
           CASE WHEN isfinite(o.publish_at) THEN o.publish_at ELSE o.scheduled_at END AS publish_at, o.created_at,
           o.concurrency_key, o.tenant, o.priority, isfinite(o.publish_at) AS queued
 
--- name: hasten_runs
--- Makes the next attempts of retrying runs due now; those that are due, have started or have ended stay as they are.
--- Index: job_runs_pkey; job_runs_due changes. Lock: rows that the caller has locked.
+-- name: hasten_run
+-- Makes the next attempt of a retrying run due now; one that is due, has started or has ended stays as it is.
+-- Index: job_runs_pkey; job_runs_due changes. Lock: the row, which the caller has locked.
 UPDATE job_runs AS o
    SET publish_at = (SELECT tidewheel_now())
-  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS given (run_id, attempt)
- WHERE o.run_id = given.run_id
-   AND o.attempt = given.attempt - 1
+ WHERE o.run_id = %(run_id)s
+   AND o.attempt = %(attempt)s - 1
    AND o.state = %(state)s
    AND o.publish_at > (SELECT tidewheel_now())
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
@@ -2025,7 +2024,7 @@ SELECT run_id, ref, job_id FROM batch_runs WHERE batch_id = %(batch_id)s ORDER B
 -- name: read_ended_runs
 -- The runs of a batch to repeat, which have ended between two instants, with their inputs.
 -- Index: the partitions' indexes by run, of these days. No lock: an ended run never changes.
-SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.scheduled_at, r.root_run_id, r.concurrency_key,
+SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.attempt, r.scheduled_at, r.root_run_id, r.concurrency_key,
        i.payload, i.payload_content_type, i.labels, i.traceparent, NULL AS blocks_key
   FROM finished_runs AS r
   LEFT JOIN run_inputs AS i

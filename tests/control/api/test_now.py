@@ -111,7 +111,8 @@ def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Databa
         keyed.headers["Authorization"] = f"Bearer {key_of(database)}"
         [waits] = read(keyed, "now")["findings"]
         assert (waits["kind"], waits["count"]) == ("waiting_runs", 1)
-        assert "queue reports" in waits["evidence"]
+        assert waits["words"] == "1 run of queue reports, lane standard, waits"
+        assert waits["evidence"].startswith("the oldest: no live executor serves queue")
         apply_batch(database, {"type": "freeze", "queue": "reports", "reason": "printer swap"})
         [freeze] = read(keyed, "now")["findings"]
         assert (freeze["kind"], freeze["severity"]) == ("freeze", "warning")

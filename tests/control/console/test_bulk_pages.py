@@ -78,11 +78,15 @@ def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient
         again = shown(pages, path)
         assert f'<a href="{place}">Its progress</a>' in again
         if "/runs/" in path:
-            assert "by this filter or a wider one is under way, of" in again
+            assert "Cancellation 1 (queue reports, only" not in again
+            assert "(queue reports) is under way. It includes these runs that were created before" in again
         if "/dead-letters/" in path:
             letter = database.value("SELECT max(id) FROM dead_letters")
             found = shown(pages, f"/dead-letters/{letter}")
-            assert f'A redrive that includes it is under way. None is redriven twice. <a href="{place}">' in found
+            assert (
+                f'is under way. It includes this dead letter. Each dead letter is redriven once. <a href="{place}">'
+                in found
+            )
             for address in (path, f"{path}?id={letter}", f"{path}?job=job"):
                 covered = shown(pages, address)
                 assert re.search(r"(It is|All of them are) in redrive \w{8}…\w{4}, 0 of 2 dead letters done\.", covered)
@@ -90,13 +94,13 @@ def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient
             assert f'<a href="{place}">in a redrive</a>' in shown(pages, "/dead-letters")
             fail(database)
             assert "Redrive 3 dead letters" in shown(pages, path), "one is in no redrive"
-            assert "by this filter or a wider one is under way, of" in shown(pages, path)
+            assert "is under way. It includes these dead letters that were made until" in shown(pages, path)
             later = database.value("SELECT max(id) FROM dead_letters")
             assert "is under way" not in shown(pages, f"/dead-letters/{later}"), "it was made later"
         if "/runs/" in path:
             assert f'<a href="{place}">Its progress</a>' in shown(pages, f"/runs/{run}")
-            assert "wider one is under way, of" in shown(pages, f"{path}&cause=trigger")
-            assert "of some of these, by another filter, is under way" in shown(pages, "/runs/cancel-all?cause=trigger")
+            assert "It includes these runs" in shown(pages, f"{path}&cause=trigger")
+            assert "It may include some of these runs" in shown(pages, "/runs/cancel-all?cause=trigger")
             assert "is under way" not in shown(pages, "/runs/cancel-all?queue=other")
     work_off(database)
     work_off_cancellations(database)
@@ -256,7 +260,7 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
     assert "With the box: 3 runs. Without it: 2 runs." in dialog
     assert "<bdi>Cancel them</bdi></button>" in dialog, "the box decides the number"
     assert "Not started: 2. No executor starts them any more" in dialog
-    assert "Started: 1. If the box is checked, an attempt under way gets a signal" in dialog
+    assert "Started: 1. With the box, an attempt under way gets a signal" in dialog
     assert "A run between two attempts ends at once." in dialog
     assert "2 runs to cancel" in shown(pages, done(posted(pages, "/runs/cancel-all?job=other")))
 

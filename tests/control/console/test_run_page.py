@@ -226,7 +226,7 @@ def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> Non
     path = f"/runs/{run.run_id}"
     assert "Retry now…" in shown(pages, path)
     dialog = pages.get(f"{path}/retry")
-    assert re.search(r"Attempt 2 of 4 starts now rather than in (7 min|6 min \d\d s)\.", dialog.text)
+    assert re.search(r"Attempt 2 of 4 is due now rather than in (7 min|6 min \d\d s)\.", dialog.text)
     assert "Start attempt 2 now" in dialog.text
     fields = fields_of(dialog)
     answer = pages.post(f"{path}/retry", data=fields | {"reason": "the disk has room again"})
@@ -238,7 +238,7 @@ def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> Non
     succeed(pages.database, begin(pages.database, run.run_id))
     late = pages.post(f"{path}/retry", data=fields | {"request_id": "of-another-tab"})
     assert late.headers["location"] == path
-    assert "Nothing was changed: attempt 2 no longer waited. The run was succeeded." in shown(pages, path)
+    assert "attempt 2 was due, has started, or the run has ended. Its state: succeeded." in shown(pages, path)
     assert pages.database.value("SELECT count(*) FROM runs") == 1
     with Client(pages.database.url) as client:
         [entry] = client.audit_log.list().entries[:1]
@@ -261,7 +261,7 @@ def test_cancel_names_what_is_under_way_and_is_done_once(pages: ApiClient) -> No
     answer = posted(pages, f"/runs/{queued}/cancel", reason="no longer needed")
     assert answer.headers["location"] == f"/runs/{queued}"
     assert final_state(pages.database, queued) == ("cancelled", "no longer needed")
-    assert "Cancel of a queued run requested." in shown(pages, f"/runs/{queued}")
+    assert "Cancel requested; the run was queued." in shown(pages, f"/runs/{queued}")
     refused = pages.get(f"/runs/{queued}/cancel")
     assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert open_run(pages.database, started.run_id).state == "running"

@@ -32,7 +32,7 @@ def played(database: Database) -> UUID:
 def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(pages: ApiClient) -> None:
     root = played(pages.database)
     page = shown(pages, f"/workflows/{root}")
-    assert "4 jobs: 2 succeeded, 1 failed, 1 skipped. A resume runs 2 jobs again." in page
+    assert "4 jobs: 2 succeeded, 1 failed, 1 skipped. A resume runs 2 jobs." in page
     assert page.count('<g class="node') == 4
     assert page.count('<path class="edge') == 4
     assert page.count("unmet") == 1
@@ -41,6 +41,12 @@ def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(page
     assert f'Failed: <a href="/runs/{parts[1][1]}"><bdi>b</bdi></a>' in page
     assert f'href="/workflows/{root}"' in shown(pages, f"/runs/{parts[1][1]}")
     assert f'href="/workflows/{root}"' in shown(pages, f"/runs/{root}")
+
+
+def test_trigger_of_a_root_names_the_jobs_that_follow_it(pages: ApiClient) -> None:
+    put(pages.database, DIAMOND)
+    assert re.search(r"It is the root of a workflow: (b, c|c, b) may follow\.", shown(pages, "/jobs/a/trigger"))
+    assert "It runs alone: a trigger of the root runs the whole workflow." in shown(pages, "/jobs/b/trigger")
 
 
 def test_part_that_waits_names_the_reason_and_the_command_against_it(pages: ApiClient) -> None:
@@ -67,7 +73,7 @@ def test_part_that_was_cancelled_beside_a_running_parent_stays_cancelled(pages: 
 def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -> None:
     root = played(pages.database)
     dialog = shown(pages, f"/workflows/{root}/resume")
-    assert "Run 2 jobs of a again?" in dialog
+    assert "Resume 2 jobs of a?" in dialog
     assert "It opens generation 1." in dialog
     assert "<bdi>Jobs that stay as they are: 2.</bdi>" in dialog
     assert "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>" in dialog

@@ -471,7 +471,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_still_open": {"allowed": ["succeeded:running"]},
     "start_attempts": {"free": "allow_all", "limited": [], "holds_tenant": Gate.HOLDS_TENANT},
     "move_runs": {"queues": ["default"] * BATCH, "lanes": ["standard"] * BATCH},
-    "hasten_runs": {"state": RunState.RETRYING},
+    "hasten_run": {"state": RunState.RETRYING},
     "wait_runs": {"timeouts": [timedelta(hours=1)] * BATCH, "heartbeats": [None] * BATCH},
     "find_due_tenants": {
         "queues": ["default"] * 3,
@@ -671,7 +671,7 @@ _HOT = {
         mark_waiters promote_next_runs promote_waiting_runs
         lock_keyed add_run_keys read_run_limits find_waiting_keys find_edited_keys find_first_waiting lock_run_keys
         wait_for_keys promote_for_keys
-        find_keys_with_waiters write_run_keys lock_unbegun_runs move_runs hasten_runs
+        find_keys_with_waiters write_run_keys lock_unbegun_runs move_runs hasten_run
         add_order_keys lock_order_keys promote_in_order find_next_in_order write_order_keys drop_order_keys
         add_order_failures drop_order_failures leave_orders read_blockers find_woken_orders
         read_versions_in_force read_undecided read_recorded save_progress
