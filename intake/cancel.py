@@ -109,7 +109,7 @@ class _Cancels:
         found = self._connection.execute(_READ_RUN, columns, binary=True).fetchone()
         if found is None:
             return rejected(received, UnknownRun(request.run_id))
-        job_id, version, final = found
+        job_id, version, final, _ = found
         # The open row has the state. Without one the run has ended, and runs may be newer than the row read above.
         done = self._cancel(received, columns, request.reason or _REQUESTED)
         if done is None:

@@ -109,7 +109,7 @@ EXPLANATION: Json = {
     "key": "nightly", "at": _AT, "local": "2026-11-20T02:00:00+01:00", "zone": "Europe/Berlin", "outcome": "skipped",
     "words": "It was missed: no scheduler ran at that time.", "reason": "misfire", "run": None, "others": [],
     "version": {"number": 3, "effective_at": "2026-11-01T09:00:00Z", "until": None}, "span": None, "moved_to": None,
-    "before": "2026-11-19T01:00:00Z", "after": _NEXT, "notes": [], "workflow": None,
+    "before": "2026-11-19T01:00:00Z", "after": _NEXT, "notes": [], "workflow": None, "between_runs": False,
 }  # fmt: skip
 DIAGNOSIS: Json = {
     "report": {

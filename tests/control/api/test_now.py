@@ -147,7 +147,8 @@ def test_runs_that_a_limit_holds_are_backlog_and_a_finding_after_a_minute(client
     then = database.now() - timedelta(minutes=2)
     database.execute("UPDATE job_runs SET scheduled_at = %s, created_at = %s", [then, then])
     [finding] = [each for each in read(client, "now")["findings"] if each["kind"] == "held_runs"]
-    assert (finding["count"], finding["words"]) == (2, f"2 runs are held: the oldest {held['why']['words']}")
+    assert (finding["count"], finding["words"]) == (2, "2 runs are held")
+    assert finding["evidence"] == f"the oldest: {held['why']['words']}"
     assert "--in-flight" in finding["remedy"]
 
 

@@ -171,7 +171,7 @@ def test_what_means_nothing_names_what_was_tried_and_the_nearest_keys(database: 
     assert asked(database, "nope at 13 Nov 02:30").words == "no job is 'nope'"
     for text in ("nope at noon", "why nope at noon?"):
         words = asked(database, text).words
-        assert words.startswith("no job is 'nope', and 'noon' is no time; write 04:03, 3am, yesterday,")
+        assert words.startswith("no job is 'nope', and 'noon' is not a time; write 04:03, 3am, yesterday,")
     assert asked(database, "nightly at noon").words.count("'noon'") == 1
     assert asked(database, "#4711").words == "no dead letter is '#4711'"
 

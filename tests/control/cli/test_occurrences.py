@@ -50,7 +50,7 @@ def test_instant_without_an_occurrence_is_refused_with_the_nearest(yearly: Datab
 
 def test_instants_of_a_skip_are_parsed_before_any_query(yearly: Database) -> None:
     [refusal] = tidewheel(yearly, "job", "move", "yearly", "--at", NEXT, "--to", "noon").refusals
-    assert refusal.startswith("--to: 'noon' is no time; write 04:03, 3am, yesterday")
+    assert refusal.startswith("--to: 'noon' is not a time; write 04:03, 3am, yesterday")
     assert tidewheel(yearly, "job", "move", "yearly", "--at", NEXT).code == 2
 
 

@@ -230,7 +230,7 @@ def test_next_attempt_of_a_retrying_run_is_started_by_its_number(job: Database) 
     assert now.out == f"attempt 2 of run {run.run_id} is due now\n"
     begin(job, run.run_id)
     late = tidewheel(job, "run", "retry", run.run_id, "--attempt", 2)
-    assert late.out == f"nothing was changed: run {run.run_id} is running\n"
+    assert late.out == f"nothing was changed: attempt 2 of run {run.run_id} was due, or has started\n"
     document = {"run_id": str(run.run_id), "attempt": 2, "unchanged": True}
     assert json_output(job, "run", "retry", run.run_id, "--attempt", 2) == document
     [refusal] = tidewheel(job, "run", "retry", run.run_id, "--attempt", 2, "--delay", "1s").refusals

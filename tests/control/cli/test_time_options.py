@@ -93,7 +93,7 @@ def test_a_time_of_twelve_hours_is_that_of_twenty_four(at: time, blank: str, hal
 
 @pytest.mark.parametrize("text", ["0am", "13pm", "3:5am", "3:15:am", "25:00pm", "am", "13:30 pm", "3amm"])
 def test_hour_that_twelve_hours_do_not_have_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="is no time; write 04:03, 3am, yesterday"):
+    with pytest.raises(InvalidInput, match="is not a time; write 04:03, 3am, yesterday"):
         read_instant(text, "--at", now=NOW)
 
 
@@ -131,4 +131,4 @@ def test_a_day_that_names_no_instant_is_refused(text: str, problem: str) -> None
 def test_a_wrong_time_names_the_forms() -> None:
     [refusal] = tidewheel(NO_DATABASE, "run", "list", "--since", "24 hours").refusals
     assert refusal.startswith("--since: ")
-    assert "'24 hours' is no time; write 04:03, 3am, yesterday, Fri 02:30, now, +5m, 24h, or RFC 3339" in refusal
+    assert "'24 hours' is not a time; write 04:03, 3am, yesterday, Fri 02:30, now, +5m, 24h, or RFC 3339" in refusal

@@ -37,7 +37,7 @@ def test_tenant_is_created_limited_frozen_thawed_and_deleted(pages: ApiClient) -
     page = changed(pages, "/admin/tenants/acme/limits", jobs="", in_flight="40", triggers_per_second="2.5")
     assert "Limits of acme are set." in page
     assert "0 of 40" in page
-    assert "2.5 a second" in page
+    assert "2.5 per second" in page
     assert "0, no limit" in page
     at = "scope=tenant&tenant=acme&next=/admin/tenants/acme"
     page = changed(pages, f"/freeze/scope?{at}", reason="audit")

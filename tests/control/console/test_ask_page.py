@@ -43,7 +43,7 @@ def test_time_of_another_zone_than_the_jobs_has_a_link_to_the_other_reading(page
 def test_time_that_cannot_be_read_is_named_once_with_an_example_to_type(pages: ApiClient) -> None:
     submit(pages.database, "nightly", schedule=DAILY)
     page = pages.get("/ask", params={"q": "nightly at noon"}).text
-    assert page.count("is no time") == 1
+    assert page.count("is not a time") == 1
     assert "write 04:03, 3am, yesterday" in page
 
 

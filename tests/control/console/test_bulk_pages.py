@@ -78,29 +78,30 @@ def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient
         again = shown(pages, path)
         assert f'<a href="{place}">Its progress</a>' in again
         if "/runs/" in path:
-            assert "Cancellation 1 (queue reports, only" not in again
-            assert "(queue reports) is under way. It includes these runs that were created before" in again
+            assert "(queue reports) is under way and includes all of these runs" in again
+            assert "A second cancellation would change nothing." in again
         if "/dead-letters/" in path:
             letter = database.value("SELECT max(id) FROM dead_letters")
             found = shown(pages, f"/dead-letters/{letter}")
             assert (
-                f'is under way. It includes this dead letter. Each dead letter is redriven once. <a href="{place}">'
+                f'is under way and includes this dead letter. Each dead letter is redriven once. <a href="{place}">'
                 in found
             )
             for address in (path, f"{path}?id={letter}", f"{path}?job=job"):
                 covered = shown(pages, address)
-                assert re.search(r"(It is|All of them are) in redrive \w{8}…\w{4}, 0 of 2 dead letters done\.", covered)
+                assert re.search(r"includes (this dead letter|all of these dead letters)\. Each", covered)
+                assert "A second redrive would change nothing." in covered
                 assert '<button class="primary">' not in covered
             assert f'<a href="{place}">in a redrive</a>' in shown(pages, "/dead-letters")
             fail(database)
             assert "Redrive 3 dead letters" in shown(pages, path), "one is in no redrive"
-            assert "is under way. It includes these dead letters that were made until" in shown(pages, path)
+            assert "is under way and includes 2 of these 3 dead letters." in shown(pages, path)
             later = database.value("SELECT max(id) FROM dead_letters")
             assert "is under way" not in shown(pages, f"/dead-letters/{later}"), "it was made later"
         if "/runs/" in path:
             assert f'<a href="{place}">Its progress</a>' in shown(pages, f"/runs/{run}")
-            assert "It includes these runs" in shown(pages, f"{path}&cause=trigger")
-            assert "It may include some of these runs" in shown(pages, "/runs/cancel-all?cause=trigger")
+            assert "includes all of these runs" in shown(pages, f"{path}&cause=trigger")
+            assert re.search(r"includes (\d|all) of these", shown(pages, "/runs/cancel-all?cause=trigger"))
             assert "is under way" not in shown(pages, "/runs/cancel-all?queue=other")
     work_off(database)
     work_off_cancellations(database)
@@ -406,7 +407,7 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     path = f"/freeze/scope?{scope}"
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert f"Freeze {words}?" in dialog
-    assert "1 open run will not start until the thaw: no first attempt, and no next one." in dialog
+    assert "1 open run will not start until the thaw: neither a first attempt nor a retry." in dialog
     assert f"Occurrences of {jobs} that are due meanwhile" in dialog
     assert done(posted(pages, path, reason=REASON)) == "/"
     for place in ("/", "/runs", "/jobs/job", "/bulk", "/dead-letters", "/freeze", path):
@@ -541,7 +542,7 @@ def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: Ap
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert "Cancel 2 runs of job?" in dialog
     assert "Concerned: 2 of the 3 that match." in dialog
-    assert "The state is no filter of a cancellation" in dialog
+    assert "A cancellation does not filter by state" in dialog
     assert 'href="/runs?status=queued&amp;job=job">Keep them' in dialog
     assert "Cancel open runs…" not in shown(pages, "/runs?status=succeeded&job=job")
     assert "Cancel open runs…" not in shown(pages, "/runs?status=running"), "a cancellation needs another filter"
@@ -554,6 +555,6 @@ def test_cancel_of_nothing_says_so_and_leads_back_to_the_filter(pages: ApiClient
     for action in ("cancel", "retry"):
         text = shown(pages, f"/runs/{action}?next=%2Fruns%3Fstatus%3Dqueued%26job%3Djob")
         assert "No run is selected" in text
-        assert '<a class="button" href="/runs?status=queued&amp;job=job">Back to the list</a></p>' in text
+        assert '<a class="button" href="/runs?status=queued&amp;job=job">Back</a></p>' in text
     [run] = pages.database.rows("SELECT run_id FROM job_runs")
     assert 'href="/runs?job=job">Keep them' in shown(pages, f"/runs/cancel?run={run[0]}&next=%2Fruns%3Fjob%3Djob")

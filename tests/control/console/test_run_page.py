@@ -168,9 +168,7 @@ def test_run_that_waits_for_a_slot_names_the_slots_in_use(pages: ApiClient) -> N
     begin(pages.database, trigger(pages.database))
     waiting = trigger(pages.database)
     page = shown(pages, f"/runs/{waiting}")
-    assert (
-        '1 of 4 slots of <a href="/fleet?find=default">the executors of queue <bdi>default</bdi></a> is in use.' in page
-    )
+    assert '1 of 4 slots of <a href="/fleet?find=default">the live executors that can run it</a> is in use.' in page
     assert "tidewheel status" not in page
 
 

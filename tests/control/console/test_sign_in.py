@@ -120,13 +120,13 @@ def test_page_warns_before_the_key_of_its_sign_in_expires(door: ApiClient, left:
     at = door.database.value(expire, {"left": left})
     signed_in(door, key)
     page = door.get("/jobs?prefix=a").text
-    assert ("Your sign-in ends" in page) is warns
+    assert ("your sign-in ends with it" in page) is warns
     assert ('href="/sign-in?next=%2Fjobs%3Fprefix%3Da"' in page) is warns
     wakes = format_timestamp(at - timedelta(minutes=10))
     assert (f'<time hidden datetime="{wakes}">' in page) is not warns, "the script reads the page again then"
     back = sign_in(door, key_of(door.database), "/sign-in?next=%2Fjobs%3Fprefix%3Da", next="/jobs?prefix=a")
     assert back.headers.get("location") == "/jobs?prefix=a"
-    assert "Your sign-in ends" not in door.get("/jobs").text
+    assert "your sign-in ends with it" not in door.get("/jobs").text
 
 
 def test_sign_out_ends_the_sign_in_of_this_browser(door: ApiClient) -> None:

@@ -471,7 +471,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_still_open": {"allowed": ["succeeded:running"]},
     "start_attempts": {"free": "allow_all", "limited": [], "holds_tenant": Gate.HOLDS_TENANT},
     "move_runs": {"queues": ["default"] * BATCH, "lanes": ["standard"] * BATCH},
-    "hasten_run": {"state": RunState.RETRYING},
+    "hasten_run": {"state": RunState.RETRYING, "attempt": 2},
     "wait_runs": {"timeouts": [timedelta(hours=1)] * BATCH, "heartbeats": [None] * BATCH},
     "find_due_tenants": {
         "queues": ["default"] * 3,
