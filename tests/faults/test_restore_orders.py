@@ -20,6 +20,7 @@ from tests.fixtures.services import Fleet
 from tidewheel.control.client.client import Client
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.local.stack import StackInfo
+from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import Reply
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
@@ -28,6 +29,10 @@ MEMBERS: LiteralString = "SELECT ref, run_id FROM batch_runs"
 STATES: LiteralString = "SELECT r.run_id, r.state FROM runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s"
 OPEN: LiteralString = """
     SELECT r.run_id FROM job_runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s AND r.scheduled_at <= now()
+"""
+STORED: LiteralString = "SELECT reply FROM requests WHERE request_id = %s"
+RETRIES: LiteralString = """
+    SELECT count(*) = 1 FROM job_runs WHERE run_id = %s AND state = 'retrying' AND attempt = %s
 """
 PUBLISHED: LiteralString = "SELECT NOT EXISTS (SELECT FROM outbox WHERE publish_at <= now())"
 SETTLED: LiteralString = f"{PUBLISHED} AND NOT EXISTS (TABLE job_runs) AND NOT EXISTS (TABLE releases)"
@@ -47,6 +52,7 @@ class Story:
     resumed: set[str] = field(default_factory=set[str])
     filtered: set[object] = field(default_factory=set[object])
     held: Held | None = None
+    hastened: list[str] = field(default_factory=list[str])  # requests
     before: int = 0  # effects before the loss
     in_flight: set[str] = field(default_factory=set[str])
 
@@ -56,10 +62,15 @@ class Story:
 
     def request(self, document: Mapping[str, object]) -> Reply:
         """Produce a request, and return its reply."""
+        request = self.ask(document)
+        return self.oracle.replies()[request]
+
+    def ask(self, document: Mapping[str, object]) -> str:
+        """Produce a request, and wait for its reply; return its id."""
         request = self.fleet.ask(document)
         self.fleet.flush()
         self.fleet.until(lambda: self._is_answered(request), f"{document} is answered")
-        return self.oracle.replies()[request]
+        return request
 
     def run_of(self, document: Mapping[str, object]) -> str:
         """Produce a request; return the run of its reply."""
@@ -137,6 +148,7 @@ def prepare(story: Story) -> None:
     story.request({"type": "job.pause", "key": "resumed"})
     story.oracle.wait_answered()
     job("leaf", {"after": [{"job": "root"}]}, "note")
+    job("hastened", "manual", "lost-cause", retry={"max_attempts": 9, "initial": "1h"})
     job("doomed", "manual", "lost-cause", on_failure="alarm", retry={"max_attempts": 1})
     story.until_begun("leaf")
     story.until_begun("rested")
@@ -145,6 +157,8 @@ def prepare(story: Story) -> None:
     story.held.wait_begun(1)
     story.known["stubborn"] = story.run_of({"type": "job.trigger", "key": "stubborn"})
     story.fleet.until(lambda: story.begun("stubborn"), "it has begun")
+    run = story.known["hastened"] = story.run_of({"type": "job.trigger", "key": "hastened"})
+    story.fleet.until(lambda: story.fleet.database.value(RETRIES, [run, 1]), "it retries")
 
 
 def act(story: Story) -> None:
@@ -168,6 +182,7 @@ def act(story: Story) -> None:
     for key in ("called", "alarm"):
         story.fleet.until(lambda key=key: story.begun(key), f"{key} has begun")
 
+    hasten(story)
     past = {"type": "job.trigger", "key": "past", "run_at": (now() - timedelta(hours=1)).isoformat()}
     story.known["past"] = story.run_of(past)
     with Client(story.fleet.database.url) as client:
@@ -198,6 +213,14 @@ def act(story: Story) -> None:
     story.fleet.until(lambda: story.fleet.database.value(PUBLISHED), "all is published")
     story.filtered = {run for (run,) in story.fleet.database.rows(OPEN, ["filtered"])}
     story.request({"type": "runs.cancel", "key": "filtered"})
+
+
+def hasten(story: Story) -> None:
+    """Start the next attempts of a run that retried before the backup; each is due in an hour."""
+    run = story.known["hastened"]
+    for attempt in (2, 3):
+        story.hastened.append(story.ask({"type": "run.retry", "run_id": run, "attempt": attempt}))
+        story.fleet.until(lambda n=attempt: story.fleet.database.value(RETRIES, [run, n]), "it retries")
 
 
 def unreply(story: Story) -> None:
@@ -240,7 +263,7 @@ def recover(story: Story) -> None:
         story.gate(key).touch()
     for key in RECURRING:
         story.fleet.ask({"type": "job.pause", "key": key})
-    for key in ("retry", "late"):
+    for key in ("retry", "late", "hastened"):
         story.fleet.ask({"type": "run.cancel", "run_id": story.known[key]})
     story.fleet.flush()
     story.oracle.wait_answered()
@@ -285,6 +308,12 @@ def test_refused_request_stays_refused(story: Story) -> None:
 def test_runs_that_are_added_to_a_batch_keep_their_ids(story: Story) -> None:
     assert dict(story.fleet.database.rows(MEMBERS)) == story.members
     assert story.runs("member") == {str(run) for run in story.members.values()}
+
+
+def test_accepted_requests_for_attempts_stay_accepted(story: Story) -> None:
+    assert {*story.begun("hastened")} == {story.known["hastened"]}
+    stored = [story.fleet.database.value(STORED, [request]) for request in story.hastened]
+    assert [decode(reply, Reply).status.value for reply in stored] == ["accepted", "accepted"]
 
 
 def test_trigger_in_the_past_keeps_its_run(story: Story) -> None:

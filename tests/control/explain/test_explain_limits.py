@@ -8,6 +8,7 @@ from tests.fixtures.work import counted
 from tests.transitions.acts import submit
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.explain.recent import around
 from tidewheel.control.explain.upcoming import upcoming
 from tidewheel.errors import ScheduleRefused, UnknownJob
 
@@ -44,6 +45,20 @@ def test_a_manual_job_has_no_occurrences(clocked: ClockedDatabase) -> None:
     manual = explanation_of(clocked, t("03-02T09:00"))
     assert manual.outcome is OccurrenceOutcome.NO_OCCURRENCE
     assert "only triggers create its runs" in manual.words
+
+
+def test_job_that_became_manual_keeps_its_occurrences(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, schedule=DAILY)
+    clocked.stop_clock(t("03-02T09:00:02"))
+    fire_all(clocked)
+    clocked.stop_clock(t("03-02T10:00"))
+    submit(clocked)
+    assert explanation_of(clocked, t("03-02T10:00")).before == t("03-02T09:00")
+    with clocked.transaction() as connection:
+        last = around(connection, "default", "job").last
+    assert last is not None
+    assert last.outcome is OccurrenceOutcome.FIRED
 
 
 def test_read_only_role_can_explain(clocked: ClockedDatabase) -> None:
