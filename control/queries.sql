@@ -1761,15 +1761,14 @@ WITH latest AS MATERIALIZED (
 ), often AS MATERIALIZED (
     SELECT l.job_id FROM latest AS l GROUP BY l.job_id HAVING count(*) > 1 ORDER BY count(*) DESC LIMIT 20
 )
-SELECT j.key, j.job_id, row.failures, row.since, row.errors, good.ended_hour, good.failed_hour, good.since_hour,
+SELECT j.key, j.job_id, row.failures, row.since, row.errors, good.ended_hour, good.failed_hour, row.in_hour, row.since_hour,
        (SELECT left(split_part(m.error_message, E'\n', 1), 200) FROM failed_runs AS m WHERE m.run_id = row.newest) AS message
   FROM often AS o
   JOIN jobs AS j ON j.job_id = o.job_id AND j.deleted_at IS NULL
  CROSS JOIN LATERAL (
     SELECT max(s.finished_at) FILTER (WHERE s.state = 'succeeded') AS at,
            count(*) FILTER (WHERE s.finished_at >= %(hour)s) AS ended_hour,
-           count(*) FILTER (WHERE s.finished_at >= %(hour)s AND s.state <> 'succeeded') AS failed_hour,
-           min(s.finished_at) FILTER (WHERE s.finished_at >= %(hour)s AND s.state <> 'succeeded') AS since_hour
+           count(*) FILTER (WHERE s.finished_at >= %(hour)s AND s.state <> 'succeeded') AS failed_hour
       FROM (SELECT r.finished_at, r.state FROM finished_runs AS r
              WHERE r.job_id = o.job_id AND r.finished_at >= %(since)s AND r.state IN ('succeeded', 'failed', 'timed_out')
              ORDER BY r.scheduled_at DESC LIMIT %(runs)s) AS s
@@ -1777,6 +1776,8 @@ SELECT j.key, j.job_id, row.failures, row.since, row.errors, good.ended_hour, go
  CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE good.at IS NULL OR l.finished_at > good.at) AS failures,
            min(l.finished_at) FILTER (WHERE good.at IS NULL OR l.finished_at > good.at) AS since,
+           count(*) FILTER (WHERE l.finished_at >= %(hour)s) AS in_hour,
+           min(l.finished_at) FILTER (WHERE l.finished_at >= %(hour)s) AS since_hour,
            (array_agg(DISTINCT l.error))[1:3] AS errors, (array_agg(l.run_id ORDER BY l.run_id DESC))[1] AS newest
       FROM latest AS l
      WHERE l.job_id = o.job_id

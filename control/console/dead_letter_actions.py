@@ -69,7 +69,7 @@ class RedriveLetters:
                 Field("reason", "Reason (optional)", help="Stored with the redrive."), *bound(found.matched, now),
             ),
             sample=_sample(found.first, found.matched), warnings=() if found.matched else (_NOTHING,),
-            stays=("The dead letters stay listed, each with the run that it became.",), keep="Leave them",
+            stays=("Dead letters stay listed, each with what it became.", *_left_out(query)), keep="Leave them",
             under_way=under_way,
         )  # fmt: skip
 
@@ -122,7 +122,15 @@ class PurgeLetters:
         return Done(urls("dead_letters"), f"{counted(purged, 'dead letter')} purged.")
 
 
-_FAILS_AGAIN = "A run that fails again becomes a new dead letter."
+_FAILS_AGAIN = (
+    "A run that fails again becomes a new dead letter. A part of a workflow runs alone: resume its workflow to go on."
+)
+
+
+def _left_out(query: ChosenQuery) -> Sequence[str]:
+    """Return a sentence about messages, which a redrive without a kind does not include."""
+    narrowed = query.id or query.kind or query.job or query.status or query.error_type
+    return () if narrowed else ("Messages that are not requests are not included: their rows send them again.",)
 
 
 def _new_runs(connection: Connection, query: ChosenQuery) -> str:

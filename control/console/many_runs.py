@@ -121,7 +121,8 @@ class RetryRuns:
             place="runs",
             will=(
                 "Each becomes a new run: its payload, its job's version in force.",
-                "A run that was retried or redriven before gets one more.",
+                "A run that was retried before gets one more. A retry counts as the redrive of a dead letter.",
+                "A part of a workflow runs alone: resume its workflow to go on.",
             ),
             keep="Leave them",
             stays=(f"Of these, not ended: {counted(left, 'run')}. Only an ended run can be retried.",) if left else (),
@@ -180,7 +181,7 @@ class CancelMatching:
         boxes = [Field("include_started", "Cancel runs that have started too", kind="check", value="yes")]
         if query.status in _NOT_STARTED:
             found, started, any_state, boxes = waiting, 0, _NOT_BEGUN, []
-        stays = [*_ended_too(connection, caller, query, found), *([any_state] if query.status else [])]
+        stays = _ended_too(connection, caller, query, found)
         many = counted(found.matched, "run", at_least=found.at_least)
         of_job = f" of {query.job}" if query.job else f" of queue {query.queue}" if query.queue else ""
         question, button = f"Cancel {many}{of_job}?", f"Cancel {many}"
@@ -189,6 +190,7 @@ class CancelMatching:
             question, button = f"Cancel {many}{of_job}, or {fewer} without the started ones?", "Cancel them"
             boxes = [replace(each, help=f"With the box: {many}. Without it: {fewer}.") for each in boxes]
         under_way = cancellation_under_way(connection, caller.tenant, document, urls, matched=found.matched)
+        ends = _ends(number(waiting.matched, at_least=waiting.at_least), started, if_checked=True)
         if under_way is not None and under_way.covers and not found.at_least:
             return Dialog(
                 question, "", urls("runs", **_shown(query)), place="runs", keep="Back", under_way=under_way,
@@ -198,7 +200,7 @@ class CancelMatching:
             question, button if found.matched else "",
             urls("runs", **_shown(query)),
             place="runs", danger=True,
-            will=_ends(number(waiting.matched, at_least=waiting.at_least), started, if_checked=True),
+            will=[any_state, *ends] if query.status else ends,
             stays=(*stays, "Runs that are created from now on are not cancelled."), keep="Keep them",
             fields=(
                 *boxes, _REASON, *confirmation(found.matched), *bound(found.matched, now),

@@ -19,6 +19,8 @@ from tidewheel.control.reads.workflows import Workflow
 from tidewheel.errors import refuse
 from tidewheel.runs import OPEN
 
+_REDRIVEN = "Dead letters of jobs that start at once count as redriven. A retry that is open goes on beside them."
+
 
 @dataclass(frozen=True, slots=True)
 class PauseWorkflow:
@@ -74,15 +76,15 @@ class ResumeWorkflow:
                 f"It opens generation {summary.generation + 1}.",
                 "Each of these gets a new run if its parents' ends meet its conditions:",
             ),
-            stays=(f"Jobs that stay as they are: {done}.",), sample=sample_of(again, len(again)), keep="Leave it",
-            place="runs",
+            stays=(f"Jobs that stay as they are: {done}.", _REDRIVEN), sample=sample_of(again, len(again)),
+            keep="Leave it", place="runs",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Resume it."""
         del caller
         unchanged = _change(connection, "workflow.resume", form, request)
-        return Done(_page(urls, request), "It is open already." if unchanged else "It goes on.")
+        return Done(_page(urls, request), "It is open already." if unchanged else "It is resumed.")
 
 
 @dataclass(frozen=True, slots=True)

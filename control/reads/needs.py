@@ -82,6 +82,7 @@ class _Failing:
     errors: list[str]
     ended_hour: int
     failed_hour: int
+    in_hour: int
     since_hour: datetime | None
     message: str | None
 
@@ -109,7 +110,7 @@ def find_needs(
         *_of_limits(found.waiting, now),
         *_of_dead_letters(connection, tenant),
     ]
-    return sorted(needs, key=lambda need: need.severity != Severity.ERROR)
+    return sorted(needs, key=lambda need: (need.severity != Severity.ERROR, need.kind == "freeze"))  # a band names it
 
 
 def _of_fleet(fleet: FleetStatus | None, tenant: str, now: datetime) -> Iterator[Need]:
@@ -164,16 +165,17 @@ def _of_failing_jobs(connection: Conn, tenant: str, now: datetime) -> Iterator[N
         failing = cursor.execute(_FIND_FAILING_JOBS, columns).fetchall()
     for job in failing:
         in_a_row = job.failures >= _IN_A_ROW
-        latest = "latest " if job.ended_hour >= _RUNS else ""
         errors = ", ".join("no error recorded" if each == RunState.FAILED else each for each in job.errors)
-        share = f"{job.failed_hour:,} of its {latest}{job.ended_hour:,} runs of the last hour failed"
+        share = f"{job.failed_hour:,} of its {job.ended_hour:,} runs of the last hour failed"
+        if job.ended_hour >= _RUNS:
+            share = f"{job.in_hour:,} runs failed in the last hour, {job.failed_hour:,} of its latest {_RUNS}"
         yield Need(
             "failing_job",
             Severity.ERROR if in_a_row else Severity.WARNING,
             f"its last {job.failures:,} runs failed" if in_a_row else share,
             f"{errors}; the latest: {job.message}" if job.message else errors,
-            job.since if in_a_row else None if latest else job.since_hour,
-            job.failures if in_a_row else job.failed_hour,
+            job.since if in_a_row else job.since_hour,
+            job.failures if in_a_row else max(job.in_hour, job.failed_hour),
             f"tidewheel run list --job {job.key} --status failed",
             job.key,
             job.job_id,

@@ -87,6 +87,7 @@ def test_finding_names_the_first_failure_of_the_hour(pages: ApiClient) -> None:
     submit(pages.database, retry={"max_attempts": 1})
     finish(pages.database, "job", *[RunState.FAILED, RunState.SUCCEEDED] * 2)
     pages.database.execute("UPDATE finished_runs SET finished_at = finished_at - interval '9 s'")
+    pages.database.execute("UPDATE failed_runs SET finished_at = finished_at - interval '9 s'")
     page = shown(pages, "/")
     assert re.search(r"2 of its 4 runs of the last hour failed(</bdi>)?, the first of them \d+ s ago", page)
 

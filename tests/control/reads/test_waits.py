@@ -55,7 +55,7 @@ def test_run_without_a_live_executor_has_what_is_missing(job: Database) -> None:
     executor(job, HANDLER)
     found = why(job, run_id)
     assert found.code is WaitCode.SLOT
-    assert found.words == "waits until the live executor of queue default has a free slot and claims it"
+    assert found.words == "waits until the live executor of queue default claims it"
 
 
 def test_creating_a_job_that_no_live_executor_can_run_prints_a_note(database: Database) -> None:
@@ -102,8 +102,7 @@ def test_retrying_run_has_its_failed_attempt_and_the_time_of_the_next(job: Datab
     found = why(job, lost.run_id)
     assert (found.code, found.words) == (
         WaitCode.SLOT,
-        "attempt 1 was lost with its executor; the next one waits until the live executor of queue default has a"
-        " free slot and claims it",
+        "attempt 1 was lost with its executor; the next one waits until the live executor of queue default claims it",
     )
 
 
