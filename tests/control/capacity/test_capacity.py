@@ -133,7 +133,7 @@ def test_connections_are_those_of_the_table_of_processes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "refusal"),
     [
-        (("--jobs", "many"), "--jobs: 'many' is no number"),
+        (("--jobs", "many"), "--jobs: 'many' is not a number"),
         (("--triggers", "5/week"), "--triggers: 'week' is no span"),
         (("--triggers", "5", "--hot", "130%"), "--hot: 130% is more than all"),
         ((), "--jobs: there is no run"),
