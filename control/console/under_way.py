@@ -20,6 +20,7 @@ from tidewheel.control.reads.redrives import Redriving, redrives
 from tidewheel.errors import Refused
 from tidewheel.jobs.values import format_timestamp
 
+_ANY: Sequence[object] = (None, {}, [])  # of a filter that names nothing
 _LOOKED_AT = 10  # of the work that is under way, the newest
 _SOON_SECONDS = 60.0
 _OF_REDRIVES = ("kind", "ids", "key", "status", "error_type", "queue", "lane")
@@ -178,31 +179,25 @@ def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any] | 
     """Return the filter of what two filters have in common; None if they exclude each other.
 
     >>> _both({"key": "a", "queue": None, "until": 3}, {"key": "a", "queue": "b", "until": 5})
-    {'key': 'a', 'queue': 'b', 'until': 3}
+    {'key': 'a', 'until': 3, 'queue': 'b'}
     >>> _both({"labels": {"a": "1"}, "ids": None}, {"labels": {"b": "2"}, "ids": [4]})
     {'labels': {'a': '1', 'b': '2'}, 'ids': [4]}
     >>> _both({"key": "a"}, {"key": "b"}), _both({"ids": [1]}, {"ids": [2]}), _both({"lane": "batch"}, {})
     (None, None, {'lane': 'batch'})
     """
-    both: dict[str, Any] = {}
-    for name in dict.fromkeys((*one, *other)):
-        first, second = one.get(name), other.get(name)
-        if first in (None, {}, []) or second in (None, {}, []):
-            both[name] = first if second in (None, {}, []) else second
-        elif name in {"until", "created_before", "include_started"}:
-            both[name] = min(first, second)
-        elif name == "since":
-            both[name] = max(first, second)
-        elif name == "ids":
-            both[name] = sorted({*first} & {*second})
-        elif name == "labels":
-            both[name] = {**first, **second}
-            if any(first[label] != both[name][label] for label in first):
-                return None
-        elif first != second:
-            return None
-        else:
-            both[name] = first
-        if name == "ids" and first and second and not both[name]:
-            return None
-    return {name: value for name, value in both.items() if value not in (None, {}, [])}
+    first, second = ({name: value for name, value in each.items() if value not in _ANY} for each in (one, other))
+    both = {**first, **second}
+    for name in first.keys() & second.keys():
+        a, b = first[name], second[name]
+        match name:
+            case "until" | "created_before" | "include_started":
+                both[name] = min(a, b)
+            case "since":
+                both[name] = max(a, b)
+            case "ids":
+                both[name] = sorted({*a} & {*b})
+            case "labels":
+                both[name] = {**a, **b} if all(b.get(label, value) == value for label, value in a.items()) else None
+            case _:
+                both[name] = a if a == b else None
+    return None if any(value in _ANY for value in both.values()) else both
