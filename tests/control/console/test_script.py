@@ -253,6 +253,7 @@ def test_silent_api_is_named_in_a_band_until_it_answers(here: Tab) -> None:
     expect(here.page.locator(ON)).to_be_visible()
     here.page.context.set_offline(True)
     here.page.evaluate("closeLive()")
+    until(lambda: not here.page.evaluate("live.reading"), "no answer from before is to come")
     here.page.clock.run_for(7_000)
     expect(here.page.locator("#live")).to_contain_text("Not live, last heard")
     here.page.clock.run_for(4_000)
