@@ -479,6 +479,12 @@ SELECT 1
         OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = u.job_id)
            || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = u.run_id), '{}') @> %(run_labels)s)
 
+-- part: has_ended(u)
+-- True if a run ended in the time of a list's filter.
+-- No index, no lock.
+(%(ended_since)s::timestamptz IS NULL OR u.finished_at >= %(ended_since)s)
+   AND (%(ended_until)s::timestamptz IS NULL OR u.finished_at < %(ended_until)s)
+
 -- part: has_key(u)
 -- True if a run has the concurrency key of a list's filter.
 -- No index, no lock.
@@ -508,7 +514,7 @@ SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY scheduled_at DESC, r
 -- Index: job_runs_by_tenant and by tenant in every partition, walked backwards. No lock.
 -- Why: with `tenant =` the planner may walk job_runs_pkey, past the rows of other tenants.
 WITH seen AS MATERIALIZED (
-    SELECT u.run_id, {{fits_run_filter(u)}} AND {{has_key(u)}} AS matches
+    SELECT u.run_id, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_ended(u)}} AS matches
       FROM (SELECT * FROM runs AS r
              WHERE (r.tenant, r.run_id) < (%(tenant)s, %(before_id)s)
                AND (r.tenant, r.run_id) >= (%(tenant)s, %(first_id)s) AND r.shard >= 0) AS u
@@ -546,7 +552,7 @@ SELECT *
 -- Returns the same of the newest `look` runs of a job by instant.
 -- Index: job_runs_by_job and by job in every partition, walked backwards. No lock.
 WITH seen AS MATERIALIZED (
-    SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}} AND {{has_key(u)}} AS matches
+    SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_ended(u)}} AS matches
       FROM (SELECT * FROM runs AS r
              WHERE r.job_id = %(job_id)s AND (r.scheduled_at, r.run_id) < (%(before_at)s, %(before_id)s)
                AND r.scheduled_at BETWEEN %(since)s AND %(until)s) AS u
@@ -588,7 +594,7 @@ WITH seen AS MATERIALIZED (
 -- Returns the same of the newest `look` failed and timed-out runs of a tenant.
 -- Index: failed_runs_by_tenant, walked backwards. No lock.
 WITH seen AS MATERIALIZED (
-    SELECT u.run_id, {{fits_run_filter(u)}} AS matches
+    SELECT u.run_id, {{fits_run_filter(u)}} AND {{has_ended(u)}} AS matches
       FROM failed_runs AS u
      WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
      ORDER BY u.tenant DESC, u.run_id DESC

@@ -39,15 +39,12 @@ STAGES = {
     "ended": "due → end",
 }
 """The stages of which one plot shows one, and their names."""
-_LISTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
-    "dead_letters": ("dead_letters", {}),
-    "fleet": ("fleet", {}),
-    "freeze": ("freeze", {}),
-    "held_runs": ("runs", {"status": "buffered"}),
-    "failed_runs": ("runs", {"status": "failed", "last": "1h"}),
-    "outbox": ("fleet", {}),
-    "timers": ("fleet", {}),
-    "waiting_runs": ("runs", {"status": "queued"}),
+_PLACES: Mapping[str, str] = {
+    "dead_letters": "dead_letters",
+    "fleet": "fleet",
+    "freeze": "freeze",
+    "outbox": "fleet",
+    "timers": "fleet",
 }  # by the kind of a need: the page that shows it
 
 
@@ -130,7 +127,7 @@ class OverviewPage:
             {
                 "now": now, "present": here, "open_runs": open_runs, "needs": found[:_FINDINGS],
                 "further": found[_FINDINGS:],
-                "lists": {kind: urls(name, **filters) for kind, (name, filters) in _LISTS.items()},
+                "lists": _lists(urls, now, query), "hour_ago": format_timestamp(now - _HOUR),
                 "needs_count": len(found), "steps": steps,
                 "sentence": _sentence(here, steps, failed, sees_all=sees_fleet(caller)),
                 "query": query, "windows": _WINDOWS, "stages": STAGES,
@@ -154,6 +151,14 @@ class OverviewPage:
     def _upcoming(self, connection: Connection, caller: Caller, along: Axis) -> UpcomingJobs:
         with connection.snapshot() as reading:
             return read_upcoming(reading, caller.tenant, self.shards, [along.now, *along.edges[along.behind + 1 :]])
+
+
+def _lists(urls: Urls, now: datetime, query: OverviewQuery) -> Mapping[str, str]:
+    """Return the address by the kind of a need; that of runs which wait is the backlog."""
+    backlog = f"{urls('overview', window=query.window, stage=query.stage)}#backlog"
+    failed = urls("runs", group="failed_or_timed_out", ended_since=format_timestamp(now - _HOUR))
+    places = {kind: urls(name) for kind, name in _PLACES.items()}
+    return places | {"failed_runs": failed, "held_runs": backlog, "waiting_runs": backlog}
 
 
 def _figures(connection: Connection, caller: Caller, along: Axis, stage: Stage) -> ActivityFigures:
@@ -196,8 +201,8 @@ def _plot(
     def link(begin: datetime, end: datetime) -> str | None:
         if begin >= along.until:
             return None
-        until = format_timestamp(end - timedelta(milliseconds=1))
-        return urls("runs", since=format_timestamp(begin), until=until)
+        until = format_timestamp(end)  # no run ends before its time: the list looks at none that is younger
+        return urls("runs", ended_since=format_timestamp(begin), ended_until=until, until=until)
 
     wide, narrow = (tide(along, bins, size, link, running=running, frozen=frozen) for size in (WIDE, NARROW))
     words = sentence(along, bins, coming_at_least=cut, frozen=frozen)

@@ -23,15 +23,24 @@ from tidewheel.jobs.values import Instant, format_timestamp
 
 _SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
 
+_ALIKE = {"due": "queued", "running_or_cancelling": "running", "failed_or_timed_out": "failed"}
+"""By the group of a list the state whose list has the same action on all that match."""
+
 
 class PageOfRunsQuery(RunsQuery):
     """Filter of the page of runs.
 
     Attributes:
+        group: Only runs in the states that a figure of the overview counts together.
         last: Only runs of this time before now.
+        ended_since: Only runs that ended at this instant or later.
+        ended_until: Only runs that ended before this instant.
     """
 
+    group: Literal["due", "running_or_cancelling", "failed_or_timed_out"] | None = None
     last: Literal["1h", "24h", "7d", "30d"] | None = None
+    ended_since: Instant | None = None
+    ended_until: Instant | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +56,9 @@ class RunsPage:
         now = page_now(connection)
         since = query.since if query.last is None else now - _SPANS[query.last]
         narrowed = RunFilter(
-            query.status, query.job, query.label or None, query.run_label or None, query.lane, query.queue, query.cause,
-            query.concurrency_key, query.ordering_key, since, query.until,
+            query.group or query.status, query.job, query.label or None, query.run_label or None, query.lane,
+            query.queue, query.cause, query.concurrency_key, query.ordering_key, since, query.until,
+            query.ended_since, query.ended_until,
         )  # fmt: skip
 
         def listed() -> tuple[RunPage, str | None]:
@@ -60,7 +70,10 @@ class RunsPage:
             return page, cursors.write(*(page.next_cursor.split("/") if page.next_cursor else [None]))
 
         more = {
-            "matching": matching_filters(query, is_narrowed=query.last is not None),
+            "matching": matching_filters(
+                query.model_copy(update={"status": _ALIKE[query.group]}) if query.group else query,
+                is_narrowed=any((query.last, query.ended_since, query.ended_until)),
+            ),
             "occurrences": _skipped_of(query.job, caller.tenant, urls) if query.status == "skipped" else None,
         }
         return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=lambda page: more)

@@ -28,7 +28,7 @@ from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, SCHEDULED, Cause, Lane, RunState
+from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, OWNED, SCHEDULED, Cause, Lane, Move, RunState, sources
 
 _SQL = Statements("tidewheel.control")
 _FIND_RUNS = _SQL["find_runs"]
@@ -42,6 +42,11 @@ COUNTED = 10_000  # matches beyond this are not counted: no client pages through
 LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
 LOOKED_AT_WITH_LABELS = 1_000  # each needs its job, and its inputs in every partition
 STATUSES = (*sorted(RunState), SCHEDULED)
+DUE = "due"
+GROUPS: Mapping[str, Sequence[str]] = {
+    DUE: sources(Move.CLAIM), "running_or_cancelling": OWNED, "failed_or_timed_out": sorted(DEAD_LETTERED),
+}  # fmt: skip
+"""States that one figure counts together. `due` leaves out the runs whose time is ahead."""
 
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
@@ -140,7 +145,7 @@ class RunFilter:
     """Filter of a list of runs, which match all of its fields.
 
     Args:
-        status: Only runs in this state, or `scheduled`.
+        status: Only runs in this state, in those of one of `GROUPS`, or `scheduled`.
         key: Only this job's.
         labels: Only runs of jobs that have all of these labels now, as for cancellations and freezes.
         run_labels: Only runs with all of these labels, which are their job's overridden by their trigger's.
@@ -151,6 +156,8 @@ class RunFilter:
         ordering_key: Only open runs with this key; a run that has ended is in no order.
         since: From this instant on.
         until: Up to this instant.
+        ended_since: Only runs that ended at this instant or later.
+        ended_until: Only runs that ended before this instant.
     """
 
     status: str | None = None
@@ -164,6 +171,8 @@ class RunFilter:
     ordering_key: str | None = None
     since: datetime | None = None
     until: datetime | None = None
+    ended_since: datetime | None = None
+    ended_until: datetime | None = None
 
 
 def list_runs(
@@ -193,7 +202,7 @@ def list_runs(
     # Without a filter each row matches: no row is read beyond those that are counted, and those of the page.
     narrowed_by = (
         filters.status, filters.labels, filters.run_labels, filters.lane, filters.queue, filters.cause,
-        filters.concurrency_key, filters.ordering_key,
+        filters.concurrency_key, filters.ordering_key, filters.ended_since, filters.ended_until,
     )  # fmt: skip
     counting = look if any(narrowed_by) else max(COUNTED, limit) + 1
     start = _start(read_now(connection)) if after is None else _read_place(after)
@@ -247,12 +256,15 @@ def _read_place(text: str) -> _Place:
 
 
 def _require_narrow(filters: RunFilter) -> None:
-    for path, allowed in (("status", STATUSES), ("lane", tuple(Lane)), ("cause", tuple(Cause))):
+    for path, allowed in (("status", (*STATUSES, *GROUPS)), ("lane", tuple(Lane)), ("cause", tuple(Cause))):
         value = getattr(filters, path)
         if value is not None and value not in allowed:
             refuse(path, f"{value!r} is not valid", f"write one of {', '.join(allowed)}")
-    if filters.ordering_key is not None and filters.status in FINAL:
+    states = _states_of(filters.status)
+    if filters.ordering_key is not None and states is not None and FINAL.issuperset(states):
         refuse("ordering_key", "a run that has ended is in no order", "leave it out, or name a status of open runs")
+    if (filters.ended_since or filters.ended_until) and _is_open(filters):
+        refuse("ended_since", "an open run has no end", "leave it out, or name a status of runs that have ended")
     for path in ("labels", "run_labels"):
         if getattr(filters, path) and filters.key is None and filters.since is None:
             refuse(path, "a filter by labels alone would read all runs", "name the job, or the earliest time")
@@ -329,17 +341,19 @@ class _FoundRow(NamedTuple):
 
 def _find_in(connection: Conn, tenant: str, filters: RunFilter, span: _Span, *, limit: int, look: int) -> _FoundRow:
     """Look for matching runs of a span."""
+    states = _states_of(filters.status)
     columns: dict[str, object] = {
         "tenant": tenant, "labels": Jsonb(dict(filters.labels)) if filters.labels else None,
         "run_labels": Jsonb(dict(filters.run_labels)) if filters.run_labels else None, "limit": limit,
         "queue": filters.queue, "lane": filters.lane, "cause": filters.cause,
         "concurrency_key": filters.concurrency_key, "look": look, "ahead": None,
         "order_id": None if filters.ordering_key is None else order_id(tenant, filters.ordering_key),
-        "states": None if filters.status is None else [filters.status], "before_id": span.before_id,
+        "states": states, "before_id": span.before_id, "ended_since": filters.ended_since,
+        "ended_until": filters.ended_until,
     }  # fmt: skip
-    if filters.status in {SCHEDULED, RunState.QUEUED}:
-        columns |= {"states": [RunState.QUEUED], "ahead": filters.status == SCHEDULED}
-    is_open = filters.ordering_key is not None or filters.status == SCHEDULED or filters.status in OPEN
+    if filters.status in {SCHEDULED, RunState.QUEUED, DUE}:
+        columns["ahead"] = filters.status == SCHEDULED
+    is_open = _is_open(filters)
     if filters.key is not None:
         columns |= {"job_id": job_id(tenant, filters.key), "since": span.since, "until": span.until}
         columns["before_at"] = span.before_at
@@ -349,10 +363,23 @@ def _find_in(connection: Conn, tenant: str, filters: RunFilter, span: _Span, *, 
         if span.until != _LATEST:
             columns["before_id"] = min(span.before_id, first_run_id(span.until + _MILLISECOND))
         # The rows of failed runs have no key.
-        is_failed = filters.status in DEAD_LETTERED and filters.concurrency_key is None
+        is_failed = states is not None and DEAD_LETTERED.issuperset(states) and filters.concurrency_key is None
         statement = _FIND_OPEN_RUNS if is_open else _FIND_FAILED_RUNS if is_failed else _FIND_RUNS
     row = connection.execute(statement, columns, binary=True).fetchone()
     return _FoundRow(*cast("tuple[list[UUID], int, int, UUID | None]", row))
+
+
+def _states_of(status: str | None) -> list[str] | None:
+    """Return the states that a filter names; None for all."""
+    if status is None:
+        return None
+    return list(GROUPS.get(status) or [RunState.QUEUED if status == SCHEDULED else status])
+
+
+def _is_open(filters: RunFilter) -> bool:
+    """Return True if only open runs match."""
+    states = _states_of(filters.status)
+    return filters.ordering_key is not None or (states is not None and OPEN.issuperset(states))
 
 
 def read_runs(connection: Conn, run_ids: Sequence[UUID]) -> list[RunSummary]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from html import unescape
 from http import HTTPStatus
 
 import pytest
@@ -72,6 +73,41 @@ def test_backlog_is_drawn_beside_its_counts(pages: ApiClient) -> None:
     assert '<a href="/fleet"><bdi>' in page, "what is wrong with the fleet leads to its page"
 
 
+def test_figures_lead_to_lists_of_what_they_count(pages: ApiClient) -> None:
+    database = pages.database
+    submit(database, "job", retry={"max_attempts": 1}, overlap="allow_all")
+    finish(database, "job", RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT)
+    queued, again, ahead, stopping = (trigger(database, "job") for _ in range(4))
+    for run_id, state, publish_at in (
+        (again, "retrying", "-1 min"),
+        (ahead, "retrying", "1 h"),
+        (queued, "queued", "-1 min"),
+    ):
+        database.execute(
+            "UPDATE job_runs SET state = %s, publish_at = now() + %s::interval WHERE run_id = %s",
+            [state, publish_at, run_id],
+        )
+    database.execute("UPDATE job_runs SET state = 'cancelling', publish_at = 'infinity' WHERE run_id = %s", [stopping])
+    page = shown(pages, "/")
+    counts = {
+        label: (count, unescape(href))
+        for href, label, count in re.findall(r'<a class="tile" href="([^"]+)"><small>([^<]+)</small><b>(\d+)</b>', page)
+    }
+    assert {label: count for label, (count, _) in counts.items()} == {
+        "Running": "1", "Ended, last hour": "3", "Failed, last hour": "2",
+    }  # fmt: skip
+    [(due, waiting)] = re.findall(r'<a href="([^"]*lane=standard)">(\d+)</a>', page)
+    for count, href in [*counts.values(), (waiting, unescape(due))]:
+        listed = shown(pages, href)
+        assert f'<p class="sentence">{count} run' in listed, href
+        assert listed.count('aria-current="page">') == 2, "the place and one tab"
+    assert waiting == "2", "a retry that is ahead is not due"
+    bars = {unescape(href) for href in re.findall(r'<a href="(/runs\?ended_since=[^"]+)" ', page)}
+    assert [href for href in bars if '<p class="sentence">3 runs match.' in shown(pages, href)]
+    assert '<div class="tile"><small>Due, next minute' in page, "no list has these jobs"
+    assert "an open run has no end" in pages.get("/runs?status=queued&ended_since=2026-01-01T00:00:00Z").text
+
+
 def test_overview_with_failures_is_not_all_well(database: Database) -> None:
     submit(database, retry={"max_attempts": 1})
     finish(database, "job", RunState.SUCCEEDED, RunState.FAILED)
@@ -79,7 +115,8 @@ def test_overview_with_failures_is_not_all_well(database: Database) -> None:
         signed_in(client, key_of(database))
         page = shown(client, "/")
     assert "2 problems need attention." in page
-    assert '<a href="/runs?status=failed&amp;last=1h"><bdi>1 of 2 runs of the last hour failed' in page
+    [failed] = re.findall(r'<a href="([^"]+)"><bdi>1 of 2 runs of the last hour failed', page)
+    assert failed.startswith("/runs?group=failed_or_timed_out&amp;ended_since=")
     assert '<a href="/dead-letters"><bdi>1 dead letter waits' in page
 
 

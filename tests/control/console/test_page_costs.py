@@ -31,6 +31,8 @@ PAGES = {
     f"/jobs/{BUSY_JOB}/edit": MOST,
     "/runs": MOST, "/runs?status=failed": MOST, "/runs?status=succeeded": MOST, "/runs?status=queued": MOST,
     "/runs?queue=reports": MOST, "/runs?lane=batch&status=failed": MOST, f"/runs?job={BUSY_JOB}": MOST,
+    "/runs?ended_since=2026-01-01T00:00:00Z": MOST,
+    "/runs?group=failed_or_timed_out&ended_since=2026-01-01T00:00:00Z": MOST, "/runs?group=due&queue=reports": MOST,
     "/runs/slow": MOST, "/runs/{running}": 40, "/runs/{queued}": 40, "/runs/{failed}": 40, "/runs/{succeeded}": 40,
     f"/runs/cancel-all?job={BUSY_JOB}": MOST, "/runs/cancel-all?queue=default": MOST,
     "/dead-letters": MOST, "/dead-letters?error_type=RareError": MOST, "/dead-letters/redrive?kind=run": MOST,

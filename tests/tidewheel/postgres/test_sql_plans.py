@@ -327,6 +327,8 @@ _UNFILTERED: Mapping[str, object] = dict.fromkeys(
         "labels",
         "run_labels",
         "order_id",
+        "ended_since",
+        "ended_until",
         "states",
         "ahead",
     )
