@@ -1,4 +1,4 @@
-"""The list of jobs: which are there, which are unwell, what fires next."""
+"""The list of jobs: which are there, whose last run failed, what fires next."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -183,7 +183,7 @@ def test_next_page_keeps_every_label(pages: ApiClient, place: str) -> None:
     assert keys == {"job-0", "job-1", "job-2"}
 
 
-def test_list_of_jobs_shows_the_last_runs_and_who_is_unwell(pages: ApiClient) -> None:
+def test_list_of_jobs_shows_the_last_runs_and_whose_last_run_failed(pages: ApiClient) -> None:
     submit(pages.database, "charge", retry={"max_attempts": 1})
     submit(pages.database, "well", schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"})
     for _ in range(3):
@@ -196,6 +196,8 @@ def test_list_of_jobs_shows_the_last_runs_and_who_is_unwell(pages: ApiClient) ->
     assert 'href="/jobs/charge/pause"' in page
     unwell = shown(pages, "/jobs?status=unwell")
     assert ('href="/jobs/charge"' in unwell, 'href="/jobs/well"' in unwell) == (True, False)
+    assert 'aria-current="page">Last run failed</a>' in unwell
+    assert "Jobs whose last run of 7 days failed or timed out, and quarantined jobs." in unwell
     succeed(pages.database, begun(pages.database, "charge"))
     assert 'href="/jobs/charge"' not in shown(pages, "/jobs?status=unwell")
 
