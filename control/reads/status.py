@@ -162,6 +162,7 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
         freezes=freezes,
         problems=(
             *_missing_roles(services, has_jobs=has_jobs),
+            *_silent_executors(services),
             *find_unhandled_runs(connection),
             *held_findings(held, now),
             *map(_frozen, freezes),
@@ -260,6 +261,21 @@ def _missing_roles(services: Sequence[Service], *, has_jobs: bool) -> Iterator[F
             since = format_second(latest.last_heartbeat_at)
             evidence = f"{only}, {latest.name}, is dead: its last heartbeat was at {since}"
         yield Finding("services", severity, what, evidence, f"tidewheel {role}")
+
+
+def _silent_executors(services: Sequence[Service]) -> Iterator[Finding]:
+    """Yield one finding for all silent executors beside live ones; a reaper ends their leases."""
+    leases = [each for each in services if each.role == "executor" and each.queues is not None]
+    silent = [each for each in leases if each.is_silent]
+    if not silent or len(silent) == len(leases):
+        return  # none is silent, or no executor lives, which is a finding of its own
+    latest = max(silent, key=lambda each: each.last_heartbeat_at)
+    one = len(silent) == 1
+    who, their = (f"{latest.name} is", "its") if one else (f"{len(silent):,} executors are", "their")
+    what = f"{who} silent: {their} attempts end as lost, and other executors attempt the runs again"
+    evidence = f"{their} last heartbeat was at {format_second(latest.last_heartbeat_at)}"
+    remedy = f"read the output of {'its process on that host' if one else 'their processes'}"
+    yield Finding("executors", Severity.WARNING, what, evidence, remedy)
 
 
 def _frozen(freeze: Freeze) -> Finding:
