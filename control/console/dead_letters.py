@@ -1,6 +1,7 @@
 """Dead letters: what was given up, by cause and one by one, and one of them."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -20,7 +21,8 @@ from tidewheel.control.console.under_way import letter_under_way, letters_under_
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.reads.dead_letter_groups import DeadLetterGroup, DeadLetterGroups
-from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterPage
+from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterPage, DeadLetterSummary
+from tidewheel.control.reads.redrives import letters_in_redrives
 from tidewheel.errors import UnknownDeadLetter
 from tidewheel.jobs.values import Instant
 
@@ -30,6 +32,7 @@ REDRIVEN: Mapping[str, bool | None] = {"open": False, "redriven": True, "all": N
 _FILTERS = ("kind", "status", "error_type", "queue", "lane", "since", "until")
 _GROUPS = 8
 _MOST_GROUPS = 100  # of a page
+_LOOK = 1000  # dead letters of which those in a redrive are counted
 
 
 class TabQuery(LettersQuery):
@@ -86,11 +89,22 @@ class DeadLettersPage:
         view = list_view("dead_letters", query, listed, errors=errors, now=now, urls=urls)
         page = view.values["page"]
         letters = () if isinstance(page, Failed) else cast("DeadLetterPage", page).dead_letters
+
+        def counted_in_redrives() -> Sequence[DeadLetterSummary]:
+            if query.show == "redriven" or not letters:
+                return ()
+            with connection.snapshot() as reading:
+                return letters_in_redrives(reading, caller.tenant, cast("DeadLetterFilter", narrowed), look=_LOOK)
+
+        known = part(counted_in_redrives)
+        in_redrives = () if isinstance(known, Failed) else known
         under_way = part(lambda: letters_under_way(connection, caller.tenant, letters, urls))
         more: dict[str, Any] = {
             "groups": part(grouped) if by_cause else None, "shown_groups": _GROUPS, "most_groups": _MOST_GROUPS,
             "group_filters": group_filters, "selected": _selected(query, filters, since),
             "under_way": {} if isinstance(under_way, Failed) else under_way,
+            "in_redrive": len(in_redrives), "in_redrive_by_cause": Counter(map(_cause, in_redrives)),
+            "cause_of": _cause, "most_in_redrive": _LOOK,
         }  # fmt: skip
         return replace(view, values={**view.values, **more})
 
@@ -134,6 +148,10 @@ def group_filters(group: DeadLetterGroup) -> Mapping[str, str] | None:
         return None
     given = {"kind": group.kind, "job": group.key, "error_type": group.error_type, "status": group.status}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _cause(each: DeadLetterGroup | DeadLetterSummary) -> tuple[object, ...]:
+    return each.kind, each.job_id, each.error_type, each.status
 
 
 def _selected(query: PageOfLettersQuery, filters: Mapping[str, Any], since: object) -> Mapping[str, Any]:

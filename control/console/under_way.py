@@ -16,7 +16,7 @@ from tidewheel.control.console.words import number, short_id
 from tidewheel.control.reads.backfills import backfills
 from tidewheel.control.reads.cancellations import cancellations
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary, kind_to_redrive
-from tidewheel.control.reads.redrives import Redriving, redrives
+from tidewheel.control.reads.redrives import Redriving, going_on
 from tidewheel.errors import Refused
 from tidewheel.jobs.values import format_timestamp
 
@@ -115,7 +115,7 @@ def redrive_under_way(
 
 def letter_under_way(connection: Connection, tenant: str, letter: DeadLetterSummary, urls: Urls) -> UnderWay | None:
     """Return the redrive that has a dead letter; None if there is none."""
-    row = next((row for row in _going_on(connection, tenant) if _has(row, letter)), None)
+    row = next((row for row in _going_on(connection, tenant) if row.includes(letter)), None)
     return None if row is None else _named(row, "this dead letter", urls, covers=True)
 
 
@@ -124,26 +124,13 @@ def letters_under_way(
 ) -> Mapping[int, str]:
     """Return the address of the redrive that has each of some dead letters; the rest are in none."""
     rows = _going_on(connection, tenant) if any(letter.redriven_at is None for letter in letters) else ()
-    found = {letter.id: next((row for row in rows if _has(row, letter)), None) for letter in letters}
+    found = {letter.id: next((row for row in rows if row.includes(letter)), None) for letter in letters}
     return {letter: urls("bulk_work", kind="redrive", id=row.redrive_id) for letter, row in found.items() if row}
 
 
 def _going_on(connection: Connection, tenant: str) -> Sequence[Redriving]:
-    """Return the redrives that have not ended, paused ones last."""
     with connection.snapshot() as reading:
-        rows = [row for row in redrives(reading, tenant) if row.finished_at is None]
-    return sorted(rows, key=lambda row: row.state == "paused")
-
-
-def _has(row: Redriving, letter: DeadLetterSummary) -> bool:
-    """Return True if a redrive will still redrive a dead letter."""
-    return (
-        letter.redriven_at is None
-        and row.since_at <= letter.created_at <= row.until_at
-        and (not row.ids or letter.id in row.ids)
-        and letter.id not in {each.get("id") for each in row.rejections}
-        and all(getattr(row, name) in (None, getattr(letter, name)) for name in _OF_REDRIVES if name != "ids")
-    )
+        return going_on(reading, tenant)
 
 
 def _named(row: Redriving, these: str, urls: Urls, *, covers: bool) -> UnderWay:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary, list_dead_letters
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownRedrive
 from tidewheel.postgres.session import Conn
@@ -15,6 +16,8 @@ from tidewheel.postgres.statements import Statements
 _SQL = Statements("tidewheel.control")
 _LIST_REDRIVES = _SQL["list_redrives"]
 _SHOW_REDRIVE = _SQL["show_redrive"]
+
+_FILTERS = ("kind", "key", "status", "error_type", "queue", "lane")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,16 @@ class Redriving:
         """Dead letters that were redriven or rejected, of `matched_count`."""
         return self.redriven_count + self.rejected_count
 
+    def includes(self, letter: DeadLetterSummary) -> bool:
+        """Return True if a redrive that has not ended will still redrive a dead letter."""
+        return (
+            letter.redriven_at is None
+            and self.since_at <= letter.created_at <= self.until_at
+            and (not self.ids or letter.id in self.ids)
+            and letter.id not in {each.get("id") for each in self.rejections}
+            and all(getattr(self, name) in (None, getattr(letter, name)) for name in _FILTERS)
+        )
+
 
 def redrives(connection: Conn, tenant: str, *, limit: int = 100) -> list[Redriving]:
     """Return a tenant's redrives, the newest first.
@@ -78,6 +91,24 @@ def redrives(connection: Conn, tenant: str, *, limit: int = 100) -> list[Redrivi
     require_tenant(connection, tenant)
     with connection.cursor(row_factory=class_row(Redriving), binary=True) as cursor:
         return cursor.execute(_LIST_REDRIVES, {"tenant": tenant, "limit": limit}).fetchall()
+
+
+def going_on(connection: Conn, tenant: str) -> list[Redriving]:
+    """Return a tenant's redrives that have not ended, paused ones last."""
+    rows = [row for row in redrives(connection, tenant) if row.finished_at is None]
+    return sorted(rows, key=lambda row: row.state == "paused")
+
+
+def letters_in_redrives(
+    connection: Conn, tenant: str, filters: DeadLetterFilter, *, look: int
+) -> list[DeadLetterSummary]:
+    """Return those of the newest `look` dead letters of a filter that are in a redrive under way."""
+    rows = going_on(connection, tenant)
+    if not rows:
+        return []
+    open_ones: DeadLetterFilter = {**filters, "redriven": False}
+    found = list_dead_letters(connection, tenant, open_ones, limit=look).dead_letters
+    return [letter for letter in found if any(row.includes(letter) for row in rows)]
 
 
 def redrive(connection: Conn, tenant: str, redrive_id: UUID) -> Redriving:

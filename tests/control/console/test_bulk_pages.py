@@ -93,7 +93,12 @@ def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient
                 assert "A second redrive would change nothing." in covered
                 assert '<button class="primary">' not in covered
             assert f'<a href="{place}">in a redrive</a>' in shown(pages, "/dead-letters")
+            assert "2 dead letters not redriven, all of them in a redrive." in shown(pages, "/dead-letters")
             fail(database)
+            listed = shown(pages, "/dead-letters")
+            assert "3 dead letters not redriven, 2 of them in a redrive." in listed
+            assert '<td class="right number">3, 2 of them in a redrive</td>' in listed
+            assert "3 dead letters wait for a redrive or a purge, 2 of them in a redrive<" in shown(pages, "/")
             assert "Redrive 3 dead letters" in shown(pages, path), "one is in no redrive"
             assert "is under way and includes 2 of these 3 dead letters." in shown(pages, path)
             later = database.value("SELECT max(id) FROM dead_letters")
