@@ -158,6 +158,18 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     assert "queued" in shown(pages, f"/runs/{run}")
 
 
+def test_redrive_names_the_dead_letters_that_left_it(pages: ApiClient) -> None:
+    first, _ = fail(pages.database), fail(pages.database)
+    place = done(posted(pages, "/dead-letters/redrive?kind=run", **counted(pages, "/dead-letters/redrive?kind=run")))
+    done(posted(pages, f"/runs/{first}/retry"))
+    assert "0 of 2 dead letters at its start" in shown(pages, place)
+    assert "0 of 2 at its start" in shown(pages, "/bulk")
+    work_off(pages.database)
+    ended = shown(pages, place)
+    assert "1 of 2 dead letters at its start" in ended
+    assert "1 redriven. 1 dead letter left it: by a retry, another redrive or a purge." in ended
+
+
 def test_dead_letter_shows_its_run_its_attempts_and_what_it_became(pages: ApiClient) -> None:
     run = fail(pages.database)
     number = pages.database.value("SELECT id FROM dead_letters")
