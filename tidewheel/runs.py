@@ -18,9 +18,9 @@ class RunState(StrEnum):
     """A run's state. The sentence below each member is its row in `docs/run-states.md`."""
 
     QUEUED = "queued"
-    """Waits for an executor. It can be claimed from its `publish_at` on; until then it is shown as `scheduled`."""
+    """Waits for an executor, which can claim it from its `publish_at` on. Until then it is shown as `scheduled`."""
     BUFFERED = "buffered"
-    """Waits for its job's active run, by its overlap policy; for a place of its key; or for its turn in an order."""
+    """Waits for its job's active run (overlap policy), for a place of its key, or for its turn in an order."""
     RUNNING = "running"
     """An executor owns its attempt and renews the lease by heartbeats."""
     WAITING = "waiting"
@@ -36,11 +36,11 @@ class RunState(StrEnum):
     FAILED = "failed"
     """No retry is left, the failure is permanent, or too many executors were lost. There is a dead letter."""
     TIMED_OUT = "timed_out"
-    """A timeout expired and no retry is left; the reason names the timeout. There is a dead letter."""
+    """A timeout expired and no retry is left. The reason names the timeout. There is a dead letter."""
     CANCELLED = "cancelled"
     """Ended on request of a client, of its handler, or because its job was deleted."""
     SKIPPED = "skipped"
-    """Never started: another run of its job was active (`overlap`), or its parents in a workflow did not release it."""
+    """Never started: another run of its job was active (`overlap`), or its parents did not end as required."""
 
 
 class Cause(StrEnum):
@@ -151,16 +151,16 @@ class Move(StrEnum):
     CLAIM = "claim"
     """An executor claims the run, by Kafka message or by sweep."""
     BUFFER = "buffer"
-    """A claim finds another run of the job active, and the policy makes this one wait; or its key has no place."""
+    """A claim finds no free place of the key, or an active run of the job and a policy that makes this one wait."""
     PROMOTE = "promote"
     """The active run ends, a place becomes free, or the last parent ends: the next waiting run is queued.
 
     The scheduler repairs missed cases.
     """
     RELEASE = "release"
-    """An executor that stops gives the run back; the attempt is not counted."""
+    """An executor that stops gives the run back, and the attempt is not counted."""
     SNOOZE = "snooze"
-    """The handler raised `Snooze`; the attempt is not counted."""
+    """The handler raised `Snooze`, and the attempt is not counted."""
     RETRY = "retry"
     """The attempt failed or timed out (counted), or its executor was lost (counted separately)."""
     WAIT = "wait"
@@ -176,7 +176,7 @@ class Move(StrEnum):
     CANCEL = "cancel"
     """A client cancels the run or deletes its job, or the attempt of a run that is `cancelling` has ended."""
     SKIP = "skip"
-    """A claim finds another run active and the policy skips this one, or the ends of its parents do not release it."""
+    """A claim finds another run active and the policy skips this one, or its parents did not end as required."""
 
 
 @dataclass(frozen=True, slots=True)

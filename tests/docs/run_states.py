@@ -13,19 +13,19 @@ from tidewheel.runs import DEAD_LETTERED, FINAL, MOVES, Move, RunState
 PAGE = Path(__file__).parents[2] / "docs" / "run-states.md"
 
 _HEAD = """\
-# A run's life
+# Run states
 
 <!-- Generated from `tidewheel/runs.py` by `python -m tests.docs.run_states`; a test compares the two. Edit the table
 and the sentences there. -->
 
-A **run** is created for an occurrence or a trigger; an **attempt** is one claim of it. A run has one state at a time
+A **run** is created for an occurrence or a trigger. An **attempt** is one claim of it. A run has one state at a time
 and moves only as drawn here. REST, messages and the command line show the state as `status`, Python as `run.state`.
-Every statement that writes a state takes its allowed sources and its target from one table. So a move that is not
-drawn changes nothing. This picture has the most common moves:
+Every statement that writes a state takes its allowed sources and its target from one table. So no other move is
+possible. This picture has the most common moves:
 
 ![The life of a run](images/life-of-a-run.svg)
 
-The next one has all moves. A dot is a state from which a run moves; the arrow's head is the state that follows.
+The next picture has all moves. A dot marks the state before the move, and the arrow's head the state after it.
 Terminal states are grey.
 
 ![All moves of a run](images/moves-of-a-run.svg)
@@ -33,7 +33,7 @@ Terminal states are grey.
 _TAIL = """\
 ## What holds in every state
 
-- A terminal run never changes. One transaction deletes its row in `job_runs`, writes that in `finished_runs` and
+- A terminal run never changes. One transaction deletes its row in `job_runs`, writes the row in `finished_runs` and
   appends its completion event. A retry on request is a new run.
 - `lost` is an attempt's outcome, never a run's state: the run goes back to `retrying`, and only `max_lost` such losses
   make it `failed`.
@@ -41,8 +41,8 @@ _TAIL = """\
   executor that owns it. A write that does not match changes nothing.
 - A run that is `cancelling` can only become `cancelled`, even if its handler succeeds, or if its executor is lost or
   releases it.
-- `queued` is shown as `scheduled` while the run's `publish_at` is ahead. The database's clock
-  decides; no executor claims it before.
+- `queued` is shown as `scheduled` while the run's `publish_at` is in the future, by the database's clock. No executor
+  claims it before.
 """
 
 
