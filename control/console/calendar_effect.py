@@ -44,7 +44,7 @@ def effect_of(connection: Connection, tenant: str, found: CalendarDetail, then: 
     for key in found.keys[:_JOBS]:
         lines += _of_job(connection, tenant, key, now, then)
     if found.jobs > _JOBS:
-        lines.append(f"{counted(found.jobs - _JOBS, 'further job')} not looked at.")
+        lines.append(f"{counted(found.jobs - _JOBS, 'further job')} not checked.")
     return lines
 
 

@@ -149,8 +149,8 @@ class RunDoctor:
         """Return what the checks do."""
         ensure_all_tenants(caller)
         return Dialog(
-            "Run the checks of doctor?", "Run the checks", urls("fleet"), place="fleet", keep="Run none",
-            will=("Twenty checks read PostgreSQL and Kafka, some seconds in all.",), stays=("They change nothing.",),
+            "Run the checks of doctor?", "Run the checks", urls("fleet"), place="fleet", keep="Back",
+            will=("Twenty checks read PostgreSQL and Kafka, for a few seconds.",), stays=("They change nothing.",),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -161,7 +161,7 @@ class RunDoctor:
     async def _run(self, now: datetime, urls: Urls) -> Done:
         found = await self.doctor.run(now, _WAIT_SECONDS)
         if found.is_running or found.report is None:
-            return Done(urls("fleet"), "The checks of doctor still run. Load this page again in a moment.")
+            return Done(urls("fleet"), "The checks of doctor are still running. Reload this page in a moment.")
         return Done(urls("fleet"), f"doctor: {counted(len(found.report.findings), 'finding')}.")
 
 

@@ -41,7 +41,7 @@ async def read_form(request: Request, most_bytes: int = MOST_BYTES) -> Form:
         body += chunk[: most_bytes - len(body)]
     if read_bytes > most_bytes:
         payload = f", a payload {size(MAX_PAYLOAD_BYTES)} of that" if most_bytes > MAX_PAYLOAD_BYTES else ""
-        detail = f"this form takes {size(most_bytes)} at most{payload}; nothing was saved"
+        detail = f"this form accepts at most {size(most_bytes)}{payload}; nothing was saved"
         raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)
     try:
         return ImmutableMultiDict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
@@ -63,7 +63,7 @@ def check_form(request: Request, form: Mapping[str, str], door: Door) -> None:
         raise HTTPException(HTTPStatus.FORBIDDEN, "a page of another site may not change anything here")
     token, cookie = form.get("token", ""), request.cookies.get(FORM_COOKIE, "")
     if not door.signer.fits_form(token, cookie, door.sign_in_of(request)):
-        raise HTTPException(HTTPStatus.FORBIDDEN, "the form is out of date; load the page again and repeat the action")
+        raise HTTPException(HTTPStatus.FORBIDDEN, "the form is out of date; reload the page and repeat the action")
 
 
 def _is_foreign(origin: str | None, host: str) -> bool:

@@ -132,10 +132,10 @@ def sentence(along: Axis, timeline: JobTimeline, coming: Sequence[Counted]) -> s
     skipped = sum(each.occurrences for each in timeline.skips)
     if skipped:
         exact = all(each.exact for each in timeline.skips) and not timeline.more_skips
-        parts.append(f"; {number(skipped, at_least=not exact)} did not fire")
+        parts.append(f"; {counted(skipped, 'occurrence', at_least=not exact)} did not fire")
     ahead = sum(each.fires for each in coming)
     if ahead:
-        parts.append(f"; {number(ahead, at_least=not all(each.exact for each in coming))} to come")
+        parts.append(f"; {counted(ahead, 'occurrence', at_least=not all(each.exact for each in coming))} to come")
     return "".join(parts) + "."
 
 
@@ -205,7 +205,7 @@ def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Ma
         )
     if family == "moving" and timeline.took_p95 is not None and took is not None and took > timeline.took_p95:
         family = "trouble"
-        words += f", longer than 95 % of its runs ({duration(timeline.took_p95)})"
+        words += f", longer than 95 % of the job's runs ({duration(timeline.took_p95)})"
     if family == "ahead":
         top, height, dots = SIZE.above - _HOLLOW, _HOLLOW, []
     return Mark(words, href, Bar(family, x, round(top, 1), width, height), dots=dots)
@@ -239,7 +239,7 @@ def _span_of(each: TimelineBin) -> dict[str, str]:
 def _skips(along: Axis, timeline: JobTimeline) -> Iterator[Mark]:
     for each in timeline.skips:
         first, last = along.x(max(each.at, along.begin)), along.x(each.last_at)
-        many = number(each.occurrences, at_least=not each.exact)
+        many = counted(each.occurrences, "occurrence", at_least=not each.exact)
         words = f"{many} not fired, {state(each.reason)}: {along.clock(each.at)}"
         words += f" to {along.clock(each.last_at)}" if each.last_at != each.at else ""
         bar = Bar("undone", first, SIZE.above - 2.5, round(last - first, 3), 5) if last - first > _THINNEST else None
@@ -251,7 +251,7 @@ def _ahead(along: Axis, coming: Sequence[Counted]) -> Iterator[Mark]:
     for at, each in zip(begins, coming, strict=False):
         if each.fires:
             x = max(along.x(at), along.x(along.now)) if at <= along.now else along.x(at)
-            words = f"{number(each.fires, at_least=not each.exact)} to come, {along.clock(at)}"
+            words = f"{counted(each.fires, 'occurrence', at_least=not each.exact)} to come, {along.clock(at)}"
             width = round(along.width * 0.7, 3)
             yield Mark(words, bar=Bar("ahead", round(x + along.width * 0.15, 3), SIZE.above - _HOLLOW, width, _HOLLOW))
 

@@ -47,7 +47,9 @@ def strip(runs: Sequence[RecentRun], *, comes: bool) -> Strip:
         bars.append(StripBar("ahead", _SHOWN * _STEP + 1, AXIS - 7.0, 6.0))
     failed = sum(family_of(run.state) == "bad" for run in runs)
     return Strip(
-        bars, f"{failed} of {len(runs)} failed" if failed else f"{counted(len(runs), 'run')}, none failed", failed
+        bars,
+        f"{failed} of {counted(len(runs), 'run')} failed" if failed else f"{counted(len(runs), 'run')}, none failed",
+        failed,
     )
 
 
@@ -62,7 +64,7 @@ def strip_of_bins(bins: Sequence[ActivityBin]) -> Strip:
             bars.append(StripBar("good", at * _STEP, round(AXIS - height, 1), height))
         if failed:
             bars.append(StripBar("bad", at * _STEP, AXIS + 1.0, _DEEP))
-    return Strip(bars, f"{sum(good) + sum(bad):,} ended in the last hour, {sum(bad):,} failed", sum(bad))
+    return Strip(bars, f"{counted(sum(good) + sum(bad), 'run')} ended in the last hour, {sum(bad):,} failed", sum(bad))
 
 
 def _bar(run: RecentRun, x: int) -> StripBar:

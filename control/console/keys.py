@@ -29,7 +29,7 @@ _SCOPES = {
     Scope.READ: "look at jobs, runs and pages",
     Scope.WRITE: "submit, change, trigger and delete jobs",
     Scope.OPERATE: "pause, cancel, retry, redrive, freeze",
-    Scope.ADMIN: "all of these, tenants, keys and the audit log",
+    Scope.ADMIN: "all of these, and tenants, keys and the audit log",
 }
 
 _LOOKED_AT = 1_000  # keys of a tenant
@@ -73,7 +73,7 @@ class NewKey:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the fields of a key."""
         whose = f"tenant {caller.tenant}"
-        everywhere = [Field("all_tenants", "Valid for all tenants", "check", help=f"Else for {whose} only.")]
+        everywhere = [Field("all_tenants", "Valid for all tenants", "check", help=f"Otherwise only for {whose}.")]
         return Dialog(
             "New key", "Create the key", urls("keys"), place="admin", keep="Back",
             will=("The next page shows the key once.",),
@@ -82,7 +82,7 @@ class NewKey:
                 *(Field(each, each, "check", help=words) for each, words in _SCOPES.items()),
                 *(everywhere if caller.all_tenants else ()),
                 Field("lifetime", "Expires after (optional)", help="Such as 90d."),
-                Field("rate", "Requests per second (optional)", "number", help="By default the setting of the API."),
+                Field("rate", "Requests per second (optional)", "number", help="Empty: the default of the API."),
             ),
         )  # fmt: skip
 
@@ -114,16 +114,16 @@ class RevokeKey:
         own = ("You are signed in with it: your sign-in ends too.",) if key.key_id == _own(request) else ()
         return Dialog(
             f"Revoke key {key.name}?", f"Revoke {key.name}", urls("keys"), place="admin", danger=True,
-            will=("Its requests are refused, and its sign-ins end, from the next second on.", *own, used),
-            stays=("What it has changed stays. A revocation cannot be undone: create another key.",), keep="Keep it",
-            warnings=() if last is None else (FieldError("", last, "create another one before"),),
+            will=("Within a second, its requests are refused and its sign-ins end.", *own, used),
+            stays=("Its past changes stay. A revocation cannot be undone: create a new key instead.",), keep="Keep it",
+            warnings=() if last is None else (FieldError("", last, "create another one first"),),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Revoke it."""
         key = _shown(connection, caller, request)
         changed = ApiKeys(connection).revoke(key.key_id, all_tenants=caller.all_tenants)
-        return Done(urls("keys"), f"Key {key.name} is revoked." if changed else f"Key {key.name} was revoked before.")
+        return Done(urls("keys"), f"Key {key.name} is revoked." if changed else f"Key {key.name} was already revoked.")
 
 
 def _last_admin(connection: Connection, caller: Caller, key: ApiKeySummary) -> str | None:

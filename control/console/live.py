@@ -111,7 +111,7 @@ class Live:
             (len(watchers), _WATCHERS, "this process"),
         ):
             if count >= most:
-                message = f"{most} pages of {whose} are live, and no more may be; close one, or reload this one"
+                message = f"{most} pages of {whose} are live, which is the limit; close one, then reload this page"
                 raise Overloaded(message)
 
     def _watch(self, name: str, watcher: _Watcher) -> _Tenant:

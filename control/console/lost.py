@@ -11,7 +11,7 @@ from tidewheel.jobs.values import format_timestamp
 _THING = re.compile(r"/(jobs|runs|calendars|dead-letters|workflows|bulk/[a-z]+|admin/tenants|admin/keys)/([^/]+)")
 _NOUNS = {"jobs": "job", "runs": "run", "calendars": "calendar", "dead-letters": "dead letter", "workflows": "workflow",
           "admin/tenants": "tenant", "admin/keys": "key"}  # fmt: skip
-_KEPT = "Finished runs are kept for 90 days, unless a setting has another retention; an archive may have older ones."
+_KEPT = "By default, finished runs are kept for 90 days. An archive may have older runs."
 _VERSION = 8  # of the ids of runs
 
 

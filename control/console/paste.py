@@ -49,7 +49,7 @@ def read_pasted(text: str) -> Pasted:
         if (found := read(bare)) is not None:
             return found
     remedy = "paste one line of a crontab, rate(…) or cron(…) of EventBridge, or a CronJob of Kubernetes"
-    raise InvalidInput([FieldError("paste", "it is no schedule that is known here", remedy)])
+    raise InvalidInput([FieldError("paste", "this is not a known schedule format", remedy)])
 
 
 def _event_bridge(text: str) -> Pasted | None:
@@ -85,7 +85,7 @@ def _cron_job(text: str) -> Pasted | None:
     notes = [f"concurrencyPolicy {policy} is overlap {job['overlap']}."]
     if spec.get("suspend") is True:
         job["paused"] = True
-        notes.append("suspend: true is paused: true, which holds when the job is created.")
+        notes.append("suspend: true is paused: true, which applies when the job is created.")
     if "startingDeadlineSeconds" in spec:
         notes.append("startingDeadlineSeconds has no field: catch_up decides what fires after downtime.")
     command = _command(spec)
@@ -93,7 +93,7 @@ def _cron_job(text: str) -> Pasted | None:
         job["target"] = {"type": "shell", "argv": command}
         notes.append("The command of its container is a shell target: an executor must have its program.")
     else:
-        notes.append("Its container is not read: choose what runs.")
+        notes.append("Its container is not imported: choose a target.")
     return Pasted(job, notes)
 
 
@@ -121,15 +121,13 @@ def _crontab(text: str) -> Pasted | None:
     if found is None:
         return None
     schedule: dict[str, object] = {"cron": [found[1]]}
-    notes = ["Its times were those of the machine: choose the time zone."]
+    notes = ["A crontab has no time zone: choose the one of its machine."]
     if zones:
         schedule["timezone"], notes = zones[-1], [f"Its time zone is {zones[-1]}."]
     job: dict[str, object] = {"schedule": schedule}
     if command := (found[2] or "").strip():
         job["target"] = {"type": "shell", "argv": _words(command)}
-        notes.append(
-            "Its command is a shell target, which an operator must have turned on. A handler or a URL does too."
-        )
+        notes.append("The command becomes a shell target, which an operator must enable. Or choose a handler or a URL.")
     return Pasted(job, notes)
 
 

@@ -50,7 +50,7 @@ def about_run(run: RunDetail, now: datetime) -> str:
     error = _cut(": ".join(part for part in (summary.error_type, run.error_message) if part))
     match summary.status:
         case RunState.SUCCEEDED:
-            return f"Succeeded in {took}, attempt {summary.attempt}."
+            return f"Attempt {summary.attempt} succeeded in {took}."
         case RunState.FAILED | RunState.TIMED_OUT:
             how = "Failed" if summary.status == RunState.FAILED else "Timed out"
             reason = error or state(summary.reason or "") or "no error is recorded"
@@ -91,7 +91,7 @@ def _latest(latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:
     ended = [run for run in latest if run.finished_at is not None and run.status != RunState.SKIPPED]
     if not ended:
         if not latest:
-            return "It never ran."
+            return "It has never run."
         skips = sum(run.status == RunState.SKIPPED for run in latest)
         were = "was" if skips == 1 else "were"
         found = f"{skips} of its latest {counted(len(latest), 'run')} {were} skipped."
@@ -123,7 +123,7 @@ def _failed_of(ended: Sequence[RunSummary], failed: Sequence[RunSummary], now: d
 
 def _well(streak: int, skipped: str, failed: str) -> str:
     if streak > 1 and not skipped and not failed:
-        return f"Runs well: {streak} in a row."
+        return f"Runs well: the last {streak} runs succeeded."
     return f"{failed}The last {f'{streak} runs' if streak > 1 else 'run'} succeeded{skipped}."
 
 

@@ -19,8 +19,8 @@ from tidewheel.settings.api import is_loopback
 
 _NO_KEY = "No such key, or it was revoked."
 _MISTYPED = "The key has a typing error, or a part of it is missing. Copy the whole key."
-_MAY_NOT_READ = "This key may not read. A page needs the scope read."
-_PLAIN = "This page was reached by plain HTTP, where others can read the key. Open it by https."
+_MAY_NOT_READ = "This key lacks the scope read, which every page needs."
+_PLAIN = "This page came by plain HTTP, where others can read the key. Open it by HTTPS."
 _BUSY = "The key has sent too many requests at once. Sign in again in a moment."
 
 

@@ -209,10 +209,10 @@ def _effects(in_force: JobDetail | None, coming: Sequence[UpcomingOccurrence], v
     ahead = sum(each.run_id is not None for each in coming)
     if ahead:
         noun = "is" if ahead == 1 else "are"
-        yield f"{counted(ahead, 'run')} written ahead {noun} taken back; version {version} writes its own."
+        yield f"{counted(ahead, 'run')} written ahead {noun} retracted. Version {version} writes its own runs."
     yield f"Runs under way end as they are, with version {in_force.summary.version}."
     if in_force.error is not None:
-        yield "The job is quarantined; saving releases it."
+        yield "The job is quarantined. Saving releases it."
 
 
 def _as_text(each: Difference) -> Changed:

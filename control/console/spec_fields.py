@@ -101,14 +101,14 @@ def _retry(name: str, label: str, kind: Kind = "text", help: str = "", *, defaul
 _INDENTED = 32_768  # characters up to which JSON is indented
 _LINES = "One per line."
 GROUPS: Sequence[Group] = (
-    Group("What", (
+    Group("Target and payload", (
         SpecField("target.name", "handler", only="handler", help="The name of a Python handler."),
         SpecField("target.url", "url", only="http", help="The payload is the body of the request."),
         SpecField("target.method", "method", only="http", options=_options(HttpTargetSpec, "method"), default="POST"),
         SpecField("target.headers", "headers", "json", only="http", rows=3,
                   help='A JSON object: {"X-Team": "billing", "Authorization": {"secret": "NAME"}}'),
         SpecField("target.async", "async", "flag", only="http", options=("true", "false"), default="false",
-                  help="true: 202 leaves the run open until it is completed by its task token."),
+                  help="true: after a 202, the run stays open until its task token completes it."),
         SpecField("target.topic", "topic", only="kafka"),
         SpecField("target.key", "message key", only="kafka"),
         SpecField("target.await_reply", "await_reply", "flag", only="kafka", options=("true", "false"),
@@ -119,7 +119,7 @@ GROUPS: Sequence[Group] = (
         SpecField("target.region", "region", only="lambda"),
         SpecField("payload", "payload", "json", rows=8, help="Any JSON value, 256 KiB at most."),
     ), chooser="target", folded=False),
-    Group("When", (
+    Group("Schedule", (
         SpecField("schedule.cron", "cron", "list", only="cron", rows=2, help="One per line, such as 30 2 * * *."),
         SpecField("schedule.timezone", "timezone", "zone", only="cron", default="UTC", help="Such as Europe/Berlin."),
         SpecField("schedule.dst_gap", "dst_gap", only="cron", options=_options(CronSpec, "dst_gap"),
@@ -127,9 +127,9 @@ GROUPS: Sequence[Group] = (
         SpecField("schedule.dst_overlap", "dst_overlap", only="cron", options=_options(CronSpec, "dst_overlap"),
                   default="first", help="For a local time that occurs twice."),
         SpecField("schedule.interval", "interval", "span", only="interval", help="Such as 10s or 1h30m."),
-        SpecField("schedule.anchor", "anchor", only="interval", help="The instant that intervals are counted from."),
+        SpecField("schedule.anchor", "anchor", only="interval", help="Intervals count from this instant."),
         SpecField("schedule.fixed_delay", "fixed_delay", "span", only="fixed_delay",
-                  help="The time from the end of a run to the next."),
+                  help="The time from the end of a run to the next run."),
         SpecField("schedule.once", "once", only="once", help="An instant with its offset: 2026-12-24T08:00:00+01:00"),
         SpecField("schedule.after", "after", "parents", only="after", rows=3,
                   help="One parent per line: KEY, KEY=failure or KEY=always."),
@@ -138,33 +138,33 @@ GROUPS: Sequence[Group] = (
         _of("max_runs", "max_runs", "number", "The schedule ends after this many occurrences."),
         _of("jitter", "jitter", "span", "The longest random delay: a duration, or a share such as 10%.", default="0s"),
     ), chooser="schedule", folded=False),
-    Group("How often again", (
+    Group("Retries", (
         _retry("max_attempts", "max_attempts", "number", "Includes the first attempt.", default=str(DEFAULT_ATTEMPTS)),
         _retry("backoff", "backoff", help="How the delay between attempts grows.", default="exponential"),
         _retry("initial", "initial", "span", "The delay before the second attempt."),
-        _retry("factor", "factor", "number", "Each delay is the one before times this factor."),
+        _retry("factor", "factor", "number", "Each delay is the previous delay times this factor."),
         _retry("max", "max", "span", "The longest delay."),
         _retry("jitter", "jitter", help="The random share of each delay.", default="10%"),
         _retry("intervals", "intervals", "list", "Delays before attempts 2, 3, …: one per line.", default=""),
         _retry("non_retryable", "non_retryable", "list", "Error types that end the run, one per line.", default=""),
         _choice("delivery", "delivery", "at_most_once: no attempt follows one that may have started."),
-        _of("pause_on_failure", "pause_on_failure", "number", "It is paused after this many failures in a row."),
+        _of("pause_on_failure", "pause_on_failure", "number", "The job is paused after this many failures in a row."),
         _of("on_failure", "on_failure", help="The key of a job to trigger after a run that fails for good."),
     )),
-    Group("How long", (
-        _of("start_to_close", "start_to_close", "span", "One attempt, at most."),
-        _of("schedule_to_start", "schedule_to_start", "span", "Until the first attempt begins, at most."),
-        _of("schedule_to_close", "schedule_to_close", "span", "All attempts together, at most."),
-        _of("heartbeat", "heartbeat", "span", "Between two heartbeats of an attempt, at most."),
+    Group("Timeouts", (
+        _of("start_to_close", "start_to_close", "span", "The longest time of one attempt."),
+        _of("schedule_to_start", "schedule_to_start", "span", "The longest time until the first attempt begins."),
+        _of("schedule_to_close", "schedule_to_close", "span", "The longest time of all attempts together."),
+        _of("heartbeat", "heartbeat", "span", "The longest time between two heartbeats of an attempt."),
     )),
-    Group("If it overlaps", (
-        _choice("overlap", "overlap", "If another run is active.", default="skip if it recurs, else allow_all"),
+    Group("Overlap and limits", (
+        _choice("overlap", "overlap", "If another run is active.", default="skip if recurring, else allow_all"),
         SpecField("concurrency_key.key", "concurrency key",
                   help="Runs of all jobs with this key share places. {payload.customer} takes a field of the payload."),
         SpecField("concurrency_key.at_once", "at_once", "number", default="1 without a rate",
-                  help="The places of the concurrency key."),
-        SpecField("concurrency_key.rate", "rate", help="Starts with the key per time, such as 100/min."),
-        SpecField("concurrency_key.burst", "burst", "number", help="Starts at once after idle time; needs a rate."),
+                  help="How many runs with this key may be active at once."),
+        SpecField("concurrency_key.rate", "rate", help="The most starts per time, such as 100/min."),
+        SpecField("concurrency_key.burst", "burst", "number", help="The most starts at once after idle time."),
         SpecField("ordering_key.key", "ordering key", help="Runs with this key start one after another."),
         SpecField("ordering_key.on_failure", "on_failure of the ordering key",
                   options=_options(OrderingKey, "on_failure"), default="block"),
@@ -172,22 +172,24 @@ GROUPS: Sequence[Group] = (
         SpecField("dedupe.window", "dedupe window", "span", help="Such as 10m, from the first trigger on."),
         SpecField("dedupe.mode", "dedupe mode", options=_options(JobDedupe, "mode"), default="reject",
                   help="A later trigger is dropped, replaces the inputs of the run, or replaces and postpones it."),
-        SpecField("dedupe.longest", "dedupe longest", "span", default="ten windows", help="Longest delay of debounce."),
+        SpecField("dedupe.longest", "longest dedupe delay", "span", default="ten windows",
+                  help="The longest time by which debounce delays a run."),
     )),
-    Group("If it was missed", (
-        _choice("catch_up", "catch_up", "After downtime."), _choice("on_resume", "on_resume", "After a pause."),
-        _of("window", "window", "span", "The age up to which fire_all fires."),
-        _of("exclude_calendars", "exclude_calendars", "list", f"It does not fire on their days. {_LINES}", default=""),
-        _of("include_calendars", "include_calendars", "list", f"It fires only on their days. {_LINES}", default=""),
-        _choice("on_excluded", "on_excluded", "For an occurrence on another day."),
+    Group("Missed and excluded occurrences", (
+        _choice("catch_up", "catch_up", "What happens after downtime."),
+        _choice("on_resume", "on_resume", "What happens after a pause."),
+        _of("window", "window", "span", "The oldest age at which fire_all fires an occurrence."),
+        _of("exclude_calendars", "exclude_calendars", "list", f"No firing on their days. {_LINES}", default=""),
+        _of("include_calendars", "include_calendars", "list", f"Firing only on their days. {_LINES}", default=""),
+        _choice("on_excluded", "on_excluded", "What happens to an occurrence on an excluded day."),
     )),
-    Group("Where, and labels", (
+    Group("Queue, lane and labels", (
         _of("queue", "queue", help="Executors that serve this queue take its runs."),
-        _choice("lane", "lane", "Its priority class: one topic each."),
-        _of("priority", "priority", "number", "0 to 9: 9 goes first."),
+        _choice("lane", "lane", "The priority class. Each lane has its own topic."),
+        _of("priority", "priority", "number", "0 to 9: 9 starts first."),
         SpecField("labels", "labels", "pairs", rows=2, help="One name=value per line."),
         SpecField("description", "description", rows=2),
-        _of("history_limit", "history_limit", "number", "The number of its latest ended runs to keep."),
+        _of("history_limit", "history_limit", "number", "How many of the latest finished runs to keep."),
     )),
 )  # fmt: skip
 """Grouped as in the definition of a job; what the form lacks, the JSON view has."""

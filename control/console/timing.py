@@ -12,7 +12,7 @@ from tidewheel.runs import OWNED
 _THINNEST = 0.15  # percent: a pixel of a wide page
 _TICK = 0.4
 _ATTEMPTS = 12
-_NOT_RECORDED = "its time is not kept"
+_NOT_RECORDED = "its time is not recorded"
 
 
 @dataclass(frozen=True, slots=True)

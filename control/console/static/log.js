@@ -35,7 +35,7 @@ function followLog(lines) {
           if (isNew) { waiting.push(made); unseen += made.childElementCount; }
           const follows = atEnd() && document.getSelection().isCollapsed;
           if (follows) { append(); lines.scrollTop = lines.scrollHeight; }
-          show(more === undefined ? "The attempt has ended. Reload this page for its end."
+          show(more === undefined ? "The attempt has ended. Reload this page to see its outcome."
             : follows ? "Follows while its end is in view." : `${unseen} new lines below: scroll to the end.`);
         }
       } catch { show("No answer. It tries again."); }

@@ -233,7 +233,7 @@ def test_audit_log_is_filtered_and_leads_to_what_was_changed(pages: ApiClient) -
     one = pages.get("/admin/audit?object=job/a/b&action=job.pause").text
     assert one.count("<tr>") == 2
     assert "job.pause" in one
-    assert "No change fits the filters" in pages.get("/admin/audit?since=%2B5m&door=kafka").text
+    assert "No change matches the filters" in pages.get("/admin/audit?since=%2B5m&door=kafka").text
     wrong = pages.get("/admin/audit?since=soon")
     assert wrong.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "since" in wrong.text
@@ -272,7 +272,7 @@ def test_unknown_tenant_has_a_page_with_the_way_back(pages: ApiClient) -> None:
 
 def test_tenant_shows_what_ended_in_the_last_hour(pages: ApiClient) -> None:
     page = pages.get("/admin/tenants/default").text
-    assert "0 ended in the last hour, 0 failed" in page
+    assert "0 runs ended in the last hour, 0 failed" in page
     pages.database.execute(
         "INSERT INTO activity (tenant, at, grain, queue, lane, state, runs, stages, took, slowest)"
         " SELECT 'default', tidewheel_now() - at, 0, 'q', 'batch', state, runs, '{}', '{}', '{}'"
@@ -280,5 +280,5 @@ def test_tenant_shows_what_ended_in_the_last_hour(pages: ApiClient) -> None:
         " AS a (at, state, runs)"
     )
     page = pages.get("/admin/tenants/default").text
-    assert "1,203 ended in the last hour, 3 failed" in page
+    assert "1,203 runs ended in the last hour, 3 failed" in page
     assert page.count('<rect class="bad"') == page.count('<rect class="good"') == 1

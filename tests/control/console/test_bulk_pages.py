@@ -209,7 +209,7 @@ def test_dead_message_is_shown_in_hexadecimal_and_as_text_and_sent_again(pages: 
     assert "it is neither JSON nor Avro" in text
     done(posted(pages, link(text, "Send again…")))
     work_off(pages.database)
-    assert "as it was." in shown(pages, f"/dead-letters/{number}")
+    assert "unchanged." in shown(pages, f"/dead-letters/{number}")
 
 
 def test_purge_of_many_needs_their_number(pages: ApiClient) -> None:
@@ -543,7 +543,7 @@ def test_backfill_shows_its_progress_and_is_paused_and_cancelled(pages: ApiClien
 
 def test_unknown_bulk_work_and_empty_lists_say_so(pages: ApiClient) -> None:
     assert "Nothing in bulk." in shown(pages, "/bulk")
-    assert "No dead letter waits for you." in shown(pages, "/dead-letters")
+    assert "No dead letter. A run that fails" in shown(pages, "/dead-letters")
     unknown = ("bulk/backfill/x", "bulk/cancellation/7", "bulk/redrive/7", "bulk/nothing/7", "dead-letters/x")
     for path in (*unknown, "dead-letters/7", "dead-letters/99999999999999999999"):
         assert pages.get(f"/{path}").status_code == HTTPStatus.NOT_FOUND, path

@@ -70,7 +70,7 @@ def test_changes_are_laid_on_top_of_another_edit_and_nothing_else(here: Tab, dat
     payload(at).fill('{"depot": 2}')
     press(at, "Save")
     expect(at.locator(".race")).to_be_focused()
-    press(at, "Lay 1 change on top of version 2")
+    press(at, "Apply 1 change to version 2")
     expect(cron(at)).to_have_value("0 6 * * *")
     at.reload()  # the merged form survives, as what was typed on version 2
     expect(at.locator(".draft")).to_contain_text("Restored what you typed at")
@@ -92,7 +92,7 @@ def test_field_that_both_have_changed_stays_theirs_unless_yours_is_taken(here: T
     expect(at.locator("[name=target]:checked")).to_have_value("handler")
     expect(cron(at)).to_be_visible()
     expect(at.locator("[name='target.name']")).to_be_visible()
-    press(at, "Lay your changes on top of version 2")
+    press(at, "Apply your changes to version 2")
     expect(cron(at)).to_have_value("0 6 * * *")
     payload(at).fill('{"depot": 3}')
     save(at, 3)
@@ -200,7 +200,7 @@ def test_form_beyond_its_limit_names_it_and_stays(here: Tab) -> None:
     payload(at).evaluate("field => { field.value = ' '.repeat(3_000_000); }")
     at.get_by_role("button", name="Save").last.click()
     expect(at.locator(".said")).to_have_text(
-        "This form takes 2 MiB at most, a payload 256 KiB of that; nothing was saved"
+        "This form accepts at most 2 MiB, a payload 256 KiB of that; nothing was saved"
     )
     assert len(payload(at).input_value()) == 3_000_000
 

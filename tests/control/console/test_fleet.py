@@ -93,7 +93,7 @@ def test_doctor_runs_on_request_and_the_page_keeps_its_findings(pages: ApiClient
     assert "database" in str(report["passed"])
     page = pages.get("/fleet").text
     assert "Run doctor again" in page
-    assert "Nothing wrong: " in page
+    assert "Passed: " in page
     assert pages.get("/api/v1/doctor").json() == found
 
 

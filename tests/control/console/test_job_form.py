@@ -293,7 +293,7 @@ def test_pasted_schedule_fills_the_form(pages: ApiClient, text: str, field: str,
     assert typed_in(page)["key"] == "mine"
     page = pressed(pages, "/jobs/new", "paste", paste=text, key="mine", description="typed before", labels="team=a")
     assert (typed_in(page)[field], typed_in(page)["description"]) == (value, "typed before")
-    assert "known here" in pressed(pages, "/jobs/new", "paste", paste="every full moon").text
+    assert "known schedule format" in pressed(pages, "/jobs/new", "paste", paste="every full moon").text
 
 
 def test_cron_job_of_kubernetes_fills_the_form(pages: ApiClient) -> None:
@@ -322,7 +322,7 @@ def test_form_beyond_its_limit_is_refused_with_that_limit_and_a_way_back(pages: 
     submit(pages.database)
     refused = pressed(pages, "/jobs/job/edit", "save", payload=" " * 3_000_000)
     assert refused.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    assert "This form takes 2 MiB at most, a payload 256 KiB of that; nothing was saved" in refused.text
+    assert "This form accepts at most 2 MiB, a payload 256 KiB of that; nothing was saved" in refused.text
     assert "Go back in the browser" in refused.text
     with console(pages.database) as browser:
         signed_in(browser, key_of(pages.database, "read", "write"))

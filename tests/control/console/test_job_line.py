@@ -67,7 +67,7 @@ def test_every_run_has_a_mark_within_the_drawing(
     line = job_line(along, timeline(shown, [skip], [pause]), [Counted(1, exact=True)], (), URLS, address=ADDRESS)
     assert inside(line)
     assert sum(mark.href is not None for mark in line.marks) == len(shown)
-    assert "3 did not fire; 1 to come" in line.words
+    assert "3 occurrences did not fire; 1 occurrence to come" in line.words
 
 
 def test_runs_at_once_are_counted_and_one_after_another_are_not() -> None:

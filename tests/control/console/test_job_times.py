@@ -47,8 +47,8 @@ def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_tab
     assert "Mon 2 Mar 2026 12:00:00 UTC: It was in a pause" in page
     assert "Mon 2 Mar 2026 13:00:00 CET: It was in a pause" in shown(pages, "/jobs/job?window=24h&tz=Europe/Berlin")
     assert "1 run succeeded, 1 failed" in page
-    assert "4 did not fire" in page
-    assert "4 not fired, paused: 09:00 to 12:00" in page
+    assert "4 occurrences did not fire" in page
+    assert "4 occurrences not fired, paused: 09:00 to 12:00" in page
     assert "4 skipped" in page
     assert f'href="/runs/{failed.run_id}"' in page
     assert 'fill="url(#hatch)"' in page
@@ -99,7 +99,7 @@ def test_job_of_a_second_is_drawn_in_bins(clocked: ClockedDatabase, pages: ApiCl
     clocked.stop_clock(t("03-02T08:00") + timedelta(seconds=450))
     fire_all(clocked)
     page = shown(pages, "/jobs/job?window=1h")
-    assert "30 to come, 08:10" in page
+    assert "30 occurrences to come, 08:10" in page
     assert " open" in page
     assert page.count("<rect") < 400
 

@@ -61,10 +61,10 @@ def test_pages_of_an_empty_installation_name_the_first_step(pages: ApiClient) ->
     ("path", "words", "place", "command"),
     [
         ("/bulk", "changes many runs at once", "/jobs", "tidewheel job backfill"),
-        ("/workflows", "is an occurrence of a job", "/jobs/new", "tidewheel job create publish --after load"),
+        ("/workflows", "Jobs that “after” connects", "/jobs/new", "tidewheel job create publish --after load"),
         ("/calendars", "to skip its days", "/new-calendar", "tidewheel calendar put"),
         ("/admin/keys", "scopes limit", "/admin/new-key", "tidewheel key create"),
-        ("/admin/tenants", "There is one tenant", "/admin/new-tenant", "tidewheel tenant create"),
+        ("/admin/tenants", "One tenant has all jobs", "/admin/new-tenant", "tidewheel tenant create"),
     ],
 )
 def test_empty_page_says_what_it_is_for_and_how_one_begins(
@@ -78,9 +78,9 @@ def test_empty_page_says_what_it_is_for_and_how_one_begins(
 
 def test_fresh_overview_says_what_its_plots_will_show(pages: ApiClient) -> None:
     page = shown(pages, "/")
-    assert "A bar has the runs that ended in its time" in page
-    assert "Two lines here show how long" in page
-    assert "each queue and lane is a row here" in page
+    assert "A bar counts the runs that ended in its time" in page
+    assert "two lines show their lateness" in page
+    assert "Each queue and lane with waiting runs has a row here" in page
 
 
 def test_retrying_run_names_its_failed_attempt_wherever_its_job_is_shown(pages: ApiClient) -> None:
@@ -190,7 +190,7 @@ def test_list_of_jobs_shows_the_last_runs_and_whose_last_run_failed(pages: ApiCl
         failed(pages.database, "charge")
     succeed(pages.database, begun(pages.database, "well"))
     page = shown(pages, "/jobs")
-    assert "3 of 3 failed" in page
+    assert "3 of 3 runs failed" in page
     assert 'aria-label="1 run, none failed"' in page
     assert "02:30 Berlin" in page
     assert 'href="/jobs/charge/pause"' in page

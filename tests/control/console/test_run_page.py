@@ -74,7 +74,7 @@ def test_run_that_catch_up_made_has_that_on_its_page(clocked: ClockedDatabase) -
         client.headers.update(HTML)
         page = shown(client, f"/runs/{run.run_id}")
         assert "<span>timer, caught up</span>" in page
-        assert re.search(r"its run was written [\w .]+ after its time", page)
+        assert re.search(r"Its run was written [\w .]+ after its time", page)
         assert "caught up" not in shown(client, f"/runs/{trigger(clocked)}").lower()
 
 
@@ -140,7 +140,7 @@ def test_waterfall_is_true_to_its_axis_and_marks_the_slowest_stage(pages: ApiCli
     assert '<td class="nowrap">back-off</td>' in marked
     assert float(re.findall(r'width="([\d.]+)%" height', marked)[0]) > 99
     assert re.search(r"slowest: back-off, 1 h 00 min of 1 h 00 min", page)
-    assert re.search(r"handler&#39;s start</td>.*its time is not kept", page)
+    assert re.search(r"handler&#39;s start</td>.*its time is not recorded", page)
     pages.database.execute("UPDATE job_runs SET publish_at = publish_at - interval '20 min'")
     page = shown(pages, f"/runs/{run}")
     assert "slowest: back-off, 40 min of 1 h 00 min" in page
@@ -184,7 +184,7 @@ def test_wait_under_a_freeze_that_is_over_names_it(pages: ApiClient) -> None:
     earlier = pages.database.now() - timedelta(hours=1)
     pages.database.execute("UPDATE job_runs SET created_at = %s, scheduled_at = %s", [earlier, earlier])
     begin(pages.database, run_id)
-    assert "A freeze (<bdi>queue=reports</bdi>) held it until the thaw by" in shown(pages, f"/runs/{run_id}")
+    assert "A freeze (<bdi>queue=reports</bdi>) held this run until the thaw by" in shown(pages, f"/runs/{run_id}")
     assert '1 h 00 min <span class="caption">frozen</span>' in shown(pages, "/jobs/nightly")
     other = begun(pages.database, "nightly")
     assert "A freeze (" not in shown(pages, f"/runs/{other.run_id}")

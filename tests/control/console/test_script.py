@@ -400,7 +400,7 @@ def test_keys_lead_to_places_rows_and_help_and_can_be_switched_off(here: Tab) ->
     at.keyboard.press("j")
     at.wait_for_url("**/jobs")
     at.keyboard.press("?")
-    expect(at.locator("dialog")).to_contain_text("density of rows")
+    expect(at.locator("dialog")).to_contain_text("row density")
     at.keyboard.press("Escape")
     expect(at.locator("dialog")).to_have_count(0)
     at.keyboard.press("j")

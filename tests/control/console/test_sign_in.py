@@ -63,7 +63,7 @@ def test_key_typed_into_a_page_that_came_by_plain_http_from_afar_is_refused(door
     form = form_of(door.get("/sign-in")) | {"key": key_of(door.database)}
     answer = door.post("/sign-in", data=form, headers={"Origin": "http://jobs.example.org", "Host": "jobs.example.org"})
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "Open it by https" in answer.text
+    assert "Open it by HTTPS" in answer.text
     assert COOKIE not in answer.headers.get("set-cookie", "")
 
 
@@ -98,7 +98,7 @@ def test_wrong_key_is_refused_and_the_page_keeps_all_but_the_key(door: ApiClient
 def test_key_that_may_not_read_opens_no_page(door: ApiClient) -> None:
     answer = sign_in(door, key_of(door.database, "write"))
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "needs the scope read" in answer.text
+    assert "lacks the scope read" in answer.text
 
 
 def test_revoked_key_ends_its_sign_in_within_a_second(door: ApiClient) -> None:

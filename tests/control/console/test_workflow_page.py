@@ -91,7 +91,7 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     assert f'href="/workflows/{root}?generation=0"' in page
     older = shown(pages, f"/workflows/{root}?generation=0")
     assert "4 jobs: 2 succeeded, 1 failed, 1 skipped." in older
-    assert "This is generation 0, as it ended before a resume." in older
+    assert "This is generation 0, as it ended before the resume." in older
     assert pages.get(f"/workflows/{root}?generation=2").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "Resume failed part" not in page
     assert pages.get(f"/workflows/{root}/resume").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
@@ -102,7 +102,7 @@ def test_run_shows_its_parents_and_children_with_their_states(pages: ApiClient) 
     place = re.sub(
         r"<[^>]+>", " ", shown(pages, f"/runs/{root}").partition("Place in the workflow")[2].partition("</section>")[0]
     )
-    assert place.split() == ["the", "whole", "graph", "succeeded", "a", "failed", "b", "succeeded", "c"]
+    assert place.split() == ["Whole", "graph", "succeeded", "a", "failed", "b", "succeeded", "c"]
     last = shown(pages, f"/runs/{run_of(pages.database, 'd')}")
     assert '<ul aria-label="before it">' in last
     assert '<ul aria-label="after it">' not in last
@@ -122,7 +122,7 @@ def test_list_has_every_occurrence_by_state_and_root_in_pages(pages: ApiClient) 
         ("?job=a", set(roots[:2])),
     ):
         assert {UUID(each) for each in re.findall(r'data-key="([^"]+)"', shown(pages, f"/workflows{query}"))} == found
-    assert "No workflow fits the filters." in shown(pages, "/workflows?state=open")
+    assert "No workflow matches the filters." in shown(pages, "/workflows?state=open")
     for query in ("?limit=1", "?limit=1&job=a", "?limit=1&state=failed"):
         path, seen = f"/workflows{query}", list[str]()
         while path:
@@ -147,7 +147,7 @@ def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
     page = shown(pages, f"/workflows/{root}")
     assert "It is paused." in page
     assert re.search(r"Paused by [^<]+ (now|\d+ m?s ago): &lt;i&gt;look\. 3 jobs: 1 ", page)
-    assert page.count("Waits for the resume of the paused workflow; after <bdi>b</bdi> succeeds") == 1
+    assert page.count("Waits until the workflow is resumed; after <bdi>b</bdi> succeeds") == 1
     assert f'action="/workflows/{root}/resume"' in page
     cancel = shown(pages, f"/workflows/{root}/cancel")
     assert "Cancel 1 open run of this workflow of a?" in cancel
