@@ -24,7 +24,7 @@ COORDINATOR_MOVES = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 }
-HEADROOM = 120 * MEGABYTE  # half of a bomb; a start has more clients, of four threads with 8 MB each, than the measured one
+HEADROOM = 120 * MEGABYTE  # half of a bomb; a start may have several clients more, of four threads with 8 MB each
 BOMBS = [("lz4", 1, 240_000_000), ("gzip", 1, 300_000_000), ("lz4", 5, 48_000_000)]
 IDS = ["lz4", "gzip", "several-messages"]
 
