@@ -622,6 +622,25 @@ SELECT f.run_id, coalesce(j.key, f.job_id::text), f.job_id, f.job_version, f.sta
    AND NOT EXISTS (SELECT FROM finished_runs AS r WHERE r.run_id = f.run_id)
    AND NOT EXISTS (SELECT FROM job_runs AS o WHERE o.run_id = f.run_id)
 
+-- name: read_retry_facts
+-- Returns what a retry of each of the given runs has to know: of its job, its workflow, its retries and its dead letter.
+-- Index: job_runs_pkey, the partitions' indexes by run and by job, jobs_pkey, workflows_pkey, dead_letters_run_id_key. No lock.
+-- Why LATERAL with an aggregate: a join of retries would be free to read all runs.
+SELECT r.run_id, j.deleted_at IS NOT NULL AS is_deleted, w.root_run_id IS NOT NULL AS is_part, n.retries, n.open_retries,
+       d.id AS dead_letter
+  FROM runs AS r
+  JOIN jobs AS j ON j.job_id = r.job_id
+  LEFT JOIN workflows AS w ON w.root_run_id = r.workflow_run_id AND w.root_job_id IS NOT NULL
+  LEFT JOIN dead_letters AS d ON d.run_id = r.run_id AND d.redriven_at IS NULL
+ CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE n.parent_run_id = r.run_id) AS retries,
+           count(*) FILTER (WHERE n.finished_at IS NULL AND n.run_id <> r.run_id
+                              AND n.root_run_id = coalesce(r.root_run_id, r.run_id)) AS open_retries
+      FROM runs AS n
+     WHERE n.job_id = r.job_id AND n.scheduled_at = r.scheduled_at
+ ) AS n
+ WHERE r.run_id = ANY (%(run_ids)s)
+
 -- name: show_run
 -- Returns one run with all its details except its attempts.
 -- Index: primary keys of the partitions, of jobs, job_versions, job_runs, executors and workflows; dead_letters_run_id_key. No lock.

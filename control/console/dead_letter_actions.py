@@ -11,16 +11,18 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import Whole, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.dead_letters import MAX_RATE, DeadLetters
+from tidewheel.control.client.dead_letters import MAX_RATE, DeadLetters, RedriveResult
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, sample_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, ensure_counted, until_of
 from tidewheel.control.console.dead_letters import REDRIVEN, TabQuery, by_tab
 from tidewheel.control.console.forms import Form
-from tidewheel.control.console.under_way import redrive_under_way
+from tidewheel.control.console.retried import PARTS, retried_lines
+from tidewheel.control.console.under_way import redrive_under_way, share
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, number
-from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary
+from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary, kind_to_redrive
+from tidewheel.control.reads.retry_facts import RetryFacts, read_retry_facts
 from tidewheel.errors import FieldError, refuse
 
 _RATE = "50"
@@ -55,7 +57,14 @@ class RedriveLetters:
         if query.kind == "message" or (found.first and found.first[0].kind == "message"):
             question, will = f"Send {many} again?", ["Each message goes to its topic once more, byte for byte."]
         else:
-            question, will = f"Redrive {many}{about}?", [_new_runs(connection, query), _FAILS_AGAIN]
+            facts = _facts(connection, filters, found)
+            question = f"Redrive {many}{about}?"
+            will = [_new_runs(connection, query), *_counted_words(facts), _FAILS_AGAIN]
+            if facts and all(each.is_deleted for each in facts):
+                return Dialog(
+                    question, "", _back(query, urls), place="dead_letters", keep="Back",
+                    sample=_sample(found.first, found.matched), will=("Nothing would change: the redrive rejects dead letters whose job is deleted.",)
+                )  # fmt: skip
         if under_way is not None and under_way.covers and not found.at_least:
             return Dialog(
                 question, "", _back(query, urls), place="dead_letters", sample=_sample(found.first, found.matched),
@@ -69,7 +78,7 @@ class RedriveLetters:
                 Field("reason", "Reason (optional)", help="Stored with the redrive."), *bound(found.matched, now),
             ),
             sample=_sample(found.first, found.matched), warnings=() if found.matched else (_NOTHING,),
-            stays=("Dead letters stay listed, each with what it became.", *_left_out(query)), keep="Leave them",
+            stays=("Dead letters stay listed, each with what it became.", _ONCE, *_left_out(query)), keep="Leave them",
             under_way=under_way,
         )  # fmt: skip
 
@@ -122,9 +131,34 @@ class PurgeLetters:
         return Done(urls("dead_letters"), f"{counted(purged, 'dead letter')} purged.")
 
 
-_FAILS_AGAIN = (
-    "A run that fails again becomes a new dead letter. A part of a workflow runs alone: resume its workflow to go on."
-)
+_FAILS_AGAIN = "A run that fails again becomes a new dead letter."
+_ONCE = "A dead letter that a retry or another redrive takes first is left out."
+_COUNTED = 200  # dead letters at most whose runs a dialog looks at: as many as a list selects
+
+
+def _facts(connection: Connection, filters: DeadLetterFilter, found: RedriveResult) -> Sequence[RetryFacts] | None:
+    """Return the facts about the runs of a redrive; None if they are too many to look at."""
+    if found.at_least or found.matched > _COUNTED:
+        return None
+    only: DeadLetterFilter = {**filters, "kind": kind_to_redrive(filters), "redriven": False}
+    listed = DeadLetters(connection).list(limit=_COUNTED, **only).dead_letters if found.matched else ()
+    runs = [letter.run_id for letter in listed if letter.run_id is not None]
+    with connection.snapshot() as reading:
+        facts = read_retry_facts(reading, runs)
+    return facts if len(facts) == found.matched else None
+
+
+def _counted_words(facts: Sequence[RetryFacts] | None) -> Sequence[str]:
+    """Return sentences about the runs of a redrive: counted, or in general if there are too many."""
+    if facts is None:
+        return (f"Runs may be parts of workflows. {PARTS} {_REJECTED}",)
+    gone = sum(each.is_deleted for each in facts)
+    rejected = (f"Of deleted jobs: {share(gone, len(facts), _LETTER)}. {_REJECTED}",) if gone else ()
+    return (*retried_lines([each for each in facts if not each.is_deleted], _LETTER), *rejected)
+
+
+_LETTER = "dead letter"
+_REJECTED = "The redrive rejects those whose job is deleted, and they stay as they are."
 
 
 def _left_out(query: ChosenQuery) -> Sequence[str]:

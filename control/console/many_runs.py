@@ -19,11 +19,13 @@ from tidewheel.control.client.runs import CancelResult, Runs
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, sample_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, counted_of, ensure_confirmed, until_of
 from tidewheel.control.console.forms import Form
+from tidewheel.control.console.retried import retried_lines
 from tidewheel.control.console.sentences import is_cancelled
-from tidewheel.control.console.under_way import cancellation_under_way
+from tidewheel.control.console.under_way import cancellation_under_way, retries_under_way, share
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, number
+from tidewheel.control.reads.retry_facts import read_retry_facts
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs, read_runs
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
 from tidewheel.jobs.values import Key, Queue, format_timestamp
@@ -109,24 +111,32 @@ class RetryRuns:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return which of them have ended."""
-        del caller
         found = _selected(connection, request)
         if not found:
             return _nothing(request, urls)
         ended = [run for run in found if run.status in FINAL]
-        left = len(found) - len(ended)
+        with connection.snapshot() as reading:
+            facts = [each for each in read_retry_facts(reading, [run.run_id for run in ended]) if not each.is_deleted]
+        kept = {each.run_id for each in facts}
+        letters = [each.dead_letter for each in facts if each.dead_letter is not None]
+        counts = share(len(letters), len(facts), "run")
+        left, gone = len(found) - len(ended), len(ended) - len(facts)
         return Dialog(
-            f"Retry {counted(len(ended), 'run')}?",
-            f"Retry {counted(len(ended), 'run')}" if ended else "", _back(request, urls),
+            f"Retry {counted(len(facts), 'run')}?",
+            f"Retry {counted(len(facts), 'run')}" if facts else "", _back(request, urls),
             place="runs",
             will=(
                 "Each becomes a new run: its payload, its job's version in force.",
-                "A run that was retried before gets one more. A retry counts as the redrive of a dead letter.",
-                "A part of a workflow runs alone: resume its workflow to go on.",
+                *((f"Dead letters: {counts}. A retry counts as the redrive.",) if letters else ()),
+                *retried_lines(facts, "run"),
             ),
             keep="Leave them",
-            stays=(f"Of these, not ended: {counted(left, 'run')}. Only an ended run can be retried.",) if left else (),
-            sample=_sample(ended), warnings=() if ended else (_NONE_ENDED,),
+            stays=(
+                *((f"Of these, not ended: {counted(left, 'run')}. Only an ended run can be retried.",) if left else ()),
+                *((f"Of these, {counted(gone, 'run')} cannot be retried: {_GONE}",) if gone else ()),
+            ),
+            sample=_sample([run for run in ended if run.run_id in kept]), warnings=() if facts else (_NONE_ENDED,),
+            under_way=retries_under_way(connection, caller.tenant, letters, urls, matched=len(facts)),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -250,7 +260,8 @@ _ANY_STATE = "A cancellation does not filter by state: it concerns runs of all o
 _NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
 _NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")
 _NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")
-_NONE_ENDED = FieldError("run", "none of the selected runs has ended", "go back and select others")
+_NONE_ENDED = FieldError("run", "none of the selected runs can be retried", "go back and select others")
+_GONE = "the job is deleted, or the run is no longer stored."
 _NONE_MATCHES = FieldError("", "no open run matches", "go back and choose other filters")
 
 

@@ -11,12 +11,11 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of, whole_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.run_log import run_id_of
 from tidewheel.control.console.sentences import is_cancelled
-from tidewheel.control.console.under_way import UnderWay, letter_under_way
+from tidewheel.control.console.under_way import retries_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, state, when
@@ -100,17 +99,10 @@ class RetryRun:
             stays=(f"This run stays as it is: {state(summary.status)} {format_timestamp(summary.finished_at)}.",)
             if summary.finished_at else (),
             fields=(Field("delay", "Delay (optional)", help="Such as 30s or 10m. Without one it starts now."), REASON),
-            keep="Leave it", place="runs", under_way=self._redrive(connection, caller, run, urls),
+            keep="Leave it", place="runs", under_way=retries_under_way(
+                connection, caller.tenant, [run.dead_letter] if run.dead_letter else (), urls, matched=1
+            ),
         )  # fmt: skip
-
-    @staticmethod
-    def _redrive(connection: Connection, caller: Caller, run: RunDetail, urls: Urls) -> UnderWay | None:
-        if run.dead_letter is None:
-            return None
-        for letter in DeadLetters(connection).list(ids=[run.dead_letter]).dead_letters:  # none if it is purged
-            if found := letter_under_way(connection, caller.tenant, letter, urls):
-                return found._replace(words=f"{found.words} A retry counts as its redrive.")
-        return None
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Make the new run, or make the attempt due."""

@@ -68,7 +68,7 @@ def cancellation_under_way(
     if found is None:
         return None
     about = ", ".join(filter_words(found)) or "all runs"
-    words = f"Cancellation {found.cancellation_id} ({about}) is under way and includes {_share(most, matched, 'run')}."
+    words = f"Cancellation {found.cancellation_id} ({about}) is under way and includes {share(most, matched, 'run')}."
     return UnderWay(words, urls("bulk_work", kind="cancellation", id=found.cancellation_id), most >= matched)
 
 
@@ -110,13 +110,35 @@ def redrive_under_way(
             most, found = count, row
     if found is None:
         return None
-    return _named(found, _share(most, matched, "dead letter"), urls, covers=most >= matched)
+    return _named(found, share(most, matched, "dead letter"), urls, covers=most >= matched)
 
 
 def letter_under_way(connection: Connection, tenant: str, letter: DeadLetterSummary, urls: Urls) -> UnderWay | None:
     """Return the redrive that has a dead letter; None if there is none."""
     row = next((row for row in _going_on(connection, tenant) if row.includes(letter)), None)
     return None if row is None else _named(row, "this dead letter", urls, covers=True)
+
+
+def retries_under_way(
+    connection: Connection, tenant: str, ids: Sequence[int], urls: Urls, *, matched: int
+) -> UnderWay | None:
+    """Return the redrive that has most of these dead letters, whose runs a dialog retries; None if there is none.
+
+    Args:
+        connection: Reads them.
+        tenant: The tenant.
+        ids: The dead letters.
+        urls: Writes the address.
+        matched: How many runs the dialog retries.
+    """
+    letters = DeadLetters(connection).list(ids=ids, limit=len(ids)).dead_letters if ids else ()
+    rows = _going_on(connection, tenant) if letters else ()
+    counts = [(sum(_has(row, letter) for letter in letters), row) for row in rows]
+    most, row = max(counts, key=lambda each: each[0], default=(0, None))
+    if row is None or not most:
+        return None
+    found = _named(row, share(most, matched, "run"), urls, covers=False)
+    return found._replace(words=f"{found.words} A retry counts as its redrive.")
 
 
 def letters_under_way(
@@ -151,10 +173,10 @@ def _count_runs(connection: Connection, document: Mapping[str, object]) -> int:
         return 0
 
 
-def _share(count: int, matched: int, noun: str) -> str:
+def share(count: int, matched: int, noun: str) -> str:
     """Return how many of the things of a dialog bulk work has.
 
-    >>> _share(1, 1, "run"), _share(3, 3, "run"), _share(2, 24, "run")
+    >>> share(1, 1, "run"), share(3, 3, "run"), share(2, 24, "run")
     ('this run', 'all of these runs', '2 of these 24 runs')
     """
     if count >= matched:

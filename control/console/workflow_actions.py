@@ -1,5 +1,6 @@
 """Actions on one occurrence of a workflow: pause it, go on or run its failed part again, cancel it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,11 +16,10 @@ from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, state
 from tidewheel.control.console.workflow import root_of
+from tidewheel.control.reads.retry_facts import read_retry_facts
 from tidewheel.control.reads.workflows import Workflow
 from tidewheel.errors import refuse
 from tidewheel.runs import OPEN
-
-_REDRIVEN = "Dead letters of jobs that start at once count as redriven. A retry that is open goes on beside them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ResumeWorkflow:
                 f"It opens generation {summary.generation + 1}.",
                 "Each of these gets a new run if its parents' ends meet its conditions:",
             ),
-            stays=(f"Jobs that stay as they are: {done}.", _REDRIVEN), sample=sample_of(again, len(again)),
+            stays=(f"Jobs that stay as they are: {done}.", *_beside(connection, found)), sample=sample_of(again, len(again)),
             keep="Leave it", place="runs",
         )  # fmt: skip
 
@@ -131,6 +131,23 @@ def _open_workflow(connection: Connection, request: Request) -> Workflow:
 
 def _under_way(found: Workflow) -> int:
     return sum(node.state in OPEN for node in found.nodes)
+
+
+def _beside(connection: Connection, found: Workflow) -> Sequence[str]:
+    """Return how many dead letters and open retries the runs have that a resume repeats."""
+    again = {node.key: node for node in found.nodes if node.key in set(found.again)}
+    runs = {node.run_id: node for node in again.values() if node.run_id is not None}
+    with connection.snapshot() as reading:
+        facts = read_retry_facts(reading, list(runs))
+    letters = [runs[each.run_id] for each in facts if each.dead_letter is not None]
+    later = sum(any(parent.key in again for parent in node.parents) for node in letters)
+    still_open = sum(each.open_retries for each in facts)
+    lines = (
+        (len(letters) - later, "Dead letters that count as redriven: {}."),
+        (later, "Dead letters that stay open, of jobs that wait for their parents: {}."),
+        (still_open, "Open retries of these jobs, which go on beside the new runs: {}."),
+    )
+    return [words.format(count) for count, words in lines if count]
 
 
 def _page(urls: Urls, request: Request) -> str:

@@ -16,6 +16,8 @@ from tests.control.console.test_actions import posted
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, begun, end, ending, requeue, submission, submit, trigger
 from tests.transitions.figures import finish
+from tests.transitions.graphs import after, play, put
+from tests.transitions.test_parents import run_of
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, RunState
@@ -370,6 +372,47 @@ def test_selected_runs_are_cancelled_and_retried(pages: ApiClient) -> None:
     for wrong in ("/runs/cancel", "/runs/retry"):
         assert "no run is selected" in shown(pages, wrong)
     assert pages.get("/runs/cancel?run=x").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiClient) -> None:
+    """Of four failed runs one is a part of a workflow, one was retried, and the job of one is deleted."""
+    database = pages.database
+    put(database, {"root": [], "part": after("root")})
+    trigger(database, "root")
+    play(database, lambda key: RunState.FAILED if key == "part" else RunState.SUCCEEDED)
+    part, plain, retried, gone = run_of(database, "part"), fail(database), fail(database), fail(database, "other")
+    with Client(database.url) as client:
+        client.runs.retry(retried)
+        client.delete("other")
+    path = "/runs/retry?" + "&".join(f"run={run}" for run in (part, plain, retried, gone))
+    dialog = shown(pages, path)
+    for words in (
+        "Retry 3 runs?",
+        "Dead letters: 2 of these 3 runs. A retry counts as the redrive.",
+        "Parts of workflows: 1 of these 3 runs. Each runs alone: only a resume of its workflow starts",
+        "Retried before: 1 of these 3 runs. Each gets one more run. 1 retry of them is open.",
+        "Of these, 1 run cannot be retried: the job is deleted",
+    ):
+        assert words in dialog, words
+    redrive = shown(pages, "/dead-letters/redrive")
+    for words in (
+        "Redrive 3 dead letters?",
+        "Parts of workflows: 1 of these 2 dead letters. Each runs alone",
+        "Of deleted jobs: 1 of these 3 dead letters. The redrive rejects those whose job is deleted",
+        "A dead letter that a retry or another redrive takes first is left out.",
+    ):
+        assert words in redrive, words
+    assert "Retried before" not in redrive
+    assert '<button class="primary">' not in shown(pages, "/dead-letters/redrive?job=other")
+    assert "Nothing would change: the redrive rejects" in shown(pages, "/dead-letters/redrive?job=other")
+    place = done(posted(pages, "/dead-letters/redrive"))
+    assert "includes 2 of these 3 runs. Each dead letter is redriven once." in shown(pages, path)
+    assert "includes this run. Each dead letter is redriven once." in shown(pages, f"/runs/{plain}/retry")
+    done(posted(pages, path))
+    assert "3 runs queued. 1 could not be retried." in shown(pages, "/runs")
+    work_off(database)
+    assert "0 redriven" in shown(pages, place)
+    assert database.value("SELECT count(*) FROM dead_letters WHERE redriven_at IS NULL") == 1
 
 
 def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages: ApiClient) -> None:

@@ -29,6 +29,10 @@ def played(database: Database) -> UUID:
     return root
 
 
+def newest_retry(database: Database) -> object:
+    return database.value("SELECT run_id FROM job_runs WHERE cause = 'retry'")
+
+
 def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(pages: ApiClient) -> None:
     root = played(pages.database)
     page = shown(pages, f"/workflows/{root}")
@@ -77,6 +81,13 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     assert "It opens generation 1." in dialog
     assert "<bdi>Jobs that stay as they are: 2.</bdi>" in dialog
     assert "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>" in dialog
+    assert "Dead letters that count as redriven: 1." in dialog
+    assert "Open retries" not in dialog
+    assert posted(pages, f"/runs/{run_of(pages.database, 'b')}/retry").status_code == HTTPStatus.SEE_OTHER
+    dialog = shown(pages, f"/workflows/{root}/resume")
+    assert "Open retries of these jobs, which go on beside the new runs: 1." in dialog
+    assert "Dead letters that" not in dialog, "the retry counts as its redrive"
+    assert posted(pages, f"/runs/{newest_retry(pages.database)}/cancel").status_code == HTTPStatus.SEE_OTHER
     answer = posted(pages, f"/workflows/{root}/resume")
     assert answer.headers["location"] == f"/workflows/{root}"
     assert "4 jobs: 2 succeeded, 1 queued, 1 pending." in shown(pages, f"/workflows/{root}"), "d waits for b again"

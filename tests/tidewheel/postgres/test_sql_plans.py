@@ -724,7 +724,7 @@ _HOT = {
         read_took_p95 read_versions_since read_pauses
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
-        show_failed_run
+        show_failed_run read_retry_facts
         read_past_attempts read_last_attempts list_dead_letters last_dead_letter_looked_at find_open_states
         list_blocked_keys read_blocked_key
         find_jobs_named find_keys_from read_frozen_timers read_paused_timers
