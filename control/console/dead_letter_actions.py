@@ -63,7 +63,8 @@ class RedriveLetters:
             if facts and all(each.is_deleted for each in facts):
                 return Dialog(
                     question, "", _back(query, urls), place="dead_letters", keep="Back",
-                    sample=_sample(found.first, found.matched), will=("Nothing would change: the redrive rejects dead letters whose job is deleted.",)
+                    sample=_sample(found.first, found.matched),
+                    will=("Nothing would change: the redrive rejects dead letters whose job is deleted.",),
                 )  # fmt: skip
         if under_way is not None and under_way.covers and not found.at_least:
             return Dialog(

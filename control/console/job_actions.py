@@ -13,6 +13,7 @@ from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of
 from tidewheel.control.console.confirming import as_shown, ensure_as_shown
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
+from tidewheel.control.console.under_way import backfills_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.resuming import preview_resume
 from tidewheel.control.reads.jobs import JobDetail, show_job
@@ -23,6 +24,7 @@ _WITHOUT_TIMER = {
     "manual": ("It has no schedule, so a pause stops nothing that comes by itself.",),
     "after": ("Until it is resumed, its part of each workflow is skipped, with the reason paused.",),
 }
+_GOES_ON = "A pause of the job does not stop a backfill: pause it by itself."
 _LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
 
 
@@ -55,6 +57,7 @@ class PauseJob:
                     help="Stored with the pause and in the audit log.",
                 ),
             ),
+            under_way=backfills_under_way(connection, caller.tenant, key, urls, _GOES_ON),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

@@ -18,7 +18,7 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.spec_fields import FIELDS, SpecField, value_of
-from tidewheel.control.console.under_way import backfill_under_way
+from tidewheel.control.console.under_way import backfill_under_way, backfills_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.explain.preview import preview
@@ -32,6 +32,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.runs import Overlap
 
 _LABELS, _PAYLOAD = (next(each for each in FIELDS if each.path == path) for path in ("labels", "payload"))
+_ENDS = "A deletion of the job cancels it: it makes no further run, also if the job is submitted again."
 _SAMPLE = 12
 _NEXT = 3
 
@@ -108,6 +109,7 @@ class DeleteJob:
                 Field("if_version", "", "hidden", str(job.summary.version)),
                 Field("reason", "reason", help="Optional. Stored in the audit log."),
             ),
+            under_way=backfills_under_way(connection, caller.tenant, key, urls, _ENDS),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

@@ -53,7 +53,7 @@ class PauseJobs:
             f"Pause {counted(len(found) - paused, 'job')}" if len(found) > paused else "",
             _back(request, urls), place="jobs",
             will=("No occurrence fires until they are resumed. What is due meanwhile is handled by on_resume.",),
-            stays=("Runs under way go on. Triggers still run.", *_already(paused, "paused already")),
+            stays=("Runs under way and backfills go on. Triggers still run.", *_already(paused, "paused already")),
             fields=(Field("reason", "Reason (optional)", help="Stored with each pause and in the audit log."),),
             sample=_sample(found), warnings=() if found else (_NONE,),
         )  # fmt: skip

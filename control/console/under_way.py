@@ -12,8 +12,8 @@ from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.console.progress import filter_words
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import number, short_id
-from tidewheel.control.reads.backfills import backfills
+from tidewheel.control.console.words import counted, number, short_id
+from tidewheel.control.reads.backfills import BackfillSummary, backfills
 from tidewheel.control.reads.cancellations import cancellations
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary, kind_to_redrive
 from tidewheel.control.reads.redrives import Redriving, going_on
@@ -76,14 +76,40 @@ def backfill_under_way(
     connection: Connection, tenant: str, key: str, urls: Urls, *, first: datetime, last: datetime
 ) -> UnderWay | None:
     """Return the backfill of a part of a range of a job; None if there is none."""
+    rows = [row for row in _open_backfills(connection, tenant, key) if row.first_at <= last and row.last_at >= first]
+    return _backfilled(rows[:1], urls, "A missing occurrence runs once, whichever backfill is first.")
+
+
+def backfills_under_way(connection: Connection, tenant: str, key: str, urls: Urls, effect: str) -> UnderWay | None:
+    """Return the newest backfill of a job, with the number of all; None if there is none.
+
+    Args:
+        connection: Reads them.
+        tenant: The tenant.
+        key: The job.
+        urls: Writes the address.
+        effect: What becomes of them, in a sentence.
+    """
+    return _backfilled(_open_backfills(connection, tenant, key), urls, effect)
+
+
+def _open_backfills(connection: Connection, tenant: str, key: str) -> Sequence[BackfillSummary]:
     with connection.snapshot() as reading:
-        rows = backfills(reading, tenant, key)
-    found = next((row for row in rows if not row.finished_at and row.first_at <= last and row.last_at >= first), None)
-    if found is None:
+        return [row for row in backfills(reading, tenant, key) if row.finished_at is None]
+
+
+def _backfilled(rows: Sequence[BackfillSummary], urls: Urls, effect: str) -> UnderWay | None:
+    """Return a sentence about the first of some backfills, and about what is left of it."""
+    if not rows:
         return None
-    of = f"from {format_timestamp(found.first_at)} to {format_timestamp(found.last_at)}"
-    words = f"A backfill {of} is under way. A missing occurrence runs once, whichever backfill is first."
-    return UnderWay(words, urls("bulk_work", kind="backfill", id=found.backfill_id))
+    found = rows[0]
+    left = counted(found.occurrences - found.created_count - found.existing_count, "occurrence")
+    words = (
+        f"A backfill from {format_timestamp(found.first_at)} to {format_timestamp(found.last_at)} is "
+        f"{'paused' if found.state == 'paused' else 'under way'}, with {left} left."
+    )
+    more = f" The job has {number(len(rows) - 1)} more." if len(rows) > 1 else ""
+    return UnderWay(f"{words}{more} {effect}", urls("bulk_work", kind="backfill", id=found.backfill_id))
 
 
 def redrive_under_way(

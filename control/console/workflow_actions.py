@@ -76,8 +76,8 @@ class ResumeWorkflow:
                 f"It opens generation {summary.generation + 1}.",
                 "Each of these gets a new run if its parents' ends meet its conditions:",
             ),
-            stays=(f"Jobs that stay as they are: {done}.", *_beside(connection, found)), sample=sample_of(again, len(again)),
-            keep="Leave it", place="runs",
+            stays=(f"Jobs that stay as they are: {done}.", *_beside(connection, found)),
+            sample=sample_of(again, len(again)), keep="Leave it", place="runs",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

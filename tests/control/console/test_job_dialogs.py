@@ -1,6 +1,7 @@
 """Dialogs of a job: trigger, delete, restore, roll back, release, backfill. Its versions. All links."""
 
 import re
+from datetime import timedelta
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from psycopg import sql
 from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, fields_of, key_of, signed_in
 from tests.fixtures.database import Database
+from tests.scheduler.backfills import make_batch
 from tests.transitions.acts import begun, submit, trigger
 from tidewheel.control.client.client import Client
 
@@ -95,6 +97,40 @@ def test_delete_of_another_version_than_was_shown_is_refused(pages: ApiClient) -
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "the current version is 2, not 1" in answer.text
     assert pages.get("/jobs/nightly").status_code == HTTPStatus.OK
+
+
+def test_pause_and_delete_name_a_backfill_and_do_to_it_what_they_say(pages: ApiClient) -> None:
+    database = pages.database
+    submit(database, "nightly", schedule=DAILY)
+    assert "A backfill" not in pages.get("/jobs/nightly/pause").text
+    now = database.now()
+    with Client(database.url) as client:
+        first, second = (
+            client.backfill(
+                "nightly", now - timedelta(days=days), now, versions="current", max_concurrent=1
+            ).backfill_id
+            for days in (9, 4)
+        )
+        assert first
+        assert second
+        make_batch(database, second)
+        client.backfills.pause(first)
+        for name, effect in (
+            ("pause", "A pause of the job does not stop"),
+            ("delete", "A deletion of the job cancels"),
+        ):
+            page = pages.get(f"/jobs/nightly/{name}").text
+            assert effect in page
+            assert "is under way, with 3 occurrences left. The job has 1 more." in page
+            assert f'<a href="/bulk/backfill/{second}">Its progress</a>' in page
+        went_to(posted(pages, "/jobs/nightly/pause"))
+        states = [client.backfills.get(each).summary.state for each in (first, second)]
+        assert states == ["paused", "running"]
+        went_to(posted(pages, "/jobs/nightly/delete"))
+        went_to(posted(pages, "/jobs/nightly/restore"))
+        for each in (first, second):
+            assert make_batch(database, each) == 0
+            assert client.backfills.get(each).summary.state == "cancelled"
 
 
 def test_versions_name_their_authors_and_lead_back(database: Database) -> None:
