@@ -20,7 +20,14 @@ from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.fleet import list_executors
-from tidewheel.control.reads.freezes import Freezable, Freeze, all_freezes, count_freezable, list_freezes
+from tidewheel.control.reads.freezes import (
+    Freezable,
+    Freeze,
+    all_freezes,
+    count_freezable,
+    is_paused_by_tenant,
+    list_freezes,
+)
 from tidewheel.control.reads.jobs import JobPage, list_jobs
 from tidewheel.errors import FieldError, UnknownFreeze, refuse
 from tidewheel.postgres.database_clock import read_now
@@ -28,6 +35,8 @@ from tidewheel.postgres.session import Conn
 
 _LONGEST_BACK = 500
 _EXECUTORS = 500  # whose queues are compared with that of a freeze
+_TAKEN_OVER = "A key of the tenant has begun it. You take it over: no key of the tenant ends it any more."
+_OPERATORS = "An operator has begun it: only an operator, or a key of all tenants, ends it."
 _NARROW = ("queue", "labels", "key_prefix")
 
 
@@ -78,18 +87,24 @@ class FreezeScope:
         fleet = document.get("scope") == "fleet"
         if fleet:
             ensure_all_tenants(caller)
+        words, standing = _scope_words(document, caller.tenant), _standing(connection, caller)
+        same = _same(standing, document)
+        if same is not None and not _takes_over(connection, caller, document):
+            unchanged = f"Nothing would change. It is {same.words}."
+            return Dialog(f"Freeze {words}?", "", _to(query, urls), will=(unchanged,), keep="Back")
         found = _count(connection, caller, document)
         with connection.snapshot(all_tenants=fleet) as reading:
             jobs = None if fleet else _jobs_of(reading, caller.tenant, document)
         is_empty = not (found.waiting or found.under_way or jobs is None or jobs.total)
         is_queue = query.queue is not None and document.keys() <= {"scope", "queue"}
         unknown = _unknown_queue(connection, caller, str(query.queue)) if is_queue and is_empty else ()
-        words = _scope_words(document, caller.tenant)
         many = "all jobs" if jobs is None else counted(jobs.total, "job", at_least=jobs.at_least)
         starts = f"{_waiting(found)} will not start until the thaw: neither a first attempt nor a retry."
         return Dialog(
             f"Freeze {words}?", f"Freeze {words}", urls("freeze", next=_back(query)),
             will=(
+                *((f"It is {same.words}. {_TAKEN_OVER}",) if same else ()),
+                *_also_frozen(standing, document, "This freeze goes on after a thaw of that one."),
                 *((starts,) if found.waiting else ()),
                 f"Occurrences of {many} that are due meanwhile are recorded, and handled by on_resume of each job.",
                 "Jobs whose on_resume is skip lose these: the thaw skips them, and only a backfill runs them.",
@@ -128,14 +143,21 @@ class ThawScope:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what starts again."""
         query = read_query(request, ScopeQuery)
-        document = _document(query)
-        freeze, found = _standing(connection, caller, document), _count(connection, caller, document)
-        due = query.preview_thaw(connection, caller)
-        words = _scope_words(document, caller.tenant)
+        document, standing = _document(query), _standing(connection, caller)
+        if document.get("scope") == "fleet":
+            ensure_all_tenants(caller)
+        freeze = _same(standing, document)
+        if freeze is None:
+            raise UnknownFreeze(path="scope")
+        words, frozen = _scope_words(document, caller.tenant), f"It is {freeze.words}."
+        if not caller.all_tenants and _is_tenant(document) and not _is_own_pause(connection, caller):
+            return Dialog(f"Thaw {words}?", "", _to(query, urls), will=(frozen, _OPERATORS), keep="Back")
+        found, due = _count(connection, caller, document), query.preview_thaw(connection, caller)
+        waits = _also_frozen(standing, document, f"{_waiting(found)} will not start before a thaw of that one too.")
         return Dialog(
             f"Thaw {words}?", f"Thaw {words}", _to(query, urls),
-            will=(f"{_waiting(found)} may start again, each from its time on.", *due.words),
-            stays=(f"It is {freeze.words}.", "Jobs that are paused stay paused."), keep="Keep it frozen",
+            will=(*(waits or (f"{_waiting(found)} may start again, each from its time on.",)), *due.words),
+            stays=(frozen, "Jobs that are paused stay paused."), keep="Keep it frozen",
             sample=[each.words for each in due.jobs[:SAMPLE]],
         )  # fmt: skip
 
@@ -197,13 +219,44 @@ def _waiting(found: Freezable) -> str:
     return counted(found.waiting, "open run", at_least=found.at_least)
 
 
-def _standing(connection: Connection, caller: Caller, document: Mapping[str, object]) -> Freeze:
+def _standing(connection: Connection, caller: Caller) -> Sequence[Freeze]:
     with connection.snapshot(all_tenants=caller.all_tenants) as reading:
-        found = list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)
-    for each in found:
-        if thaw_filters(each.freeze) == scope_address(document):
-            return each.freeze
-    raise UnknownFreeze(path="scope")
+        return [each.freeze for each in list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)]
+
+
+def _same(standing: Sequence[Freeze], document: Mapping[str, object]) -> Freeze | None:
+    """Return the standing freeze of exactly this scope."""
+    return next((each for each in standing if thaw_filters(each) == scope_address(document)), None)
+
+
+def _also_frozen(standing: Sequence[Freeze], document: Mapping[str, Any], effect: str) -> Sequence[str]:
+    """Return a sentence about a wider freeze that names all of a scope; none without one."""
+    same, labels = _same(standing, document), (document.get("labels") or {}).items()
+    for each in standing:
+        if (
+            each is not same
+            and (each.tenant is None or document.get("scope") != "fleet")
+            and each.queue in {None, document.get("queue")}
+            and (each.labels or {}).items() <= labels
+            and str(document.get("key_prefix") or "").startswith(each.key_prefix or "")
+        ):
+            return (f"A wider freeze names all of it: {each.words}. {effect}",)
+    return ()
+
+
+def _is_tenant(document: Mapping[str, object]) -> bool:
+    return dict(document) == {"scope": "tenant"}
+
+
+def _is_own_pause(connection: Connection, caller: Caller) -> bool:
+    """Return True if a key of the tenant has begun the freeze of all its runs."""
+    with connection.snapshot() as reading:
+        return is_paused_by_tenant(reading, caller.tenant)
+
+
+def _takes_over(connection: Connection, caller: Caller, document: Mapping[str, object]) -> bool:
+    """Return True if a second freeze of a scope changes something: it becomes one of an operator."""
+    return caller.all_tenants and _is_tenant(document) and _is_own_pause(connection, caller)
 
 
 def _document(query: ScopeQuery) -> dict[str, object]:

@@ -22,6 +22,7 @@ _FIND_STANDING_FREEZES = _SQL["find_standing_freezes"]
 _COUNT_FREEZABLE = _SQL["count_freezable"]
 _READ_FREEZE_CHANGES = _SQL["read_freeze_changes"]
 _FIND_FREEZES_OF = _SQL["find_freezes_of"]
+_FIND_FREEZE = Statements("tidewheel.transitions")["find_freeze"]
 
 MAX_WAITING = 10_000
 """The runs that are counted for each freeze: more are shown as at least so many."""
@@ -195,6 +196,13 @@ def standing_freezes(connection: Conn, tenant: str) -> tuple[Freeze, ...]:
     columns: dict[str, object] = {"tenant": tenant, "limit": _STANDING}
     with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
         return tuple(cursor.execute(_FIND_STANDING_FREEZES, columns))
+
+
+def is_paused_by_tenant(connection: Conn, tenant: str) -> bool:
+    """Return True if a key of the tenant has begun the freeze of all its runs: an operator may take it over."""
+    columns: dict[str, object] = {"tenant": tenant, "queue": None, "labels": None, "key_prefix": None}
+    row = connection.execute(_FIND_FREEZE, columns, binary=True).fetchone()
+    return row is not None and not row[1]
 
 
 def all_freezes(connection: Conn) -> tuple[Freeze, ...]:

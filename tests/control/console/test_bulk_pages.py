@@ -474,6 +474,9 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
         text = shown(pages, place)
         assert "Frozen: " in text
         assert "&lt;script&gt;" in text
+    again = shown(pages, path)
+    assert "Nothing would change. It is frozen since" in again
+    assert '<button class="primary">' not in again
     thaw = link(shown(pages, "/runs"), "Thaw…")
     assert "1 open run may start again, each from its time on." in shown(pages, thaw)
     assert "Occurrences that came due meanwhile: none." in shown(pages, thaw)
@@ -520,6 +523,39 @@ def test_freeze_and_thaw_lead_back_to_the_page_of_the_operator(pages: ApiClient)
     assert f'href="{place}">Keep it frozen</a>' in shown(pages, thaw)
     assert done(posted(pages, thaw)) == place
     assert done(posted(pages, "/freeze/scope?queue=default&next=//example.org/")) == "/"
+
+
+def test_dialogs_of_a_narrower_freeze_name_the_wider_one(pages: ApiClient) -> None:
+    trigger(pages.database, "other")
+    done(posted(pages, "/freeze/scope?queue=reports", reason="stock"))
+    path = "queue=reports&label=team%3Dbilling"
+    dialog = shown(pages, f"/freeze/scope?{path}")
+    assert "A wider freeze names all of it: frozen since" in dialog
+    assert "This freeze goes on after a thaw of that one." in dialog
+    assert "A wider freeze" not in shown(pages, "/freeze/scope?key_prefix=oth")
+    assert "A wider freeze" not in shown(pages, "/freeze/scope?scope=tenant")
+    done(posted(pages, f"/freeze/scope?{path}"))
+    thaw = shown(pages, f"/thaw?{path}")
+    assert "1 open run will not start before a thaw of that one too." in thaw
+    assert "may start again" not in thaw
+    done(posted(pages, "/thaw?queue=reports"))
+    assert "1 open run may start again" in shown(pages, f"/thaw?{path}")
+
+
+def test_operator_takes_a_pause_of_a_tenant_over_and_its_keys_do_not_end_it(pages: ApiClient) -> None:
+    path = "/freeze/scope?scope=tenant"
+    with console(pages.database) as client:
+        signed_in(client, key_of(pages.database, "read", "operate"), name="anna")
+        done(posted(client, path))
+        assert '<button class="primary">' in shown(client, "/thaw?scope=tenant")
+        assert "A key of the tenant has begun it. You take it over" in shown(pages, path)
+        done(posted(pages, path, reason="audit"))
+        assert "Nothing would change." in shown(pages, path)
+        dialog = shown(client, "/thaw?scope=tenant")
+        assert "only an operator, or a key of all tenants, ends it." in dialog
+        assert '<button class="primary">' not in dialog
+        assert posted(client, "/thaw?scope=tenant").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert pages.database.value("SELECT count(*) FROM freezes WHERE by_operator") == 1
 
 
 def test_key_of_a_tenant_freezes_no_fleet(database: Database) -> None:
