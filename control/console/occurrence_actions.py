@@ -1,6 +1,7 @@
 """Actions on one occurrence to come: skip it, move it, undo that."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import ClassVar
 
@@ -17,8 +18,12 @@ from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
+from tidewheel.control.explain.facts import read_instant_facts
+from tidewheel.control.reads.jobs import show_job
 from tidewheel.ids import job_id
-from tidewheel.jobs.values import Instant, format_timestamp
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.values import Instant, format_timestamp, parse_timestamp
+from tidewheel.runs import Overlap
 
 _REASON = Field("reason", "Reason (optional)", help="Stored with the occurrence and in the audit log.")
 
@@ -72,9 +77,14 @@ class MoveOccurrence:
             fields=(to, _REASON),
         )  # fmt: skip
 
-    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
-        """Move it."""
-        return _Change(connection, caller, form, request, urls).send("job.move", "is moved", to=text_of(form, "to"))
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:
+        """Move it; onto another occurrence only after a warning."""
+        to = text_of(form, "to")
+        if to is not None and form.get("onto") != to and (met := _met(connection, caller, request, to)):
+            fields = [Field(name, "", "hidden", form.get(name, "")) for name in ("to", "reason")]
+            dialog = self.ask(connection, caller, request, urls)
+            return replace(dialog, will=(*dialog.will, *met), fields=(*fields, Field("onto", "", "hidden", to)))
+        return _Change(connection, caller, form, request, urls).send("job.move", "is moved", to=to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,35 @@ class UnskipOccurrence:
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Undo it."""
         return _Change(connection, caller, form, request, urls).send("job.unskip", "fires at its time")
+
+
+def _met(connection: Connection, caller: Caller, request: Request, to: str) -> Sequence[str]:
+    """Return a sentence if another occurrence is due at the time that was typed; none also if it is no time."""
+    key, own = key_of_page(connection, caller, request), read_query(request, OccurrenceQuery).at
+    try:
+        at = parse_timestamp(to)
+    except InvalidValue:  # the request refuses it
+        return ()
+    with connection.snapshot() as reading:
+        facts = read_instant_facts(reading, caller.tenant, key, at, connection.installation.misfire_after)
+        job = show_job(reading, caller.tenant, key).job
+    span = facts.version_span
+    moved = any(each.moved_to == at and each.scheduled_at != own for each in facts.override)
+    if at == own or not (moved or (span is not None and facts.own_override is None and span.fires(at))):
+        return ()
+    overlap = Overlap.BUFFER_ALL if "ordering_key" in job else Overlap(str(job.get("overlap", Overlap.SKIP)))
+    return (f"Another occurrence of this job is due at {format_timestamp(at)}: {_TOGETHER[overlap]}.",)
+
+
+_WAITS = "the second one to start waits for the end of the first one"
+_TOGETHER: Mapping[Overlap, str] = {
+    Overlap.SKIP: "the second one to start is skipped while the first one is active",
+    Overlap.BUFFER_ONE: _WAITS,
+    Overlap.BUFFER_ALL: _WAITS,
+    Overlap.CANCEL_OTHER: "the second one to start requests a cancel of the first one",
+    Overlap.TERMINATE_OTHER: "the second one to start ends the first one as cancelled",
+    Overlap.ALLOW_ALL: "both run at the same time",
+}
 
 
 def readings(found: Explanation) -> str:

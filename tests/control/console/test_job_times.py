@@ -123,6 +123,47 @@ def test_job_whose_occurrences_are_skipped_does_not_run_well(clocked: ClockedDat
     assert "Runs well" not in page
 
 
+@pytest.mark.parametrize(
+    ("overlap", "words", "states"),
+    [
+        ("skip", "the second one to start is skipped while the first one is active", {"running", "skipped"}),
+        ("buffer_all", "the second one to start waits for the end of the first one", {"running", "buffered"}),
+        ("allow_all", "both run at the same time", {"running"}),
+    ],
+)
+def test_move_onto_another_occurrence_is_shown_before_it_is_done(
+    clocked: ClockedDatabase, pages: ApiClient, overlap: str, words: str, states: set[str]
+) -> None:
+    clocked.stop_clock(t("03-19T12:00"))
+    submit(clocked, "nightly", schedule={"cron": "0 2 * * *"}, overlap=overlap)
+    path, to = "/jobs/nightly/move?at=2026-03-21T02:00:00Z", "2026-03-22T02:00:00Z"
+    warned = posted(pages, path, to=to, reason="stock")
+    assert warned.status_code == HTTPStatus.OK
+    assert "Another occurrence of this job is due at" in warned.text
+    assert words in warned.text
+    assert clocked.count("overrides") == 0
+    hidden = dict(re.findall(r'type="hidden" name="(to|reason|onto)" value="([^"]*)"', warned.text))
+    assert hidden == {"to": to, "reason": "stock", "onto": to}
+    assert posted(pages, path, **hidden).status_code == HTTPStatus.SEE_OTHER
+    third = "/jobs/nightly/move?at=2026-03-23T02:00:00Z"
+    assert "Another occurrence" in posted(pages, third, to=to).text
+    assert posted(pages, third, to="2026-03-21T02:00:00Z").status_code == HTTPStatus.SEE_OTHER, "none is left there"
+    assert posted(pages, third, to="2026-03-21T02:00:00Z").status_code == HTTPStatus.SEE_OTHER, "it is there itself"
+    fourth = "/jobs/nightly/move?at=2026-03-24T02:00:00Z"
+    assert "Another occurrence" in posted(pages, fourth, to="2026-03-21T02:00:00Z").text, "one was moved there"
+    assert posted(pages, "/jobs/nightly/unskip?at=2026-03-23T02:00:00Z").status_code == HTTPStatus.SEE_OTHER
+    clocked.stop_clock(t("03-20T02:00"))
+    fire_all(clocked)
+    succeed(clocked, begin(clocked, clocked.value("SELECT run_id FROM job_runs")))
+    clocked.stop_clock(t("03-22T02:00"))
+    fire_all(clocked)
+    for (run,) in clocked.rows("SELECT run_id FROM job_runs ORDER BY run_id"):
+        claim(clocked, run)
+    found = clocked.rows("SELECT state FROM runs WHERE scheduled_at >= '2026-03-21Z'")
+    assert len(found) == 2
+    assert {state for (state,) in found} == states
+
+
 def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
     clocked: ClockedDatabase, pages: ApiClient
 ) -> None:
