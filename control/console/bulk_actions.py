@@ -1,6 +1,6 @@
 """Actions on bulk work: pause, resume and cancel a backfill or a redrive."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import ClassVar, Literal
@@ -18,7 +18,7 @@ from tidewheel.control.console.actions import Dialog, Done, Field, text_of
 from tidewheel.control.console.bulk import read_place, read_work
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import number
+from tidewheel.control.console.words import number, state
 
 Verb = Literal["pause", "resume", "cancel"]
 
@@ -36,6 +36,9 @@ _STAYS: Mapping[tuple[str, Verb], str] = {
     ("redrive", "pause"): "Runs that it has created go on.",
     ("redrive", "cancel"): "Runs that it has created go on. The other dead letters stay as they are.",
 }
+_FROM: Mapping[Verb, Collection[str]] = {
+    "pause": ("running",), "resume": ("paused",), "cancel": ("running", "paused")
+}  # fmt: skip
 _KEEP: Mapping[Verb, str] = {"pause": "Let it run", "resume": "Keep it paused", "cancel": "Let it run"}
 _DONE: Mapping[str, str] = {"pause": "is paused", "resume": "goes on", "cancel": "is cancelled"}
 
@@ -57,10 +60,15 @@ class ChangeBulk:
         _require_change(work.kind)
         total = "" if work.total is None else f" of {number(work.total, at_least=work.at_least)}"
         so_far = f"Done so far: {number(work.done)}{total}."
-        name = f"the {work.kind}"
+        name, back = f"the {work.kind}", urls("bulk_work", kind=work.kind, id=work.id)
+        if work.state not in _FROM[self.verb]:
+            words = f"Nothing would change. Its state is {state(work.state)}."
+            return Dialog(
+                f"{self.verb.capitalize()} {name}?", "", back, place="bulk", will=(words, so_far), keep="Back"
+            )
         return Dialog(
             f"{self.verb.capitalize()} {name}?", f"{self.verb.capitalize()} {name}",
-            urls("bulk_work", kind=work.kind, id=work.id), place="bulk", danger=self.verb == "cancel",
+            back, place="bulk", danger=self.verb == "cancel",
             will=(_WILL[work.kind, self.verb], so_far), sample=work.about, keep=_KEEP[self.verb],
             stays=(_STAYS[work.kind, self.verb],) if (work.kind, self.verb) in _STAYS else (),
             fields=() if self.verb == "resume" else (Field("reason", "Reason (optional)", help="Stored with it."),),

@@ -231,7 +231,8 @@ def _same(standing: Sequence[Freeze], document: Mapping[str, object]) -> Freeze 
 
 def _also_frozen(standing: Sequence[Freeze], document: Mapping[str, Any], effect: str) -> Sequence[str]:
     """Return a sentence about a wider freeze that names all of a scope; none without one."""
-    same, labels = _same(standing, document), (document.get("labels") or {}).items()
+    same = _same(standing, document)
+    labels = cast("Mapping[str, str]", document.get("labels") or {}).items()
     for each in standing:
         if (
             each is not same

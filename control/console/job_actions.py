@@ -24,7 +24,12 @@ _WITHOUT_TIMER = {
     "manual": ("It has no schedule, so a pause stops nothing that comes by itself.",),
     "after": ("Until it is resumed, its part of each workflow is skipped, with the reason paused.",),
 }
+_RESUMED = {
+    "manual": "It has no schedule: it runs by triggers, as it did while it was paused.",
+    "after": "It takes part in workflows again.",
+}
 _GOES_ON = "A pause of the job does not stop a backfill: pause it by itself."
+_REPLACES = "This pause replaces that one if it ends at another time. With the same end it changes nothing."
 _LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
 
 
@@ -38,7 +43,7 @@ class PauseJob:
         """Return what a pause stops."""
         job = _shown(connection, caller, key_of_page(connection, caller, request))
         key, resumes = job.summary.key, job.job.get("on_resume", CatchUp.SKIP)
-        stays = [f"{_news(job)} This pause replaces that one."] if job.summary.paused else []
+        stays = [f"{_news(job)} {_REPLACES}"] if job.summary.paused else []
         return Dialog(
             f"Pause {key}?", f"Pause {key}", urls.job(key, job.summary.job_id), place="jobs",
             will=_WITHOUT_TIMER.get(job.summary.kind) or (
@@ -48,10 +53,10 @@ class PauseJob:
             stays=("Runs under way go on. Triggers still run.", *stays),
             fields=(
                 as_shown(_state(job)),
-                Field(
+                *(() if job.summary.kind in _WITHOUT_TIMER else (Field(
                     "until", "Resume by itself at (optional)", value=request.query_params.get("until", ""),
                     help="With its offset: 2026-12-24T08:00:00Z",
-                ),
+                ),)),
                 Field(
                     "reason", "Reason (optional)", value=request.query_params.get("reason", ""),
                     help="Stored with the pause and in the audit log.",
@@ -69,6 +74,8 @@ class PauseJob:
         }  # fmt: skip
         found = job_of(connection.request(document, request_id_of(form)))
         undo = ("Resume", urls.job(key, found.job_id, "job_resume"))
+        if found.unchanged:
+            return Done(urls.job(key, found.job_id), f"Nothing was changed: {key} was paused so already.")
         return Done(urls.job(key, found.job_id), f"{key} is paused.", undo)
 
 
@@ -84,7 +91,7 @@ class ResumeJob:
         key, found = job.summary.key, job.summary.job_id
         with connection.snapshot() as reading:
             due = preview_resume(reading, caller.tenant, [found])
-        again = "It takes part in workflows again." if job.summary.kind == "after" else "It fires again."
+        again = _RESUMED.get(job.summary.kind, "It fires again.")
         return Dialog(
             f"Resume {key}?", f"Resume {key}", urls.job(key, found), place="jobs",
             will=(again, *due.words), stays=(_news(job),), fields=(as_shown(_state(job)),),
@@ -99,7 +106,7 @@ class ResumeJob:
         end, reason = format_timestamp(until) if until is not None else None, was.pause_reason or ""
         reason = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 1]}…"
         undo = ("Pause", urls.job(key, found.job_id, "job_pause", until=end, reason=reason or None))
-        return Done(urls.job(key, found.job_id), f"{key} fires again.", undo)
+        return Done(urls.job(key, found.job_id), f"{key} is resumed.", undo)
 
 
 def _shown(connection: Connection, caller: Caller, key: str) -> JobDetail:

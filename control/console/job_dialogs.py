@@ -81,10 +81,15 @@ def _followers(connection: Connection, caller: Caller, job: JobDetail) -> Sequen
     """Return a sentence about the jobs that a trigger of a root runs too; none for other jobs."""
     if job.summary.kind == "after":
         return ("It runs alone: a trigger of the root runs the whole workflow.",)
+    following = _children(connection, caller, job.summary.key)
+    return (f"It is the root of a workflow: {following} may follow.",) if following else ()
+
+
+def _children(connection: Connection, caller: Caller, key: str) -> str:
+    """Return the keys of the first jobs that come after a job; empty without one."""
     with connection.snapshot() as reading:
-        found = list_children(reading, caller.tenant, job.summary.key, limit=SAMPLE + 1)
-    more = " and more" if len(found) > SAMPLE else ""
-    return (f"It is the root of a workflow: {', '.join(found[:SAMPLE])}{more} may follow.",) if found else ()
+        found = list_children(reading, caller.tenant, key, limit=SAMPLE + 1)
+    return f"{', '.join(found[:SAMPLE])}{' and more' if len(found) > SAMPLE else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,11 @@ class DeleteJob:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a deletion ends."""
         key, job = _shown(connection, caller, request)
+        if following := _children(connection, caller, key):
+            words = f"It cannot be deleted: {following} come after it. Change or delete these jobs first."
+            return Dialog(
+                f"Delete {key}?", "", urls.job(key, job.summary.job_id), place="jobs", will=(words,), keep="Back"
+            )
         waiting = Runs(connection).cancel_matching({"key": key, "include_started": False}, None, dry_run=True)
         many = counted(waiting.matched, "run", at_least=waiting.at_least)
         return Dialog(

@@ -54,12 +54,15 @@ class PauseJobs:
             _back(request, urls), place="jobs",
             will=("No occurrence fires until they are resumed. What is due meanwhile is handled by on_resume.",),
             stays=("Runs under way and backfills go on. Triggers still run.", *_already(paused, "paused already")),
-            fields=(Field("reason", "Reason (optional)", help="Stored with each pause and in the audit log."),),
-            sample=_sample(found), warnings=() if found else (_NONE,),
+            fields=(
+                Field("reason", "Reason (optional)", help="Stored with each pause and in the audit log."),
+                Field("kept", "", "hidden", " ".join(each.job_id.hex for each in found if each.paused)),
+            ),
+            sample=_sample([each for each in found if not each.paused]), warnings=() if found else (_NONE,),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
-        """Pause each of them."""
+        """Pause each of them; a job that its dialog has shown as paused keeps that pause, with its end."""
         document = {"type": "job.pause", "reason": text_of(form, "reason")}
         words = _change(connection, caller, form, request, verb="paused", document=document)
         return Done(urls("jobs", status="paused"), words)
@@ -82,7 +85,7 @@ class ResumeJobs:
             f"Resume {counted(paused, 'job')}" if paused else "", _back(request, urls), place="jobs",
             will=("They fire again.", *due.words),
             stays=_already(len(found) - paused, "not paused"), keep="Keep them paused",
-            sample=_sample(found), warnings=() if found else (_NONE,),
+            sample=_sample([each for each in found if each.paused]), warnings=() if found else (_NONE,),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -119,7 +122,8 @@ def _change(
     Raises:
         InvalidInput: None has changed: each refusal, with the key of its job.
     """
-    found, request_id = _selected(connection, caller, request), request_id_of(form)
+    kept, request_id = set(form.get("kept", "").split()), request_id_of(form)
+    found = [each for each in _selected(connection, caller, request) if each.job_id.hex not in kept]
     replies = connection.request_all(
         [
             {**document, "key": each.key, "request_id": f"{request_id}/{each.job_id}" if request_id else None}

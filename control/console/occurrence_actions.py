@@ -16,6 +16,7 @@ from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import page_now
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.facts import read_instant_facts
@@ -100,16 +101,20 @@ class UnskipOccurrence:
         return Dialog(
             f"Undo the {what} of {_clock(found.local)} of {found.key}?", f"Undo the {what}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), f"Now: {found.words.partition(' Use unskip')[0]}", "Then it fires at its time."),
+            will=(
+                readings(found), f"Now: {found.words.partition(' Use unskip')[0]}", _fires(found, page_now(connection))
+            ),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Undo it."""
-        return _Change(connection, caller, form, request, urls).send("job.unskip", "fires at its time")
+        at = read_query(request, OccurrenceQuery).at
+        words = "fires at its time" if at > page_now(connection) else "fires now: its time has passed"
+        return _Change(connection, caller, form, request, urls).send("job.unskip", words)
 
 
 def _met(connection: Connection, caller: Caller, request: Request, to: str) -> Sequence[str]:
-    """Return a sentence if another occurrence is due at the time that was typed; none also if it is no time."""
+    """Return a sentence if another occurrence is due at the time that was typed."""
     key, own = key_of_page(connection, caller, request), read_query(request, OccurrenceQuery).at
     try:
         at = parse_timestamp(to)
@@ -135,6 +140,11 @@ _TOGETHER: Mapping[Overlap, str] = {
     Overlap.TERMINATE_OTHER: "the second one to start ends the first one as cancelled",
     Overlap.ALLOW_ALL: "both run at the same time",
 }
+
+
+def _fires(found: Explanation, now: datetime) -> str:
+    """Return when an occurrence fires that is neither skipped nor moved any more."""
+    return "Then it fires at its time." if found.at > now else "Its own time has passed: then it fires at once."
 
 
 def readings(found: Explanation) -> str:

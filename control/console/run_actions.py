@@ -19,6 +19,7 @@ from tidewheel.control.console.under_way import retries_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, state, when
+from tidewheel.control.reads.retry_facts import read_retry_facts
 from tidewheel.control.reads.run_detail import RunDetail, show_run
 from tidewheel.errors import refuse
 from tidewheel.jobs.values import format_timestamp
@@ -88,6 +89,14 @@ class RetryRun:
             return _next_attempt(run, page_now(connection), urls)
         if summary.status not in FINAL:
             refuse("run_id", f"the run is {state(summary.status)}", "wait for its end, or cancel it")
+        with connection.snapshot() as reading:
+            facts = read_retry_facts(reading, [run_id])
+        if all(each.is_deleted for each in facts):
+            why = "its job is deleted" if facts else "it is no longer stored in the database"
+            return Dialog(
+                f"Retry this run of {summary.key}?", "", urls("run", run_id=run_id), keep="Back", place="runs",
+                will=(f"It cannot be retried: {why}.",),
+            )  # fmt: skip
         done = len(run.retry_chain.next)
         return Dialog(
             f"Retry this run of {summary.key}?", "Retry 1 run", urls("run", run_id=run_id),

@@ -148,7 +148,7 @@ def letter_under_way(connection: Connection, tenant: str, letter: DeadLetterSumm
 def retries_under_way(
     connection: Connection, tenant: str, ids: Sequence[int], urls: Urls, *, matched: int
 ) -> UnderWay | None:
-    """Return the redrive that has most of these dead letters, whose runs a dialog retries; None if there is none.
+    """Return the redrive that has most of these dead letters; None if there is none.
 
     Args:
         connection: Reads them.

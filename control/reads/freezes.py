@@ -199,7 +199,7 @@ def standing_freezes(connection: Conn, tenant: str) -> tuple[Freeze, ...]:
 
 
 def is_paused_by_tenant(connection: Conn, tenant: str) -> bool:
-    """Return True if a key of the tenant has begun the freeze of all its runs: an operator may take it over."""
+    """Return True if a key of the tenant has begun the freeze of all its runs."""
     columns: dict[str, object] = {"tenant": tenant, "queue": None, "labels": None, "key_prefix": None}
     row = connection.execute(_FIND_FREEZE, columns, binary=True).fetchone()
     return row is not None and not row[1]

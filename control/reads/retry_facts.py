@@ -1,4 +1,4 @@
-"""Read what a retry of ended runs has to know of each: its job, its workflow, its retries and its dead letter."""
+"""Read the facts that a retry of ended runs depends on: job, workflow, retries and dead letter."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -70,8 +70,19 @@ def test_message_and_undo_of_a_long_key_fit_a_cookie(pages: ApiClient) -> None:
     assert f'action="{place}/resume"' in page
 
 
+def test_pause_of_a_paused_job_changes_its_end_alone_and_says_so(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", schedule={"cron": "0 2 * * *"})
+    posted(pages, "/jobs/nightly/pause", reason="disk full")
+    assert "With the same end it changes nothing." in pages.get("/jobs/nightly/pause").text
+    posted(pages, "/jobs/nightly/pause", reason="stock")
+    assert "Nothing was changed: " in pages.get("/jobs/nightly").text
+    assert pages.database.value("SELECT pause_reason FROM jobs") == "disk full"
+    submit(pages.database, "by-hand")
+    assert "Resume by itself at" not in pages.get("/jobs/by-hand/pause").text, "nothing would end it"
+
+
 def test_refused_field_keeps_all_that_was_typed(pages: ApiClient) -> None:
-    submit(pages.database, "nightly")
+    submit(pages.database, "nightly", schedule={"cron": "0 2 * * *"})
     answer = posted(pages, "/jobs/nightly/pause", until="tomorrow", reason="<b>stock")
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert 'value="tomorrow" aria-invalid="true"' in answer.text

@@ -375,7 +375,6 @@ def test_selected_runs_are_cancelled_and_retried(pages: ApiClient) -> None:
 
 
 def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiClient) -> None:
-    """Of four failed runs one is a part of a workflow, one was retried, and the job of one is deleted."""
     database = pages.database
     put(database, {"root": [], "part": after("root")})
     trigger(database, "root")
@@ -405,6 +404,7 @@ def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiCl
     assert "Retried before" not in redrive
     assert '<button class="primary">' not in shown(pages, "/dead-letters/redrive?job=other")
     assert "Nothing would change: the redrive rejects" in shown(pages, "/dead-letters/redrive?job=other")
+    assert "It cannot be retried: its job is deleted." in shown(pages, f"/runs/{gone}/retry")
     place = done(posted(pages, "/dead-letters/redrive"))
     assert "includes 2 of these 3 runs. Each dead letter is redriven once." in shown(pages, path)
     assert "includes this run. Each dead letter is redriven once." in shown(pages, f"/runs/{plain}/retry")
@@ -437,6 +437,23 @@ def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages
     assert re.search(r"2 jobs paused\. 1 refused: b: ", shown(pages, "/jobs"))
     assert "none of the selected jobs" in shown(pages, "/selected-jobs/pause")
     assert posted(pages, "/selected-jobs/pause").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+def test_pause_of_many_leaves_the_end_of_a_pause_that_its_dialog_counts_apart(pages: ApiClient) -> None:
+    database = pages.database
+    submit(database, "nightly", schedule={"cron": "0 2 * * *"})
+    with Client(database.url) as client:
+        client.pause("nightly", until=database.now() + timedelta(days=1))
+    path = "/selected-jobs/pause?" + "&".join(f"job={job_id('default', key)}" for key in ("nightly", "job"))
+    dialog = pages.get(path)
+    assert "Pause 1 job?" in dialog.text
+    kept = re.search(r'name="kept" value="([^"]+)"', dialog.text)
+    assert kept
+    fields = fields_of(dialog) | {"kept": kept[1]}
+    for _ in range(2):
+        done(pages.post(path, data=fields))
+        assert "1 job paused." in shown(pages, "/jobs")
+    assert database.value("SELECT paused_until IS NOT NULL FROM jobs WHERE key = 'nightly'") is True
 
 
 def test_all_jobs_with_a_label_are_frozen_by_one_request(pages: ApiClient) -> None:
@@ -618,6 +635,8 @@ def test_backfill_shows_its_progress_and_is_paused_and_cancelled(pages: ApiClien
     text = shown(pages, place)
     assert "cancelled" in text
     assert "Pause…" not in text
+    for verb in ("pause", "resume", "cancel"):
+        assert "Nothing would change. Its state is cancelled." in shown(pages, f"{place}/{verb}")
 
 
 def test_unknown_bulk_work_and_empty_lists_say_so(pages: ApiClient) -> None:
