@@ -159,7 +159,7 @@ def retries_under_way(
     """
     letters = DeadLetters(connection).list(ids=ids, limit=len(ids)).dead_letters if ids else ()
     rows = _going_on(connection, tenant) if letters else ()
-    counts = [(sum(_has(row, letter) for letter in letters), row) for row in rows]
+    counts = [(sum(row.includes(letter) for letter in letters), row) for row in rows]
     most, row = max(counts, key=lambda each: each[0], default=(0, None))
     if row is None or not most:
         return None
