@@ -21,6 +21,7 @@ from tidewheel.control.reads.dead_letters import show_dead_letter
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.job_keys import key_of_job
 from tidewheel.control.reads.run_detail import show_run
+from tidewheel.control.reads.runs import LOOKED_AT, RunSummary, find_short_id
 from tidewheel.control.schedule_words import schedule_words
 from tidewheel.errors import FieldError, Refused, UnknownDeadLetter, UnknownJob, UnknownRun
 from tidewheel.ids import job_id
@@ -57,7 +58,7 @@ class Kind(StrEnum):
     HANDLER = "handler"
     EXECUTOR = "executor"
     MATCHES = "matches"
-    """Keys that begin with the text, and others that have it: the alternatives."""
+    """Keys that begin with the text, and others that have it, or runs of a short id: the alternatives."""
     NOTHING = "nothing"
     """The text means nothing here; the alternatives are the nearest keys."""
 
@@ -200,6 +201,8 @@ def _by_id(connection: Conn, tenant: str, question: Question) -> Answer | None:
         about = letter.key or f"{letter.topic} {letter.partition} @ {letter.offset}"
         words = f"{about}: {letter.error_type or letter.reason}"
         return Answer(question.text, Kind.DEAD_LETTER, str(letter.id), words)
+    if question.short_id is not None:
+        return _by_short_id(connection, tenant, question.text, *question.short_id)
     if question.id is None:
         return None
     try:
@@ -209,7 +212,23 @@ def _by_id(connection: Conn, tenant: str, question: Question) -> Answer | None:
             return Answer(question.text, Kind.JOB, key_of_job(connection, tenant, question.id), "the job of this id")
         except UnknownJob:
             return None
-    return Answer(question.text, Kind.RUN, str(run.run_id), f"{run.key}: {run.status.replace('_', ' ')}")
+    return Answer(question.text, Kind.RUN, str(run.run_id), _about(run))
+
+
+def _by_short_id(connection: Conn, tenant: str, text: str, begin: str, end: str) -> Answer | None:
+    """Return the run of a short id, or all runs that have it; None if a key is looked for instead."""
+    runs, is_cut = find_short_id(connection, tenant, begin, end)
+    if is_cut:
+        words = f"more than {LOOKED_AT:,} runs have ids that begin with {begin}: open the run, and copy its whole id"
+        return Answer(text, Kind.NOTHING, None, words)
+    found = [Meaning(Kind.RUN, str(run.run_id), _about(run)) for run in runs[:MAX_ALTERNATIVES]]
+    if len(found) == 1:
+        return Answer(text, Kind.RUN, found[0].target, found[0].words)
+    return Answer(text, Kind.MATCHES, None, f"runs with the id {text}", alternatives=tuple(found)) if found else None
+
+
+def _about(run: RunSummary) -> str:
+    return f"{run.key}: {run.status.replace('_', ' ')}"
 
 
 def _jobs(connection: Conn, tenant: str, named: Sequence[Named]) -> dict[str, _Job]:
@@ -277,6 +296,8 @@ def _keys(connection: Conn, tenant: str, text: str, limit: int) -> list[str]:
 
 def _unknown(question: Question, zone: str | None, now: datetime) -> str:
     """Return the thing that is not there, and why its time cannot be read."""
+    if question.short_id is not None:
+        return f"no run is {question.text!r}"
     if question.id is not None or question.dead_letter is not None:
         return f"no {'run or job' if question.id else 'dead letter'} is {question.text!r}"
 

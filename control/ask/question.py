@@ -18,6 +18,7 @@ MAX_QUESTION = 400
 _DEAD_LETTER = re.compile(r"#(\d{1,18})", re.ASCII)
 _WHY = re.compile(r"why (?:did )?(?=\S)", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_SHORT_ID = re.compile(r"([0-9a-f]{8})(?:…|\.\.\.)([0-9a-f]{4})", re.IGNORECASE)
 _AT = " at "
 _ONE_LINE = one_line(MAX_TEXT)
 _TIME_WORDS = 7  # of the longest time: Sat 21 Nov 2026 11:13:04.118 pm UTC
@@ -44,6 +45,7 @@ class Question:
         text: Its text without blanks around it.
         asks_why: True if it begins with `why`.
         id: The id that it is.
+        short_id: The begin and the end of a run id, as pages show it.
         dead_letter: The number of the dead letter that it is.
         named: The keys that it may name, the likeliest first.
     """
@@ -51,6 +53,7 @@ class Question:
     text: str
     asks_why: bool
     id: UUID | None
+    short_id: tuple[str, str] | None
     dead_letter: int | None
     named: tuple[Named, ...]
 
@@ -60,6 +63,8 @@ def read_question(text: str) -> Question:
 
     >>> read_question("#4711").dead_letter
     4711
+    >>> read_question("01A1F866…44d1").short_id, read_question("01a1f866...44d1").short_id
+    (('01a1f866', '44d1'), ('01a1f866', '44d1'))
     >>> [(each.key, each.time) for each in read_question("nightly at 2:30").named[:2]]
     [('nightly at 2:30', None), ('nightly', '2:30')]
     >>> [(each.key, each.time) for each in read_question("why a b").named]
@@ -68,11 +73,12 @@ def read_question(text: str) -> Question:
     text = text[:MAX_QUESTION].strip()
     why = _WHY.match(text)
     rests = dict.fromkeys((text, text[why.end() :]) if why else (text,))
-    letter = _DEAD_LETTER.fullmatch(text)
+    letter, short = _DEAD_LETTER.fullmatch(text), _SHORT_ID.fullmatch(text.lower())
     return Question(
         text=text,
         asks_why=why is not None,
         id=UUID(text) if _UUID.fullmatch(text) else None,
+        short_id=(short[1], short[2]) if short else None,
         dead_letter=int(letter[1]) if letter else None,
         named=tuple(dict.fromkeys(each for rest in rests for each in _named(rest) if _may_be_key(each.key))),
     )

@@ -22,7 +22,7 @@ from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.errors import refuse
-from tidewheel.ids import first_run_id, job_id, order_id
+from tidewheel.ids import first_run_id, instant_of, job_id, order_id
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.postgres.database_clock import read_now
@@ -219,6 +219,28 @@ def list_runs(
         total=min(counted.matching, COUNTED),
         at_least=counted.matching > COUNTED or counted.goes_on_after is not None,
     )
+
+
+def find_short_id(connection: Conn, tenant: str, begin: str, end: str) -> tuple[Sequence[RunSummary], bool]:
+    """Return the runs of a tenant whose ids have this begin and end, and True if some were not looked at.
+
+    Args:
+        connection: Reads the rows.
+        tenant: The tenant.
+        begin: The first eight digits: a minute, by the upper 32 of the 48 bits of milliseconds.
+        end: The last digits.
+    """
+    since = instant_of(min(UUID(begin.ljust(32, "0")), first_run_id(_LATEST)))
+    until = since + timedelta(milliseconds=(1 << 16) - 1)
+    start = _start(read_now(connection))
+    run_ids: dict[UUID, None] = {}
+    is_cut = False
+    for status in (None, *sorted(DEAD_LETTERED)):  # those of failed runs outlast the retention of others
+        filters = RunFilter(status=status, since=since, until=until)
+        found = _find(connection, tenant, filters, start, limit=LOOKED_AT, look=LOOKED_AT)
+        run_ids |= dict.fromkeys(each for each in found.run_ids if str(each).endswith(end))
+        is_cut = is_cut or found.goes_on_after is not None
+    return read_runs(connection, list(run_ids)), is_cut
 
 
 class _Place(NamedTuple):

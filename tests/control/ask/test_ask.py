@@ -113,6 +113,26 @@ def test_ids_numbers_and_keys_lead_to_what_they_name(database: Database) -> None
     assert (by_id.kind, by_id.target) == (Kind.JOB, "nightly")
 
 
+def test_short_id_finds_the_run_of_this_tenant_and_names_several(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, "nightly", retry={"max_attempts": 1})
+    started, other = begun(clocked, "nightly"), trigger(clocked, "nightly", request_id="other")
+    end(clocked, ending(started, RunState.FAILED))
+    begin, last = str(started.run_id)[:8], str(started.run_id)[-4:]
+    for text in (f"{begin}…{last}", f"{begin}...{last}".upper()):
+        found = asked(clocked, text)
+        assert (found.kind, found.target, found.words) == (Kind.RUN, str(started.run_id), "nightly: failed")
+    twin = UUID(str(other)[:-4] + last)
+    clocked.execute("UPDATE job_runs SET run_id = %s WHERE run_id = %s", [twin, other])
+    both = asked(clocked, f"{begin}…{last}")
+    assert both.kind is Kind.MATCHES
+    assert {each.target for each in both.alternatives} == {str(started.run_id), str(twin)}
+    with clocked.transaction() as connection:
+        far = ask(connection, "other", f"{begin}…{last}", misfire_after=timedelta(seconds=60))
+    assert (far.kind, far.words) == (Kind.NOTHING, f"no run is '{begin}…{last}'")
+    assert asked(clocked, f"ffffffff…{last}").kind is Kind.NOTHING
+
+
 def test_time_is_one_of_the_readers_zone_else_of_the_jobs(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T00:00"))
     submit(clocked, "nightly", schedule=DAILY)

@@ -4,6 +4,7 @@ from http import HTTPStatus
 
 from tests.control.api.answering import ApiClient
 from tests.transitions.acts import submit, trigger
+from tidewheel.control.console.words import short_id
 
 DAILY = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
 
@@ -11,7 +12,7 @@ DAILY = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
 def test_ids_and_keys_lead_to_their_pages(pages: ApiClient) -> None:
     submit(pages.database, "a/b")
     run = trigger(pages.database, "a/b")
-    for text, path in ((str(run), f"/runs/{run}"), ("a/b", "/jobs/id:")):
+    for text, path in ((str(run), f"/runs/{run}"), (short_id(run), f"/runs/{run}"), ("a/b", "/jobs/id:")):
         answer = pages.get("/ask", params={"q": text})
         assert answer.status_code == HTTPStatus.SEE_OTHER
         assert answer.headers["location"].startswith(path)
