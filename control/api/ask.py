@@ -25,7 +25,8 @@ class AskQuery(TenantQuery):
     """A question.
 
     Attributes:
-        q: A run id, also a short one such as `01a1f866…44d1`, a dead letter such as `#4711`, a key, `KEY at TIME`, `why KEY TIME`, or the beginning of a name.
+        q: A run id, also as `01a1f866…44d1`, a dead letter such as `#4711`, a key, `KEY at TIME`, `why KEY TIME`, or
+            the beginning of a name.
         tz: The IANA time zone of a time without an offset; by default that of the job.
     """
 

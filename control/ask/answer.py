@@ -161,7 +161,7 @@ def ask(
     if zone is not None:
         known_zone(zone)
     question = read_question(text)
-    if (found := _by_id(connection, tenant, question)) is not None:
+    if (found := _by_id(connection, tenant, question) or _by_short_id(connection, tenant, question)) is not None:
         return found
     tried: dict[str, str] = {}
     now = read_now(connection)
@@ -201,8 +201,6 @@ def _by_id(connection: Conn, tenant: str, question: Question) -> Answer | None:
         about = letter.key or f"{letter.topic} {letter.partition} @ {letter.offset}"
         words = f"{about}: {letter.error_type or letter.reason}"
         return Answer(question.text, Kind.DEAD_LETTER, str(letter.id), words)
-    if question.short_id is not None:
-        return _by_short_id(connection, tenant, question.text, *question.short_id)
     if question.id is None:
         return None
     try:
@@ -215,8 +213,11 @@ def _by_id(connection: Conn, tenant: str, question: Question) -> Answer | None:
     return Answer(question.text, Kind.RUN, str(run.run_id), _about(run))
 
 
-def _by_short_id(connection: Conn, tenant: str, text: str, begin: str, end: str) -> Answer | None:
-    """Return the run of a short id, or all runs that have it; None if a key is looked for instead."""
+def _by_short_id(connection: Conn, tenant: str, question: Question) -> Answer | None:
+    """Return the run of a short id, or all runs that have it; None if there is none."""
+    if question.short_id is None:
+        return None
+    text, (begin, end) = question.text, question.short_id
     runs, is_cut = find_short_id(connection, tenant, begin, end)
     if is_cut:
         words = f"more than {LOOKED_AT:,} runs have ids that begin with {begin}: open the run, and copy its whole id"
