@@ -11,6 +11,15 @@ from tidewheel.errors import FieldError
 
 P = TypeVar("P")
 
+_MORE = "fill in the job key too, or choose a time in the field since"
+_FIELDS: Mapping[str, tuple[str, str]] = {
+    "key": ("job", "correct the key, or find the job in the list of jobs"),
+    "labels": ("label", _MORE),
+    "run_labels": ("run_label", _MORE),
+    "cursor": ("cursor", "open the list again, from its first page"),
+}
+"""The field of a page that a refusal of a read is about, and its remedy on the page."""
+
 
 def filters_of(query: PageQuery) -> dict[str, object]:
     """Return the filters of a list as a link has them: labels as several `name=value`."""
@@ -51,7 +60,9 @@ def list_view(
         urls: Writes the link of the next page.
         of_page: Values of the template that depend on the rows.
     """
-    found = part(read)
+    found: tuple[P, str | None] | Failed = Failed("") if errors else part(read)
+    if isinstance(found, Failed) and found.refused:
+        errors, found = tuple(map(_in_form, found.refused)), Failed("")
     filters = filters_of(query)
     page, cursor = (found, None) if isinstance(found, Failed) else found
     values: Mapping[str, object] = {} if isinstance(found, Failed) else of_page(found[0])
@@ -63,3 +74,9 @@ def list_view(
         },
         422 if errors or isinstance(found, Failed) else 200,
     )  # fmt: skip
+
+
+def _in_form(error: FieldError) -> FieldError:
+    """Return an error of a read with the name of the page's field."""
+    path, remedy = _FIELDS.get(error.path, (error.path, error.remedy))
+    return FieldError(path, error.problem, remedy)

@@ -12,7 +12,7 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.urls import Urls
-from tidewheel.errors import FieldError, InvalidInput, TidewheelError, Unavailable
+from tidewheel.errors import FieldError, InvalidInput, Refused, TidewheelError, Unavailable
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.postgres.database_clock import read_now
 
@@ -55,9 +55,15 @@ class Page(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A part that could not be read, in place of its value; the rest of the page stays."""
+    """A part that could not be read, in place of its value; the rest of the page stays.
+
+    Args:
+        words: Why; empty if the page names the reason elsewhere.
+        refused: The errors of a refusal.
+    """
 
     words: str
+    refused: tuple[FieldError, ...] = ()
     failed: bool = True
 
 
@@ -71,6 +77,8 @@ def part(read: Callable[[], T]) -> T | Failed:
         return read()
     except Unavailable:
         raise
+    except Refused as refused:
+        return Failed(str(refused), refused.errors)
     except TidewheelError as error:
         return Failed(str(error))
 

@@ -1,0 +1,53 @@
+"""Filters of lists: what does not fit is named with its field and its remedy, above an empty list."""
+
+import html
+import re
+from http import HTTPStatus
+
+import pytest
+
+from tests.control.api.answering import ApiClient
+from tests.transitions.acts import submit, trigger
+
+_BAND = re.compile(r'<p class="band trouble" role="alert">.*?</p>')
+_CURSOR = "cursor: 'MQ' is no cursor of this list: open the list again, from its first page"
+_NO_JOB = "job: tenant 'default' has no job 'none': correct the key, or find the job in the list of jobs"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/runs?job=none", _NO_JOB),
+        (
+            "/runs?label=team%3Da",
+            "label: a filter by labels alone would read all runs: "
+            "fill in the job key too, or choose a time in the field since",
+        ),
+        ("/runs?label=team", "label: 'team' is not valid: write name=value"),
+        ("/runs?last=1y", "last: '1y' is not valid: write '1h', '24h', '7d' or '30d'"),
+        (
+            "/runs?status=failed&ordering_key=a",
+            "ordering_key: a run that has ended is in no order: leave it out, or name a status of open runs",
+        ),
+        ("/runs?cursor=MQ", _CURSOR),
+        ("/jobs?cursor=MQ", _CURSOR),
+        ("/jobs?lane=slow", "lane: 'slow' is not valid: write 'critical', 'standard' or 'batch'"),
+        ("/dead-letters?job=none", _NO_JOB),
+        ("/dead-letters?show=some", "show: 'some' is not valid: write 'open', 'redriven' or 'all'"),
+        ("/dead-letters?cursor=MQ", _CURSOR),
+        ("/workflows?job=none", _NO_JOB),
+        ("/admin/audit?cursor=MQ", _CURSOR),
+        ("/admin/audit?door=back", "door: 'back' is not valid: write 'rest', 'kafka', 'cli', 'client' or 'console'"),
+        ("/admin/keys?cursor=MQ", _CURSOR),
+        ("/admin/tenants?cursor=MQ", _CURSOR),
+    ],
+)
+def test_refused_filter_is_named_once_with_its_remedy(pages: ApiClient, path: str, words: str) -> None:
+    submit(pages.database, "nightly")
+    trigger(pages.database, "nightly")
+    answer = pages.get(path)
+    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert [html.unescape(re.sub(r"<[^>]+>", "", each)) for each in _BAND.findall(answer.text)] == [words]
+    assert "could not be read" not in answer.text
+    assert "<tbody" not in answer.text
+    assert "fits the filters" not in answer.text
