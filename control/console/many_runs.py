@@ -278,6 +278,20 @@ def matching_filters(query: RunsQuery, *, is_narrowed: bool) -> Mapping[str, obj
     return None if is_narrowed or any(others) or not set(found) - {"status"} else found
 
 
+def matching_button(query: RunsQuery) -> str:
+    """Return the label of the button that cancels what `matching_filters` returns: a tab does not narrow it.
+
+    >>> matching_button(RunsQuery(job="nightly", status="running"))
+    'Cancel all open runs of this job…'
+    >>> matching_button(RunsQuery(job="nightly", lane="batch", status="queued"))
+    'Cancel all unstarted runs that match…'
+    """
+    which = "unstarted" if query.status in _NOT_STARTED else "open"
+    [other] = found if len(found := set(_shown(query)) - {"status"}) == 1 else [""]
+    whose = f"of this {other}" if other in {"job", "queue", "lane"} else "that match"
+    return f"Cancel all {which} runs {whose}…"
+
+
 def _shown(query: RunsQuery | MatchingQuery) -> Mapping[str, object]:
     given: dict[str, object] = {
         "status": query.status, "job": query.job, "queue": query.queue, "lane": query.lane, "cause": query.cause,

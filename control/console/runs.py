@@ -14,7 +14,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Window
 from tidewheel.control.console.job_rows import Show
 from tidewheel.control.console.listing import list_view
-from tidewheel.control.console.many_runs import matching_filters
+from tidewheel.control.console.many_runs import matching_button, matching_filters
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
@@ -69,11 +69,10 @@ class RunsPage:
                 page = list_runs(reading, caller.tenant, narrowed, after=after, limit=query.limit)
             return page, cursors.write(*(page.next_cursor.split("/") if page.next_cursor else [None]))
 
+        alike = query.model_copy(update={"status": _ALIKE[query.group]}) if query.group else query
         more = {
-            "matching": matching_filters(
-                query.model_copy(update={"status": _ALIKE[query.group]}) if query.group else query,
-                is_narrowed=any((query.last, query.ended_since, query.ended_until)),
-            ),
+            "matching": matching_filters(alike, is_narrowed=any((query.last, query.ended_since, query.ended_until))),
+            "matching_button": matching_button(alike),
             "occurrences": _skipped_of(query.job, caller.tenant, urls) if query.status == "skipped" else None,
         }
         return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=lambda page: more)

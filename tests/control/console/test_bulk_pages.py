@@ -218,7 +218,7 @@ def test_purge_of_many_needs_their_number(pages: ApiClient) -> None:
     for offset in range(101):
         garble(pages.database, offset)
     fail(pages.database)
-    path = link(shown(pages, "/dead-letters?kind=message"), "Purge…")
+    path = link(shown(pages, "/dead-letters?kind=message"), "Purge all that match…")
     assert "Type 101 to confirm" in shown(pages, path)
     refused = posted(pages, path, typed="100", counted="101")
     assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
@@ -314,8 +314,11 @@ def test_number_that_has_grown_is_shown_before_anything_changes(pages: ApiClient
 
 def test_purge_concerns_what_the_list_shows(pages: ApiClient) -> None:
     fail(pages.database)
-    text = shown(pages, "/dead-letters?redriven=true")
-    assert "Redrive…" not in text
+    text = shown(pages, "/dead-letters")
+    assert link(text, "Redrive all runs…") == "/dead-letters/redrive"
+    assert link(text, "Purge all not redriven…") == "/dead-letters/purge?show=open"
+    for path in ("/dead-letters?redriven=true", "/dead-letters?show=redriven"):
+        assert "/dead-letters/redrive" not in shown(pages, path)
     assert posted(pages, "/dead-letters/purge?redriven=true").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert pages.database.value("SELECT count(*) FROM dead_letters") == 1
 
@@ -337,8 +340,8 @@ def test_all_runs_that_match_are_cancelled_by_their_number(pages: ApiClient) -> 
     database = pages.database
     triggered(database, "job", MANY)
     trigger(database, "other")
-    assert "Cancel all that match…" not in shown(pages, "/runs")
-    path = link(shown(pages, "/runs?job=job"), "Cancel all that match…")
+    assert "Cancel all open runs" not in shown(pages, "/runs")
+    path = link(shown(pages, "/runs?job=job"), "Cancel all open runs of this job…")
     dialog = shown(pages, path)
     assert "Cancel 300 runs of job?" in re.sub(r"</?bdi>", "", dialog)
     assert "Type 300 to confirm" in dialog
@@ -653,15 +656,15 @@ def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: Ap
     begun(database, "other")
     finish(database, "job", RunState.SUCCEEDED)
     triggered(database, "job", 2)
-    path = link(shown(pages, "/runs?status=queued&job=job"), "Cancel open runs…")
+    path = link(shown(pages, "/runs?status=queued&job=job"), "Cancel all unstarted runs of this job…")
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert "Cancel 2 runs of job?" in dialog
     assert "Concerned: 2 of the 3 that match." in dialog
     assert "A cancellation does not filter by state" in dialog
     assert 'href="/runs?status=queued&amp;job=job">Keep them' in dialog
-    assert "Cancel open runs…" not in shown(pages, "/runs?status=succeeded&job=job")
-    assert "Cancel open runs…" not in shown(pages, "/runs?status=running"), "a cancellation needs another filter"
-    assert "Cancel all that match…" in shown(pages, "/runs?job=job")
+    assert "/runs/cancel-all" not in shown(pages, "/runs?status=succeeded&job=job")
+    assert "/runs/cancel-all" not in shown(pages, "/runs?status=running"), "a cancellation needs another filter"
+    assert "Cancel all open runs that match…" in shown(pages, "/runs?job=job&lane=standard")
 
 
 def test_cancel_of_nothing_says_so_and_leads_back_to_the_filter(pages: ApiClient) -> None:

@@ -154,7 +154,7 @@ def test_many_runs_are_cancelled_and_their_progress_is_seen(here: Page, database
     place(here, "Runs")
     here.fill("main [name=job]", "many")
     here.locator("main").get_by_role("button", name="Filter").click()
-    dialog = asked(here, "Cancel all that match…")
+    dialog = asked(here, "Cancel all open runs of this job…")
     dialog.locator("[name=typed]").fill(str(MANY - 1))
     dialog.get_by_role("button", name=f"Cancel {MANY} runs").click()
     expect(dialog).to_contain_text(f"this is not the number {MANY}")
