@@ -1,8 +1,8 @@
-"""The slowest runs of a time: which took the longest, and whose."""
+"""The slowest runs of a time: which took the longest, and whose. Those that still run for longer are above them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import ClassVar, Literal
 
 from starlette.requests import Request
@@ -12,10 +12,15 @@ from tidewheel.control.api.queries import TenantQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
-from tidewheel.control.reads.activity import SlowRun, slowest_runs
+from tidewheel.control.reads.activity import slowest_runs
+from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
+from tidewheel.postgres.session import Conn
+from tidewheel.runs import RunState
 
 _SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 _SHOWN = 50
+_RUNNING = 10  # shown
+_LOOKED_AT = 200  # running runs of which those are the longest
 
 
 class SlowQuery(TenantQuery):
@@ -41,11 +46,20 @@ class SlowPage:
         query, errors = read_filters(request, SlowQuery)
         now = page_now(connection)
 
-        def read() -> Sequence[SlowRun]:
+        def read() -> Sequence[RunSummary]:
             with connection.snapshot() as reading:
-                return slowest_runs(reading, caller.tenant, now - _SPANS[query.last], now + _SPANS["1h"], _SHOWN)
+                found = slowest_runs(reading, caller.tenant, now - _SPANS[query.last], now + _SPANS["1h"], _SHOWN)
+                took = timedelta(seconds=found[0].took if found else 0)
+                return [*_still_running(reading, caller.tenant, now - took), *(each.run for each in found)]
 
-        found = part(read)
-        runs = found if isinstance(found, Failed) else [each.run for each in found]
-        values = {"now": now, "found": runs, "query": query, "spans": list(_SPANS), "errors": errors}
+        found = Failed("") if errors else part(read)
+        values = {"now": now, "found": found, "query": query, "spans": list(_SPANS), "errors": errors}
         return View(values, 422 if errors else 200)
+
+
+def _still_running(connection: Conn, tenant: str, since: datetime) -> Sequence[RunSummary]:
+    """Return the runs whose attempt runs since an instant, the longest first: their ids are not of a later one."""
+    filters = RunFilter(status=RunState.RUNNING, until=since)
+    found = list_runs(connection, tenant, filters, limit=_LOOKED_AT).runs
+    begun = sorted((each.started_at, each.run_id, each) for each in found if each.started_at is not None)
+    return [run for at, _, run in begun if at <= since][:_RUNNING]

@@ -5,6 +5,7 @@ from tests.transitions.acts import begun, ending
 from tidewheel.activity import activity
 from tidewheel.postgres.session import Session
 from tidewheel.runs import RunState
+from tidewheel.transitions.claim import Started
 from tidewheel.transitions.finish import finish_runs
 
 
@@ -17,14 +18,19 @@ def forget_figures(database: Database) -> None:
 
 def finish(database: Database, key: str = "job", *states: RunState) -> list[str]:
     """End runs of a job, and write their figures."""
-    session = Session(database.url, "test")
     ended: list[str] = []
     for state in states:
         started = begun(database, key)
-        with session.transaction() as connection:
-            finish_runs(connection, database.installation, [ending(started, state, error_type="ConnectionError")])
+        end_with_figures(database, started, state)
         ended.append(str(started.run_id))
+    return ended
+
+
+def end_with_figures(database: Database, started: Started, state: RunState) -> None:
+    """End a run, and write its figures."""
+    session = Session(database.url, "test")
+    with session.transaction() as connection:
+        finish_runs(connection, database.installation, [ending(started, state, error_type="ConnectionError")])
     with session.transaction() as connection:
         activity.write(connection)
     session.close()
-    return ended

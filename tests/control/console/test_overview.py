@@ -9,10 +9,12 @@ import pytest
 
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML, console, key_of, signed_in
-from tests.fixtures.database import Database
+from tests.control.explain.explaining import t
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import apply_batch, begun, submit, trigger
-from tests.transitions.figures import finish, forget_figures
+from tests.transitions.figures import end_with_figures, finish, forget_figures
 from tidewheel.runs import RunState
+from tidewheel.transitions.claim import Started
 
 HOSTILE = "<script>alert\u05d0\u05d1" + "k" * 200
 
@@ -174,8 +176,30 @@ def test_list_of_skipped_runs_leads_to_skipped_occurrences(pages: ApiClient) -> 
     assert shown(pages, "/jobs/job?window=30d&show=skipped")
 
 
+def test_runs_that_run_for_longer_than_the_slowest_are_above_it(clocked: ClockedDatabase) -> None:
+    forget_figures(clocked)
+    started = [_begun_at(clocked, hour) for hour in (9, 10, 11, 12)]
+    longest, long, slowest, short = (each.run_id for each in started)
+    clocked.stop_clock(t("03-02T12:30"))
+    with answering(clocked) as pages:
+        pages.headers.update(HTML)
+        assert shown(pages, "/runs/slow").count("still running</span>") == 4
+        end_with_figures(clocked, started[2], RunState.SUCCEEDED)
+        slow = shown(pages, "/runs/slow")
+    places = [slow.find(f'<tr data-key="{run}"') for run in (longest, long, slowest)]
+    assert -1 < places[0] < places[1] < places[2]
+    assert str(short) not in slow
+    assert slow.count("still running</span>") == 2
+
+
+def _begun_at(database: ClockedDatabase, hour: int) -> Started:
+    database.stop_clock(t(f"03-02T{hour:02}:00"))
+    submit(database, f"job-{hour}", start_to_close="9h")
+    return begun(database, f"job-{hour}")
+
+
 def test_slow_runs_are_listed_and_hostile_text_is_text(pages: ApiClient) -> None:
-    assert "No run of this time has figures." in shown(pages, "/runs/slow")
+    assert "none of this time has figures." in shown(pages, "/runs/slow")
     submit(pages.database, HOSTILE)
     [run] = finish(pages.database, HOSTILE, RunState.SUCCEEDED)
     for path in ("/runs/slow", "/runs/slow?last=7d", "/"):
