@@ -8,9 +8,11 @@ import pytest
 from tests.fixtures.database import Database
 from tests.fixtures.run_ids import run_instant
 from tests.transitions.acts import (
+    EXECUTOR,
     about,
     active_run_of,
     apply_batch,
+    attempts,
     begin,
     begun,
     claim,
@@ -32,6 +34,7 @@ from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.runs import AttemptOutcome, Cause, RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RunRequest
+from tidewheel.transitions.claim import Claim, Claimed, claim_runs
 
 
 @pytest.fixture
@@ -283,6 +286,43 @@ def test_repeated_request_for_an_attempt_gets_its_first_reply(with_job: Database
     succeed(with_job, begin(with_job, run))
     assert hasten(with_job, run, request_id="r-1") == ("retrying", False)
     assert job_runs(with_job) == []
+
+
+@pytest.mark.parametrize("older_first", [False, True])
+def test_redelivered_message_with_the_later_time_neither_repeats_nor_loses_the_attempt(
+    with_job: Database, *, older_first: bool
+) -> None:
+    run = retrying(with_job)
+    later = open_run(with_job, run).publish_at
+    hasten(with_job, run)
+    older, newer = sorted(
+        (each for each in requests(with_job) if each.attempt == 2), key=lambda each: each.publish_at, reverse=True
+    )
+    assert older.publish_at == later > with_job.now() >= newer.publish_at
+    first, second = (older, newer) if older_first else (newer, older)
+    [started] = deliver(with_job, first).started
+    assert (started.run_id, started.attempt) == (run, 2)
+    assert deliver(with_job, second, first, older) == Claimed(), "attempt 2 has an owner"
+    requeue(with_job, started, AttemptOutcome.FAILED, timedelta(hours=2))
+    assert deliver(with_job, older, newer) == Claimed(), "the third attempt waits for its own message"
+    hasten(with_job, run, 3)
+    assert deliver(with_job, older, newer) == Claimed(), "and is due by its own message alone"
+    third = next(each for each in requests(with_job) if each.attempt == 3 and each.publish_at <= with_job.now())
+    succeed(with_job, deliver(with_job, third).started[0])
+    assert deliver(with_job, older, newer, third) == Claimed(), "the run has ended"
+    assert attempts(with_job, run) == [(1, "failed"), (2, "failed"), (3, "succeeded")]
+    assert [each.run_id for each in completions(with_job)] == [str(run)]
+    assert job_runs(with_job) == []
+
+
+def deliver(database: Database, *messages: RunRequest) -> Claimed:
+    """Claim as messages from Kafka request it, all in one batch."""
+    claims = [
+        Claim(UUID(each.run_id), each.attempt, each.job_version, f"test/0/0@{offset}", publish_at=each.publish_at)
+        for offset, each in enumerate(messages)
+    ]
+    with database.transaction() as connection:
+        return claim_runs(connection, database.installation, claims, executor_id=EXECUTOR)
 
 
 def test_attempt_beyond_the_next_and_retry_without_attempt_name_the_next_one(with_job: Database) -> None:
