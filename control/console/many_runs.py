@@ -279,7 +279,7 @@ def matching_filters(query: RunsQuery, *, is_narrowed: bool) -> Mapping[str, obj
 
 
 def matching_button(query: RunsQuery) -> str:
-    """Return the label of the button that cancels what `matching_filters` returns: a tab does not narrow it.
+    """Return the label of the button that cancels all of `matching_filters`, which no tab narrows.
 
     >>> matching_button(RunsQuery(job="nightly", status="running"))
     'Cancel all open runs of this job…'

@@ -1,4 +1,4 @@
-"""The slowest runs of a time: which took the longest, and whose. Those that still run for longer are above them."""
+"""The slowest runs of a time, below those that still run for longer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,7 +58,10 @@ class SlowPage:
 
 
 def _still_running(connection: Conn, tenant: str, since: datetime) -> Sequence[RunSummary]:
-    """Return the runs whose attempt runs since an instant, the longest first: their ids are not of a later one."""
+    """Return the runs whose attempt runs since an instant, the longest first.
+
+    No run starts before the instant of its id, so later ids need no look.
+    """
     filters = RunFilter(status=RunState.RUNNING, until=since)
     found = list_runs(connection, tenant, filters, limit=_LOOKED_AT).runs
     begun = sorted((each.started_at, each.run_id, each) for each in found if each.started_at is not None)
