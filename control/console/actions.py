@@ -18,12 +18,13 @@ from tidewheel.audit import Door as AuditDoor
 from tidewheel.control.api.answers import call
 from tidewheel.control.api.bearer import KEY
 from tidewheel.control.api.callers import Caller, caller
+from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.door import SIGN_IN, Door
 from tidewheel.control.console.forms import MOST_BYTES, Form, check_form, read_form
 from tidewheel.control.console.frozen import framed
-from tidewheel.control.console.rendering import Visitor
+from tidewheel.control.console.rendering import KeyShown, Visitor
 from tidewheel.control.console.under_way import UnderWay
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import without_zone
@@ -211,9 +212,10 @@ class Actions:
 
 def visitor(request: Request, found: Caller) -> Visitor:
     """Return the reader of a page."""
-    key = request.scope.get(KEY)
+    key: StoredKey | None = request.scope.get(KEY)
+    shown = None if key is None else KeyShown.of(key)
     scopes = frozenset(str(each) for each in found.scopes)
-    return Visitor(request.scope.get(SIGN_IN), key, found.tenant, found.all_tenants, scopes)
+    return Visitor(request.scope.get(SIGN_IN), shown, found.tenant, found.all_tenants, scopes)
 
 
 def acting(request: Request, found: Caller) -> Caller:

@@ -13,7 +13,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.audit import ALL_TENANTS
 from tidewheel.clock import Clock, SystemClock
 from tidewheel.control.api.key_check import StoredKey
-from tidewheel.control.console.rendering import Renderer, Visitor, is_secure
+from tidewheel.control.console.rendering import KeyShown, Renderer, Visitor, is_secure
 from tidewheel.control.console.sign_in import COOKIE, LIFE_SECONDS, Signer, SignIn
 from tidewheel.control.console.urls import is_page, within
 from tidewheel.errors import InvalidInput, TenantDeleted, UnknownTenant
@@ -106,7 +106,8 @@ class Door:
         tenant = named if is_tenant(named) and code not in _NO_TENANT else "default"
         if key is not None:
             many = key.tenant == ALL_TENANTS
-            return Visitor(sign_in, key, tenant if many else key.tenant, many, frozenset(map(str, key.rights)))
+            shown, scopes = KeyShown.of(key), frozenset(map(str, key.rights))
+            return Visitor(sign_in, shown, tenant if many else key.tenant, many, scopes)
         if sign_in is not None or self.needs_key:
             return Visitor(sign_in)
         return Visitor(tenant=tenant, many=True, scopes=frozenset(map(str, Scope)))

@@ -1,7 +1,7 @@
 """Turn a template and its values into a page: the frame around it, its headers, its cookies."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, tzinfo
+from datetime import UTC, datetime, tzinfo
 from functools import cached_property
 from hashlib import sha256
 from http import HTTPStatus
@@ -64,6 +64,27 @@ class StaticFile(NamedTuple):
     media_type: str
 
 
+class KeyShown(NamedTuple):
+    """A key as the frame of a page shows it: without its hash.
+
+    Args:
+        name: Its name.
+        expires_at: When it expires.
+        warns_at: The instant from which pages warn of that.
+        expires_soon: True from then on.
+    """
+
+    name: str
+    expires_at: datetime | None
+    warns_at: datetime | None
+    expires_soon: bool
+
+    @classmethod
+    def of(cls, key: StoredKey) -> "KeyShown":
+        """Return what pages show of a key."""
+        return cls(key.name, key.expires_at, key.warns_at, key.expires_soon)
+
+
 class Visitor(NamedTuple):
     """The reader of a page, as its frame shows it.
 
@@ -77,7 +98,7 @@ class Visitor(NamedTuple):
     """
 
     sign_in: SignIn | None = None
-    key: StoredKey | None = None
+    key: KeyShown | None = None
     tenant: str = "default"
     many: bool = False
     scopes: frozenset[str] = frozenset()
