@@ -351,7 +351,7 @@ def test_dialog_opens_in_place_acts_and_is_undone(here: Tab, database: Database)
     expect(at.locator(".toast")).to_contain_text("paused")
     assert database.value("SELECT paused FROM jobs WHERE key = 'nightly'")
     at.click(".toast button")
-    expect(at.locator(".toast")).to_contain_text("fires again")
+    expect(at.locator(".toast")).to_contain_text("is resumed")
     assert not database.value("SELECT paused FROM jobs WHERE key = 'nightly'")
 
 
