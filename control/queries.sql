@@ -576,6 +576,22 @@ WITH seen AS MATERIALIZED (
 )
 {{page_by_id(seen)}}
 
+-- name: find_longest_attempts
+-- Returns the runs whose open attempts began longest ago, of the oldest `look` open runs of a tenant.
+-- Index: job_runs_by_tenant, from the tenant's oldest run. No lock.
+WITH seen AS MATERIALIZED (
+    SELECT u.run_id, u.state, u.started_at
+      FROM job_runs AS u
+     WHERE u.tenant = %(tenant)s AND u.run_id < %(before_id)s AND u.shard >= 0
+     ORDER BY u.tenant, u.run_id
+     LIMIT %(look)s
+)
+SELECT s.run_id
+  FROM seen AS s
+ WHERE s.state = ANY (%(states)s::text[]) AND s.started_at <= %(since)s
+ ORDER BY s.started_at, s.run_id
+ LIMIT %(limit)s
+
 -- name: find_open_runs_of_job
 -- Returns the same of the newest `look` open runs of a job by instant.
 -- Index: job_runs_by_job, walked backwards. No lock.
@@ -626,16 +642,16 @@ SELECT f.run_id, coalesce(j.key, f.job_id::text), f.job_id, f.job_version, f.sta
 -- Returns what a retry of each of the given runs has to know: of its job, its workflow, its retries and its dead letter.
 -- Index: job_runs_pkey, the partitions' indexes by run and by job, jobs_pkey, workflows_pkey, dead_letters_run_id_key. No lock.
 -- Why LATERAL with an aggregate: a join of retries would be free to read all runs.
-SELECT r.run_id, j.deleted_at IS NOT NULL AS is_deleted, w.root_run_id IS NOT NULL AS is_part, n.retries, n.open_retries,
-       d.id AS dead_letter
+SELECT r.run_id, j.deleted_at IS NOT NULL AS is_deleted, w.root_run_id IS NOT NULL AS is_part, n.retries,
+       n.open_retries, d.id AS dead_letter
   FROM runs AS r
   JOIN jobs AS j ON j.job_id = r.job_id
   LEFT JOIN workflows AS w ON w.root_run_id = r.workflow_run_id AND w.root_job_id IS NOT NULL
   LEFT JOIN dead_letters AS d ON d.run_id = r.run_id AND d.redriven_at IS NULL
  CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE n.parent_run_id = r.run_id) AS retries,
-           count(*) FILTER (WHERE n.finished_at IS NULL AND n.run_id <> r.run_id
-                              AND n.root_run_id = coalesce(r.root_run_id, r.run_id)) AS open_retries
+           array_agg(n.run_id) FILTER (WHERE n.finished_at IS NULL AND n.run_id <> r.run_id
+                                         AND n.root_run_id = coalesce(r.root_run_id, r.run_id)) AS open_retries
       FROM runs AS n
      WHERE n.job_id = r.job_id AND n.scheduled_at = r.scheduled_at
  ) AS n

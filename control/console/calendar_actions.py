@@ -26,7 +26,7 @@ from tidewheel.jobs.requests import CalendarPut
 from tidewheel.jobs.validation import validate
 
 _MOST_BYTES = 1 << 20
-_ICS = "Events of an iCalendar text (.ics); repeats are followed ten years ahead."
+_ICS = "Events of an iCalendar text (.ics); recurring events are expanded ten years ahead."
 
 
 def _fields(found: CalendarDetail | None) -> Sequence[Field]:
@@ -170,12 +170,15 @@ class DeleteCalendar:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what is deleted."""
         found = calendar_of_page(connection, caller, request)
-        use = "No job names it."
         if found.jobs:
-            use = f"Jobs that name it: {number(found.jobs)}. The deletion is refused until none does."
+            words = f"It cannot be deleted: {counted(found.jobs, 'job')} name it. Remove it from them first."
+            return Dialog(
+                f"Delete calendar {found.name}?", "", urls("calendar", name=found.name), place="jobs",
+                will=(words.replace("1 job name ", "1 job names "),), sample=found.keys[:5], keep="Back",
+            )  # fmt: skip
         return Dialog(
             f"Delete calendar {found.name}?", f"Delete {found.name}", urls("calendar", name=found.name), place="jobs",
-            will=(f"Days that are removed: {number(len(found.days))}.", use), sample=found.keys[:5], danger=True,
+            will=(f"Days that are removed: {number(len(found.days))}.", "No job names it."), danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

@@ -17,7 +17,7 @@ from tidewheel.control.console.confirming import bound, confirmation, ensure_con
 from tidewheel.control.console.dead_letters import REDRIVEN, TabQuery, by_tab
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.retried import PARTS, retried_lines
-from tidewheel.control.console.under_way import redrive_under_way, share
+from tidewheel.control.console.under_way import redrive_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, number
@@ -59,12 +59,12 @@ class RedriveLetters:
         else:
             facts = _facts(connection, filters, found)
             question = f"Redrive {many}{about}?"
-            will = [_new_runs(connection, query), *_counted_words(facts), _FAILS_AGAIN]
-            if facts and all(each.is_deleted for each in facts):
+            will = [_new_runs(connection, query), *_counted_words(facts, found.matched), _FAILS_AGAIN]
+            if facts is not None and found.matched and all(each.is_deleted for each in facts):
                 return Dialog(
                     question, "", _back(query, urls), place="dead_letters", keep="Back",
                     sample=_sample(found.first, found.matched),
-                    will=("Nothing would change: the redrive rejects dead letters whose job is deleted.",),
+                    will=(f"Nothing would change. {_REJECTED}",),
                 )  # fmt: skip
         if under_way is not None and under_way.covers and not found.at_least:
             return Dialog(
@@ -144,22 +144,24 @@ def _facts(connection: Connection, filters: DeadLetterFilter, found: RedriveResu
     only: DeadLetterFilter = {**filters, "kind": kind_to_redrive(filters), "redriven": False}
     listed = DeadLetters(connection).list(limit=_COUNTED, **only).dead_letters if found.matched else ()
     runs = [letter.run_id for letter in listed if letter.run_id is not None]
+    if len(runs) != found.matched:
+        return None
     with connection.snapshot() as reading:
-        facts = read_retry_facts(reading, runs)
-    return facts if len(facts) == found.matched else None
+        return read_retry_facts(reading, runs)
 
 
-def _counted_words(facts: Sequence[RetryFacts] | None) -> Sequence[str]:
+def _counted_words(facts: Sequence[RetryFacts] | None, matched: int) -> Sequence[str]:
     """Return sentences about the runs of a redrive: counted, or in general if there are too many."""
     if facts is None:
         return (f"Runs may be parts of workflows. {PARTS} {_REJECTED}",)
-    gone = sum(each.is_deleted for each in facts)
-    rejected = (f"Of deleted jobs: {share(gone, len(facts), _LETTER)}. {_REJECTED}",) if gone else ()
-    return (*retried_lines([each for each in facts if not each.is_deleted], _LETTER), *rejected)
+    kept = [each for each in facts if not each.is_deleted]
+    gone = matched - len(kept)
+    rejected = (f"Of deleted jobs, or of runs that are no longer stored: {number(gone)}. {_REJECTED}",) if gone else ()
+    return (*retried_lines(kept, _LETTER), *rejected)
 
 
 _LETTER = "dead letter"
-_REJECTED = "The redrive rejects those whose job is deleted, and they stay as they are."
+_REJECTED = "The redrive rejects those whose job is deleted or whose run is no longer stored; they stay as they are."
 
 
 def _left_out(query: ChosenQuery) -> Sequence[str]:
@@ -226,5 +228,5 @@ def _back(query: ChosenQuery, urls: Urls) -> str:
 
 
 def _sample(first: Sequence[DeadLetterSummary], matched: int) -> Sequence[str]:
-    lines = [f"{each.id}  {each.key or each.topic}  {each.error_type or each.reason}" for each in first]
+    lines = [f"#{each.id}  {each.key or each.topic}  {each.error_type or each.reason}" for each in first]
     return sample_of(lines, matched)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from starlette.requests import Request
 
@@ -27,6 +27,7 @@ from tidewheel.control.reads.freezes import (
     count_freezable,
     is_paused_by_tenant,
     list_freezes,
+    standing_freezes,
 )
 from tidewheel.control.reads.jobs import JobPage, list_jobs
 from tidewheel.errors import FieldError, UnknownFreeze, refuse
@@ -34,6 +35,7 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 
 _LONGEST_BACK = 500
+_STANDING = 10_000  # freezes with which the scope of a dialog is compared
 _EXECUTORS = 500  # whose queues are compared with that of a freeze
 _TAKEN_OVER = "A key of the tenant has begun it. You take it over: no key of the tenant ends it any more."
 _OPERATORS = "An operator has begun it: only an operator, or a key of all tenants, ends it."
@@ -106,8 +108,8 @@ class FreezeScope:
                 *((f"It is {same.words}. {_TAKEN_OVER}",) if same else ()),
                 *_also_frozen(standing, document, "This freeze goes on after a thaw of that one."),
                 *((starts,) if found.waiting else ()),
-                f"Occurrences of {many} that are due meanwhile are recorded, and handled by on_resume of each job.",
-                "Jobs whose on_resume is skip lose these: the thaw skips them, and only a backfill runs them.",
+                f"Occurrences of {many} that come due meanwhile are held until the thaw.",
+                "If the on_resume of a job is skip, the thaw skips these, and only a backfill can run them.",
             ),
             stays=(f"Runs under way, which go on: {number(found.under_way, at_least=found.at_least)}.",),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),
@@ -157,7 +159,7 @@ class ThawScope:
         return Dialog(
             f"Thaw {words}?", f"Thaw {words}", _to(query, urls),
             will=(*(waits or (f"{_waiting(found)} may start again, each from its time on.",)), *due.words),
-            stays=(frozen, "Jobs that are paused stay paused."), keep="Keep it frozen",
+            stays=(frozen, *_narrower(standing, document), "Jobs that are paused stay paused."), keep="Keep it frozen",
             sample=[each.words for each in due.jobs[:SAMPLE]],
         )  # fmt: skip
 
@@ -221,7 +223,7 @@ def _waiting(found: Freezable) -> str:
 
 def _standing(connection: Connection, caller: Caller) -> Sequence[Freeze]:
     with connection.snapshot(all_tenants=caller.all_tenants) as reading:
-        return [each.freeze for each in list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)]
+        return standing_freezes(reading, caller.tenant, _STANDING)
 
 
 def _same(standing: Sequence[Freeze], document: Mapping[str, object]) -> Freeze | None:
@@ -232,17 +234,48 @@ def _same(standing: Sequence[Freeze], document: Mapping[str, object]) -> Freeze 
 def _also_frozen(standing: Sequence[Freeze], document: Mapping[str, Any], effect: str) -> Sequence[str]:
     """Return a sentence about a wider freeze that names all of a scope; none without one."""
     same = _same(standing, document)
-    labels = cast("Mapping[str, str]", document.get("labels") or {}).items()
+    scope = _Scope.of(document)
     for each in standing:
-        if (
-            each is not same
-            and (each.tenant is None or document.get("scope") != "fleet")
-            and each.queue in {None, document.get("queue")}
-            and (each.labels or {}).items() <= labels
-            and str(document.get("key_prefix") or "").startswith(each.key_prefix or "")
-        ):
+        if each is not same and _scope_of(each).covers(scope):
             return (f"A wider freeze names all of it: {each.words}. {effect}",)
     return ()
+
+
+def _narrower(standing: Sequence[Freeze], document: Mapping[str, Any]) -> Sequence[str]:
+    """Return how many freezes go on within a scope after its thaw; nothing for none."""
+    same, scope = _same(standing, document), _Scope.of(document)
+    found = sum(each is not same and scope.covers(_scope_of(each)) for each in standing)
+    return (f"Narrower freezes within it, which go on: {number(found)}.",) if found else ()
+
+
+class _Scope(NamedTuple):
+    """The runs that a freeze names."""
+
+    is_fleet: bool
+    queue: str | None
+    labels: Mapping[str, str]
+    key_prefix: str
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "_Scope":
+        """Return the scope of a document."""
+        labels = cast("Mapping[str, str]", document.get("labels") or {})
+        return cls(
+            document.get("scope") == "fleet", document.get("queue"), labels, str(document.get("key_prefix") or "")
+        )  # fmt: skip
+
+    def covers(self, other: "_Scope") -> bool:
+        """Return True if all runs of another scope are in this one."""
+        return (
+            (self.is_fleet or not other.is_fleet)
+            and self.queue in {None, other.queue}
+            and self.labels.items() <= other.labels.items()
+            and other.key_prefix.startswith(self.key_prefix)
+        )
+
+
+def _scope_of(freeze: Freeze) -> _Scope:
+    return _Scope(freeze.tenant is None, freeze.queue, freeze.labels or {}, freeze.key_prefix or "")
 
 
 def _is_tenant(document: Mapping[str, object]) -> bool:

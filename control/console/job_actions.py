@@ -28,7 +28,7 @@ _RESUMED = {
     "manual": "It has no schedule: it runs by triggers, as it did while it was paused.",
     "after": "It takes part in workflows again.",
 }
-_GOES_ON = "A pause of the job does not stop a backfill: pause it by itself."
+_GOES_ON = "A pause of the job neither stops nor resumes a backfill."
 _REPLACES = "This pause replaces that one if it ends at another time. With the same end it changes nothing."
 _LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
 
@@ -54,7 +54,7 @@ class PauseJob:
             fields=(
                 as_shown(_state(job)),
                 *(() if job.summary.kind in _WITHOUT_TIMER else (Field(
-                    "until", "Resume by itself at (optional)", value=request.query_params.get("until", ""),
+                    "until", "Resume automatically at (optional)", value=request.query_params.get("until", ""),
                     help="With its offset: 2026-12-24T08:00:00Z",
                 ),)),
                 Field(
@@ -75,7 +75,7 @@ class PauseJob:
         found = job_of(connection.request(document, request_id_of(form)))
         undo = ("Resume", urls.job(key, found.job_id, "job_resume"))
         if found.unchanged:
-            return Done(urls.job(key, found.job_id), f"Nothing was changed: {key} was paused so already.")
+            return Done(urls.job(key, found.job_id), f"Nothing was changed: {key} was already paused that way.")
         return Done(urls.job(key, found.job_id), f"{key} is paused.", undo)
 
 

@@ -32,7 +32,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.runs import Overlap
 
 _LABELS, _PAYLOAD = (next(each for each in FIELDS if each.path == path) for path in ("labels", "payload"))
-_ENDS = "A deletion of the job cancels it: it makes no further run, also if the job is submitted again."
+_ENDS = "A deletion of the job cancels its backfills. They create no further run, even if the job is submitted again."
 _SAMPLE = 12
 _NEXT = 3
 
@@ -49,9 +49,10 @@ class TriggerJob:
         key, job = _shown(connection, caller, request)
         has = "Empty: the payload of the job." if {"payload", "payload_base64"} & job.job.keys() else "Empty: none."
         paused = ("It is paused: a trigger runs all the same.",) if job.summary.paused else ()
+        followers = _followers(connection, caller, job)
         return Dialog(
             f"Trigger {key}?", f"Trigger {key}", urls.job(key, job.summary.job_id), place="jobs",
-            will=(f"One run of version {job.summary.version} is made.", *_followers(connection, caller, job), *paused),
+            will=(f"This creates 1 run of version {job.summary.version}.", *followers, *paused),
             stays=("Its schedule goes on as it is.",) if job.summary.next_at else (),
             fields=(
                 Field("payload", "payload, as JSON", "long", help=has),
@@ -112,12 +113,12 @@ class DeleteJob:
             f"Delete {key}?", f"Delete {key}", urls.job(key, job.summary.job_id), place="jobs", danger=True,
             will=(
                 f"It fires no more. Its runs that have not started are cancelled: {many}.",
-                "It can be submitted again: its versions then go on counting.",
+                "You can submit it again: its version numbers then continue.",
             ),
             stays=("Runs under way end as they are. Runs that ended stay as long as runs are kept.",),
             fields=(
                 Field("if_version", "", "hidden", str(job.summary.version)),
-                Field("reason", "reason", help="Optional. Stored in the audit log."),
+                Field("reason", "Reason (optional)", help="Stored in the audit log."),
             ),
             under_way=backfills_under_way(connection, caller.tenant, key, urls, _ENDS),
         )  # fmt: skip
@@ -180,7 +181,7 @@ class RollBackJob:
             earlier = job_at(reading, caller.tenant, key, number)
             found = preview(reading, caller.tenant, earlier, _NEXT, allow_lists=connection.installation.allow_lists)
         changes = changed_fields(job.job, earlier)
-        question, back = f"Back to version {number} of {key}?", urls.job(key, job.summary.job_id, "job_versions")
+        question, back = f"Roll {key} back to version {number}?", urls.job(key, job.summary.job_id, "job_versions")
         if not changes:
             same = "It is the version in force." if number == current else f"Version {current} has the same spec."
             return _unchanged(question, back, same)
@@ -191,7 +192,7 @@ class RollBackJob:
         return Dialog(
             question, f"Back to version {number}", back, place="jobs",
             will=(f"The spec of version {number} becomes version {current + 1}.", fires),
-            stays=(f"Runs under way end as they are, with version {current}.",),
+            stays=("Open runs end with the version that each has.",),
             sample=(*lines[:_SAMPLE], *more), keep=f"Keep version {current}",
         )  # fmt: skip
 
@@ -248,14 +249,14 @@ class BackfillJob:
         query = request.query_params
         return Dialog(
             f"Backfill {key}?", "Count the occurrences", urls.job(key, job.summary.job_id), place="jobs",
-            will=("The occurrences of a past range run. They are counted first: nothing is made yet.",),
+            will=("The occurrences of a past range run. They are counted first: nothing is created yet.",),
             fields=(
                 Field("from", "from", value=query.get("from", ""), required=True,
                       help="The first instant: 2026-11-01T00:00:00Z"),
                 Field("to", "to", value=query.get("to", ""), required=True, help="The last instant."),
                 Field("what", "which", "choice", options=(
                     ("missing_only", "those that did not fire"), ("all", "all, also those that fired"))),
-                Field("versions", "by which version", "choice", options=(
+                Field("versions", "versions", "choice", options=(
                     ("as_of", "the one in force at each instant"),
                     ("current", f"version {job.summary.version} for all"))),
                 Field("max_concurrent", "open at once", "number", "10"),
@@ -263,7 +264,7 @@ class BackfillJob:
                     ("oldest_first", "oldest first"), ("newest_first", "newest first"))),
                 Field("overlap", "overlap", "choice", options=(
                     ("", "as the job has it"), *((each, each) for each in Overlap))),
-                Field("reason", "reason", help="Optional. Stored with the backfill and in the audit log."),
+                Field("reason", "Reason (optional)", help="Stored with the backfill and in the audit log."),
             ),
             keep="Back",
         )  # fmt: skip
@@ -279,6 +280,10 @@ class BackfillJob:
         if shown is None or counted_now > shown:
             first, last = (parse_timestamp(str(sent[name])) for name in ("from", "to"))
             under_way = backfill_under_way(connection, caller.tenant, key, urls, first=first, last=last)
+            if under_way is not None and under_way.covers and sent["what"] == "missing_only":
+                question = f"Backfill {key} once more?"
+                words = "It has the same occurrences. A second backfill would create no run."
+                return replace(_unchanged(question, urls.job(key, named), words), under_way=under_way)
             return replace(_confirm(key, counted_now, form, urls.job(key, named)), under_way=under_way)
         found = backfill_of(connection.request(document, request_id_of(form)))
         words = f"Backfill {found.backfill_id} makes {counted(found.occurrences or 0, 'run')} of {key}."

@@ -181,7 +181,7 @@ def _scale(timeline: JobTimeline) -> str:
     took = [run.finished_at - run.started_at for run in timeline.runs if run.started_at and run.finished_at]
     took += [each.longest for each in timeline.bins if each.longest is not None]
     ends = list(dict.fromkeys([duration(min(took)), duration(max(took))])) if took else []
-    return f"took {' to '.join(ends)}, log scale" if ends else ""
+    return f"durations from {' to '.join(ends)}, on a logarithmic scale" if ends else ""
 
 
 def _run(along: Axis, run: TimelineRun, timeline: JobTimeline, urls: Urls) -> Mark:

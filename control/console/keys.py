@@ -27,8 +27,8 @@ from tidewheel.jobs.values import Instant
 
 _SCOPES = {
     Scope.READ: "look at jobs, runs and pages",
-    Scope.WRITE: "submit, change, trigger and delete jobs",
-    Scope.OPERATE: "pause, cancel, retry, redrive, freeze",
+    Scope.WRITE: "create, edit, trigger, delete and roll back jobs, edit calendars",
+    Scope.OPERATE: "pause and backfill jobs, skip occurrences, cancel and retry runs, redrive and purge, freeze",
     Scope.ADMIN: "all of these, and tenants, keys and the audit log",
 }
 

@@ -11,11 +11,12 @@ from tidewheel.errors import FieldError
 
 P = TypeVar("P")
 
-_MORE = "fill in the job key too, or choose a time in the field since"
+_MORE = "add a job key, or choose a time in the field since"
 _FIELDS: Mapping[str, tuple[str, str]] = {
     "key": ("job", "correct the key, or find the job in the list of jobs"),
     "labels": ("label", _MORE),
     "run_labels": ("run_label", _MORE),
+    "ended_since": ("ended_since", "clear the filters"),
     "cursor": ("cursor", "open the list again, from its first page"),
 }
 """The field of a page that a refusal of a read is about, and its remedy on the page."""

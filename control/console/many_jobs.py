@@ -139,7 +139,7 @@ def _change(
     if len(refused) == len(found):
         raise InvalidInput(refused or [_NONE])
     words = [f"{counted(len(found) - len(refused) - same, 'job')} {verb}."]
-    words += [f"{number(same)} {'was' if same == 1 else 'were'} so already."] if same else []
+    words += [f"{number(same)} already {'was' if same == 1 else 'were'}."] if same else []
     words += [f"{number(len(refused))} refused: {'; '.join(map(str, refused[:_NAMED]))}."] if refused else []
     return " ".join(words)
 

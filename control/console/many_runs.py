@@ -195,7 +195,9 @@ class CancelMatching:
         many = counted(found.matched, "run", at_least=found.at_least)
         of_job = f" of {query.job}" if query.job else f" of queue {query.queue}" if query.queue else ""
         question, button = f"Cancel {many}{of_job}?", f"Cancel {many}"
-        if boxes and started:  # the box decides how many are cancelled
+        if not started:
+            boxes = []
+        if boxes:  # the box decides how many are cancelled
             fewer = counted(waiting.matched, "run", at_least=waiting.at_least)
             question, button = f"Cancel {many}{of_job}, or {fewer} without the started ones?", "Cancel them"
             boxes = [replace(each, help=f"With the box: {many}. Without it: {fewer}.") for each in boxes]
@@ -242,7 +244,7 @@ def _ends(waiting: str, started: int, between: int = 0, *, if_checked: bool = Fa
     """Return the ends of cancelled runs: those that wait, have started, and are between attempts."""
     never = f"Not started: {waiting}. No executor starts them any more, and they end as cancelled."
     who = "With the box, an attempt" if if_checked else "An attempt"
-    signal = f"{who} under way gets a signal, and the run ends as cancelled unless it ends before."
+    signal = f"{who} under way gets a signal, and the run ends as cancelled unless it finishes first."
     rest = " A run between two attempts ends at once." if if_checked else ""
     parts = (
         (waiting != "0", never),

@@ -128,7 +128,9 @@ def _met(connection: Connection, caller: Caller, request: Request, to: str) -> S
     if at == own or not (moved or (span is not None and facts.own_override is None and span.fires(at))):
         return ()
     overlap = Overlap.BUFFER_ALL if "ordering_key" in job else Overlap(str(job.get("overlap", Overlap.SKIP)))
-    return (f"Another occurrence of this job is due at {format_timestamp(at)}: {_TOGETHER[overlap]}.",)
+    has_places = " if the concurrency key has a place for each" if "concurrency_key" in job else ""
+    together = f"{_TOGETHER[overlap]}{has_places if overlap is Overlap.ALLOW_ALL else ''}"
+    return (f"Another occurrence of this job is due at {format_timestamp(at)}: {together}.",)
 
 
 _WAITS = "the second one to start waits for the end of the first one"

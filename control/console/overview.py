@@ -201,7 +201,7 @@ def _plot(
     def link(begin: datetime, end: datetime) -> str | None:
         if begin >= along.until:
             return None
-        until = format_timestamp(end)  # no run ends before its time: the list looks at none that is younger
+        until = format_timestamp(end)  # so the list looks at no younger run, nor at one that ended before its time
         return urls("runs", ended_since=format_timestamp(begin), ended_until=until, until=until)
 
     wide, narrow = (tide(along, bins, size, link, running=running, frozen=frozen) for size in (WIDE, NARROW))

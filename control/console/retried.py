@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from tidewheel.control.console.under_way import share
-from tidewheel.control.console.words import counted
-from tidewheel.control.reads.retry_facts import RetryFacts
+from tidewheel.control.console.words import number
+from tidewheel.control.reads.retry_facts import RetryFacts, count_open_retries
 
 PARTS = "Each runs alone: only a resume of its workflow starts the jobs after it."
 
@@ -17,10 +17,10 @@ def retried_lines(facts: Sequence[RetryFacts], noun: str) -> Sequence[str]:
         noun: What the dialog calls one.
     """
     parts, retried = sum(each.is_part for each in facts), sum(each.retries > 0 for each in facts)
-    still_open = sum(each.open_retries for each in facts)
-    more = f" {counted(still_open, 'retry')} of them {'is' if still_open == 1 else 'are'} open." if still_open else ""
+    still_open = count_open_retries(facts)
     found = (
         (parts, f"Parts of workflows: {share(parts, len(facts), noun)}. {PARTS}"),
-        (retried or still_open, f"Retried before: {share(retried, len(facts), noun)}. Each gets one more run.{more}"),
+        (retried, f"Retried before: {share(retried, len(facts), noun)}. Each gets one more run."),
+        (still_open, f"Open retries of these, which go on beside the new runs: {number(still_open)}."),
     )
     return [words for count, words in found if count]

@@ -47,7 +47,7 @@ class CancelRun:
         will = f"It is {state(summary.status)} and ends as cancelled: no attempt starts any more."
         if summary.status in OWNED:
             where = f" on {run.executor}" if run.executor else ""
-            signal = "It gets a signal, and the run ends as cancelled unless it ends before."
+            signal = "It gets a signal, and the run ends as cancelled unless it finishes first."
             will = f"Attempt {summary.attempt} is under way{where}. {signal}"
         return Dialog(
             question, "Cancel 1 run", back,

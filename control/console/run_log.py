@@ -49,7 +49,9 @@ def run_id_of(request: Request) -> UUID:
     try:
         return UUID(str(request.path_params["run_id"]))
     except ValueError:
-        raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such run: a run's id is a UUID") from None
+        raise HTTPException(
+            HTTPStatus.NOT_FOUND, "this is not the id of a run: an id is a UUID, which Ask or the list of runs finds"
+        ) from None
 
 
 def is_over(run: RunDetail, attempt: int) -> bool:

@@ -23,8 +23,8 @@ from tidewheel.jobs.values import Instant, format_timestamp
 
 _SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
 
-_ALIKE = {"due": "queued", "running_or_cancelling": "running", "failed_or_timed_out": "failed"}
-"""By the group of a list the state whose list has the same action on all that match."""
+_ALIKE = {"due": None, "running_or_cancelling": "running", "failed_or_timed_out": "failed"}
+"""By the group of a list the state whose list has the same action on all that match; None for that of all states."""
 
 
 class PageOfRunsQuery(RunsQuery):
@@ -56,9 +56,9 @@ class RunsPage:
         now = page_now(connection)
         since = query.since if query.last is None else now - _SPANS[query.last]
         narrowed = RunFilter(
-            query.group or query.status, query.job, query.label or None, query.run_label or None, query.lane,
+            None if query.group else query.status, query.job, query.label or None, query.run_label or None, query.lane,
             query.queue, query.cause, query.concurrency_key, query.ordering_key, since, query.until,
-            query.ended_since, query.ended_until,
+            query.ended_since, query.ended_until, query.group,
         )  # fmt: skip
 
         def listed() -> tuple[RunPage, str | None]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import ClassVar, Literal
 
 from starlette.requests import Request
@@ -13,14 +13,11 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.reads.activity import slowest_runs
-from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
-from tidewheel.postgres.session import Conn
-from tidewheel.runs import RunState
+from tidewheel.control.reads.runs import RunSummary, longest_attempts
 
 _SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 _SHOWN = 50
-_RUNNING = 10  # shown
-_LOOKED_AT = 200  # running runs of which those are the longest
+_RUNNING = 10
 
 
 class SlowQuery(TenantQuery):
@@ -50,19 +47,9 @@ class SlowPage:
             with connection.snapshot() as reading:
                 found = slowest_runs(reading, caller.tenant, now - _SPANS[query.last], now + _SPANS["1h"], _SHOWN)
                 took = timedelta(seconds=found[0].took if found else 0)
-                return [*_still_running(reading, caller.tenant, now - took), *(each.run for each in found)]
+                running = longest_attempts(reading, caller.tenant, now - took, limit=_RUNNING)
+                return [*running, *(each.run for each in found)]
 
         found = Failed("") if errors else part(read)
         values = {"now": now, "found": found, "query": query, "spans": list(_SPANS), "errors": errors}
         return View(values, 422 if errors else 200)
-
-
-def _still_running(connection: Conn, tenant: str, since: datetime) -> Sequence[RunSummary]:
-    """Return the runs whose attempt runs since an instant, the longest first.
-
-    No run starts before the instant of its id, so later ids need no look.
-    """
-    filters = RunFilter(status=RunState.RUNNING, until=since)
-    found = list_runs(connection, tenant, filters, limit=_LOOKED_AT).runs
-    begun = sorted((each.started_at, each.run_id, each) for each in found if each.started_at is not None)
-    return [run for at, _, run in begun if at <= since][:_RUNNING]

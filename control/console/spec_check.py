@@ -131,7 +131,7 @@ def beside(
 ) -> tuple[list[Instant], str]:
     """Return the instants of two lists in order, as far as both lists reach; and that end in words."""
     was, then = ({each.at: each for each in some if _fires(each)} for some in (before, after))
-    last = [max(some) for some in (was, then) if len(some) >= most]
+    last = [max(each.at for each in some) for some in (before, after) if len(some) >= most]  # more of these follow
     reach = min(last, default=None)
     rows: list[Instant] = []
     for at in sorted(was.keys() | then.keys()):

@@ -27,7 +27,7 @@ _HELP = {
     "in_flight": ("Active runs", "Runs that may be active at once; more wait."),
     "triggers_per_second": ("Triggers per second", "Triggers above this rate are delayed."),
     "payload_bytes": ("Payload, in bytes", "A larger payload is refused."),
-    "weight": ("Weight", "The runs that leave in each of its turns while a queue is held back, 1 to 100."),
+    "weight": ("Weight", "While a queue is held back: how many runs of the tenant leave in each turn, 1 to 100."),
 }
 """By the limit as REST writes it: its label, and the effect."""
 
@@ -164,7 +164,7 @@ class DeleteTenant:
             f"Delete tenant {name} with {counted(jobs.count, 'job', at_least=jobs.at_least)}?", f"Delete {name}",
             urls("tenant", name=name), place="admin", danger=True, keep="Keep it",
             will=(
-                f"Open runs of it, which end: {number(runs.count, at_least=runs.at_least)}. Its keys stop working.",
+                f"Its open runs end: {number(runs.count, at_least=runs.at_least)}. Its keys stop working.",
                 "Then its jobs, runs, calendars and dead letters are removed. This cannot be undone.",
             ),
             fields=(Field("typed", f"Type {name} to delete it", required=True),),

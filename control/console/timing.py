@@ -135,9 +135,9 @@ def _ticks(run: RunDetail, axis: _Axis) -> Iterator[Stage]:
 
 def _not_kept(run: RunDetail) -> Iterator[Stage]:
     """Yield the stages of which no instant is kept."""
-    if any(stage.name == "begun" for stage in run.stages):
+    if run.summary.attempt and any(stage.name == "begun" for stage in run.stages):
         yield Stage("handler's start", _NOT_RECORDED, shape="dotted")
-    if any(stage.name == "announced" for stage in run.stages):
+    if run.summary.finished_at and any(stage.name == "announced" for stage in run.stages):
         yield Stage("completion event", _NOT_RECORDED, shape="dotted")
 
 

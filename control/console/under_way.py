@@ -3,9 +3,10 @@
 A dry run counts what the dialog and the work have in common: no work is named that has none of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, cast
+from itertools import combinations
+from typing import Any, NamedTuple, TypeVar, cast
 
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import DeadLetters
@@ -14,14 +15,17 @@ from tidewheel.control.console.progress import filter_words
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, number, short_id
 from tidewheel.control.reads.backfills import BackfillSummary, backfills
-from tidewheel.control.reads.cancellations import cancellations
+from tidewheel.control.reads.cancellations import Cancellation, cancellations
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary, kind_to_redrive
 from tidewheel.control.reads.redrives import Redriving, going_on
 from tidewheel.errors import Refused
 from tidewheel.jobs.values import format_timestamp
 
+W = TypeVar("W")
+
 _ANY: Sequence[object] = (None, {}, [])  # of a filter that names nothing
 _LOOKED_AT = 10  # of the work that is under way, the newest
+_TOGETHER = 3
 _SOON_SECONDS = 60.0
 _OF_REDRIVES = ("kind", "ids", "key", "status", "error_type", "queue", "lane")
 
@@ -54,22 +58,22 @@ def cancellation_under_way(
     """
     with connection.snapshot() as reading:
         rows = [row for row in cancellations(reading, tenant) if row.finished_at is None][:_LOOKED_AT]
-    most, found = 0, None
-    for row in rows:
-        given: dict[str, object] = {
+
+    def filter_of(row: Cancellation) -> Mapping[str, Any]:
+        return {
             "key": row.key, "labels": row.labels, "queue": row.queue, "lane": row.lane, "handler": row.handler,
             "cause": row.cause, "created_before": format_timestamp(row.created_before),
             "include_started": row.include_started,
         }  # fmt: skip
-        both = _both(given, filters)
-        count = 0 if both is None else _count_runs(connection, both)
-        if count > most:
-            most, found = count, row
-    if found is None:
+
+    found, known = _union([(row, filter_of(row)) for row in rows], filters, lambda both: _count_runs(connection, both))
+    if not found:
         return None
-    about = ", ".join(filter_words(found)) or "all runs"
-    words = f"Cancellation {found.cancellation_id} ({about}) is under way and includes {share(most, matched, 'run')}."
-    return UnderWay(words, urls("bulk_work", kind="cancellation", id=found.cancellation_id), most >= matched)
+    about = ", ".join(filter_words(found[0])) or "all runs"
+    one = f"Cancellation {found[0].cancellation_id} ({about}) is under way and includes"
+    which = one if len(found) == 1 else f"{len(found)} cancellations are under way and include"
+    words = f"{which} {share(known, matched, 'run')}.{_adds(known, matched)}"
+    return UnderWay(words, _page_of("cancellation", found[0].cancellation_id, len(found), urls), known >= matched)
 
 
 def backfill_under_way(
@@ -77,7 +81,9 @@ def backfill_under_way(
 ) -> UnderWay | None:
     """Return the backfill of a part of a range of a job; None if there is none."""
     rows = [row for row in _open_backfills(connection, tenant, key) if row.first_at <= last and row.last_at >= first]
-    return _backfilled(rows[:1], urls, "A missing occurrence runs once, whichever backfill is first.")
+    whole = [row for row in rows if row.first_at <= first and row.last_at >= last and row.state != "paused"]
+    found = _backfilled((whole or rows)[:1], urls, "A missing occurrence runs once, whichever backfill is first.")
+    return found and found._replace(covers=bool(whole))
 
 
 def backfills_under_way(connection: Connection, tenant: str, key: str, urls: Urls, effect: str) -> UnderWay | None:
@@ -127,22 +133,30 @@ def redrive_under_way(
         matched: How many dead letters the filter matches.
     """
     letters, given = DeadLetters(connection), {**filters, "kind": kind_to_redrive(filters)}
-    most, found = 0, None
-    for row in _going_on(connection, tenant)[:_LOOKED_AT]:
-        own = {name: getattr(row, name) for name in _OF_REDRIVES} | {"since": row.since_at, "until": row.until_at}
-        both = _both(own, given)
-        count = 0 if both is None else letters.redrive(dry_run=True, **cast("DeadLetterFilter", both)).matched
-        if count > most:
-            most, found = count, row
-    if found is None:
+
+    def filter_of(row: Redriving) -> Mapping[str, Any]:
+        own = {name: getattr(row, name) for name in _OF_REDRIVES}
+        return {**own, "since": row.since_at, "until": row.until_at}
+
+    rows = _going_on(connection, tenant)[:_LOOKED_AT]
+    found, known = _union(
+        [(row, filter_of(row)) for row in rows],
+        given,
+        lambda both: letters.redrive(dry_run=True, **cast("DeadLetterFilter", both)).matched,
+    )
+    if not found:
         return None
-    return _named(found, share(most, matched, "dead letter"), urls, covers=most >= matched)
+    these = f"{share(known, matched, 'dead letter')}.{_adds(known, matched)}"
+    if len(found) == 1:
+        return _named(found[0], these, urls, covers=known >= matched)
+    words = f"{len(found)} redrives have not ended and include {these} Each dead letter is redriven once."
+    return UnderWay(words, urls("bulk"), known >= matched and all(map(_is_soon, found)))
 
 
 def letter_under_way(connection: Connection, tenant: str, letter: DeadLetterSummary, urls: Urls) -> UnderWay | None:
     """Return the redrive that has a dead letter; None if there is none."""
     row = next((row for row in _going_on(connection, tenant) if row.includes(letter)), None)
-    return None if row is None else _named(row, "this dead letter", urls, covers=True)
+    return None if row is None else _named(row, "this dead letter.", urls, covers=True)
 
 
 def retries_under_way(
@@ -163,7 +177,7 @@ def retries_under_way(
     most, row = max(counts, key=lambda each: each[0], default=(0, None))
     if row is None or not most:
         return None
-    found = _named(row, share(most, matched, "run"), urls, covers=False)
+    found = _named(row, f"{share(most, matched, 'run')}.", urls, covers=False)
     return found._replace(words=f"{found.words} A retry counts as its redrive.")
 
 
@@ -183,13 +197,50 @@ def _going_on(connection: Connection, tenant: str) -> Sequence[Redriving]:
 
 def _named(row: Redriving, these: str, urls: Urls, *, covers: bool) -> UnderWay:
     """Return the sentence about a redrive."""
-    is_paused, rest = row.state == "paused", max(row.matched_count - row.processed, 0)
-    is_soon = not is_paused and not row.rejected_count and (row.rate is None or rest / row.rate <= _SOON_SECONDS)
     words = (
-        f"Redrive {short_id(row.redrive_id)} is {'paused' if is_paused else 'under way'} and includes {these}. "
-        "Each dead letter is redriven once."
+        f"Redrive {short_id(row.redrive_id)} is {'paused' if row.state == 'paused' else 'under way'} and includes "
+        f"{these} Each dead letter is redriven once."
     )
-    return UnderWay(words, urls("bulk_work", kind="redrive", id=row.redrive_id), covers and is_soon)
+    return UnderWay(words, _page_of("redrive", row.redrive_id, 1, urls), covers and _is_soon(row))
+
+
+def _is_soon(row: Redriving) -> bool:
+    """Return True if a redrive will have done all of its dead letters soon."""
+    rest = max(row.matched_count - row.processed, 0)
+    return row.state != "paused" and not row.rejected_count and (row.rate is None or rest / row.rate <= _SOON_SECONDS)
+
+
+def _page_of(kind: str, number: object, works: int, urls: Urls) -> str:
+    return urls("bulk_work", kind=kind, id=number) if works == 1 else urls("bulk")
+
+
+def _adds(known: int, matched: int) -> str:
+    """Return how many things a dialog adds to those in work under way."""
+    return f" This one adds {number(matched - known)}." if known < matched else ""
+
+
+def _union(
+    rows: Sequence[tuple[W, Mapping[str, Any]]], given: Mapping[str, Any], count: Callable[[Mapping[str, Any]], int]
+) -> tuple[Sequence[W], int]:
+    """Return the work that shares most with a filter, and how many things of the filter it has together.
+
+    What several filters share is counted once. No more than three are looked at together.
+
+    Args:
+        rows: Work under way, each with its filter.
+        given: The filter of the dialog.
+        count: Counts what a filter matches.
+    """
+    counts = [(count(both), row, both) for row, own in rows if (both := _both(own, given)) is not None]
+    most = sorted((each for each in counts if each[0]), key=lambda each: each[0], reverse=True)[:_TOGETHER]
+    known = 0
+    for size in range(1, len(most) + 1):
+        for some in combinations(most, size):
+            shared: Mapping[str, Any] | None = {}
+            for _, _, both in some:
+                shared = None if shared is None else _both(shared, both)
+            known += 0 if shared is None else (some[0][0] if size == 1 else count(shared)) * (-1) ** (size + 1)
+    return [row for _, row, _ in most], known
 
 
 def _count_runs(connection: Connection, document: Mapping[str, object]) -> int:

@@ -16,7 +16,7 @@ from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, state
 from tidewheel.control.console.workflow import root_of
-from tidewheel.control.reads.retry_facts import read_retry_facts
+from tidewheel.control.reads.retry_facts import count_open_retries, read_retry_facts
 from tidewheel.control.reads.workflows import Workflow
 from tidewheel.errors import refuse
 from tidewheel.runs import OPEN
@@ -74,7 +74,7 @@ class ResumeWorkflow:
             _page(urls, request),
             will=(
                 f"It opens generation {summary.generation + 1}.",
-                "Each of these gets a new run if its parents' ends meet its conditions:",
+                "Each of these jobs gets a new run if its parents end as its conditions require:",
             ),
             stays=(f"Jobs that stay as they are: {done}.", *_beside(connection, found)),
             sample=sample_of(again, len(again)), keep="Leave it", place="runs",
@@ -133,15 +133,21 @@ def _under_way(found: Workflow) -> int:
     return sum(node.state in OPEN for node in found.nodes)
 
 
+_COUNTED = 200  # runs at most whose facts a dialog reads
+
+
 def _beside(connection: Connection, found: Workflow) -> Sequence[str]:
     """Return how many dead letters and open retries the runs have that a resume repeats."""
-    again = {node.key: node for node in found.nodes if node.key in set(found.again)}
+    wanted = set(found.again)
+    again = {node.key: node for node in found.nodes if node.key in wanted}
     runs = {node.run_id: node for node in again.values() if node.run_id is not None}
+    if len(runs) > _COUNTED:
+        return ("Open retries of these jobs go on beside the new runs.",)
     with connection.snapshot() as reading:
         facts = read_retry_facts(reading, list(runs))
     letters = [runs[each.run_id] for each in facts if each.dead_letter is not None]
     later = sum(any(parent.key in again for parent in node.parents) for node in letters)
-    still_open = sum(each.open_retries for each in facts)
+    still_open = count_open_retries(facts)
     lines = (
         (len(letters) - later, "Dead letters that count as redriven: {}."),
         (later, "Dead letters that stay open, of jobs that wait for their parents: {}."),

@@ -101,6 +101,8 @@ def _queued(facts: InstantFacts, run: RunFacts) -> str:
         return f"Its run waits: {'; '.join(freeze.words for freeze in freezes)}."
     waited = f" for {length(facts.job.now - run.publish_at)}" if run.publish_at else ""
     why = read_waits(facts.connection, [run.run_id]).get(run.run_id)
+    if why is not None and why.words.startswith("waits "):
+        return f"Its run {why.words}. It has waited{waited}." if waited else f"Its run {why.words}."
     return f"Its run has waited{waited}{f': {why.words}' if why else ''}."
 
 

@@ -191,9 +191,9 @@ def frozen_spans(
     return sorted(spans)
 
 
-def standing_freezes(connection: Conn, tenant: str) -> tuple[Freeze, ...]:
+def standing_freezes(connection: Conn, tenant: str, limit: int = _STANDING) -> tuple[Freeze, ...]:
     """Return the standing freezes of a tenant and of the fleet, the oldest first, without counts."""
-    columns: dict[str, object] = {"tenant": tenant, "limit": _STANDING}
+    columns: dict[str, object] = {"tenant": tenant, "limit": limit}
     with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
         return tuple(cursor.execute(_FIND_STANDING_FREEZES, columns))
 

@@ -169,7 +169,8 @@ def _of_failing_jobs(connection: Conn, tenant: str, now: datetime) -> Iterator[N
         errors = ", ".join("no error recorded" if each == RunState.FAILED else each for each in job.errors)
         share = f"{job.failed_hour:,} of its {job.ended_hour:,} runs of the last hour failed"
         if job.ended_hour >= _RUNS:
-            share = f"{job.in_hour:,} runs failed in the last hour, {job.failed_hour:,} of its latest {_RUNS}"
+            share = f"{job.in_hour:,} runs failed in the last hour"
+            errors = f"{job.failed_hour:,} of its latest {_RUNS} runs failed: {errors}"
         yield Need(
             "failing_job",
             Severity.ERROR if in_a_row else Severity.WARNING,
@@ -211,11 +212,11 @@ def _of_dead_letters(connection: Conn, tenant: str) -> Iterator[Need]:
     [(waiting, since)] = cast("list[tuple[int, datetime | None]]", rows)
     if waiting:
         plus = "+" if waiting >= _LETTERS else ""
-        words = f"{waiting:,}{plus} dead letter{' waits' if waiting == 1 else 's wait'} for a redrive or a purge"
         known = len(letters_in_redrives(connection, tenant, {}, look=waiting))
+        words = f"{waiting:,}{plus} dead letter{' is' if waiting == 1 else 's are'} not redriven"
         if known:
-            share = "" if waiting == 1 else f"{'all' if known == waiting and not plus else f'{known:,}{plus}'} of them "
-            words += f", {share}in a redrive"
+            many = "" if waiting == 1 else f"{'all' if known == waiting and not plus else f'{known:,}{plus}'} of them "
+            words = f"{words}, {many}in a redrive"
         remedy = "tidewheel dlq list --not-redriven"
         yield Need("dead_letters", Severity.WARNING, words, since=since, count=waiting, remedy=remedy)
 
@@ -229,7 +230,7 @@ def _of_waits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:
             continue
         runs, wait = ("run", "waits") if each.count == 1 else ("runs", "wait")
         words = f"{each.count:,}{'+' if each.at_least else ''} {runs} of queue {each.queue}, lane {each.lane}, {wait}"
-        evidence = f"the oldest: {each.why.words}"
+        evidence = _of_oldest(each.why.words)
         yield Need("waiting_runs", severity, words, evidence, each.oldest_at, each.count, each.why.remedy or "")
 
 
@@ -245,9 +246,16 @@ def _of_limits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:
             continue
         count, plus = sum(each.count for each, _ in parts), "+" if any(each.at_least for each, _ in parts) else ""
         words = f"{count:,}{plus} {'run is' if count == 1 else 'runs are'} held"
-        yield Need(
-            "held_runs", Severity.WARNING, words, f"the oldest: {reason}", oldest.oldest_at, count, why.remedy or ""
-        )
+        yield Need("held_runs", Severity.WARNING, words, _of_oldest(reason), oldest.oldest_at, count, why.remedy or "")
+
+
+def _of_oldest(reason: str) -> str:
+    """Return a sentence about the run that has waited longest.
+
+    >>> _of_oldest("waits until an executor claims it"), _of_oldest("no executor of queue reports lives")
+    ('The oldest waits until an executor claims it.', 'The oldest: no executor of queue reports lives.')
+    """
+    return f"The oldest{'' if reason.startswith(('waits ', 'may ')) else ':'} {reason}."
 
 
 def _age(span: timedelta) -> str:

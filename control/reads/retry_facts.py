@@ -18,7 +18,7 @@ class RetryFacts(NamedTuple):
         is_deleted: True if its job is deleted: no new run can be made.
         is_part: True if it belongs to an occurrence of a workflow.
         retries: How many runs retry it.
-        open_retries: How many other runs of its retry chain have not ended.
+        open_retries: The other runs of its retry chain that have not ended.
         dead_letter: Its dead letter, if that is not redriven.
     """
 
@@ -26,8 +26,13 @@ class RetryFacts(NamedTuple):
     is_deleted: bool
     is_part: bool
     retries: int
-    open_retries: int
+    open_retries: Sequence[UUID] | None
     dead_letter: int | None
+
+
+def count_open_retries(facts: Sequence[RetryFacts]) -> int:
+    """Return how many runs that have not ended are in the retry chains of some runs."""
+    return len({run_id for each in facts for run_id in each.open_retries or ()})
 
 
 def read_retry_facts(connection: Conn, run_ids: Sequence[UUID]) -> Sequence[RetryFacts]:

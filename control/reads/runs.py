@@ -28,13 +28,14 @@ from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, OWNED, SCHEDULED, Cause, Lane, Move, RunState, sources
+from tidewheel.runs import DEAD_LETTERED, FINAL, IN_FLIGHT, OPEN, OWNED, SCHEDULED, Cause, Lane, Move, RunState, sources
 
 _SQL = Statements("tidewheel.control")
 _FIND_RUNS = _SQL["find_runs"]
 _FIND_RUNS_OF_JOB = _SQL["find_runs_of_job"]
 _FIND_OPEN_RUNS = _SQL["find_open_runs"]
 _FIND_OPEN_RUNS_OF_JOB = _SQL["find_open_runs_of_job"]
+_FIND_LONGEST_ATTEMPTS = _SQL["find_longest_attempts"]
 _FIND_FAILED_RUNS = _SQL["find_failed_runs"]
 _READ_RUNS = _SQL["read_runs"]
 
@@ -145,7 +146,7 @@ class RunFilter:
     """Filter of a list of runs, which match all of its fields.
 
     Args:
-        status: Only runs in this state, in those of one of `GROUPS`, or `scheduled`.
+        status: Only runs in this state, or `scheduled`.
         key: Only this job's.
         labels: Only runs of jobs that have all of these labels now, as for cancellations and freezes.
         run_labels: Only runs with all of these labels, which are their job's overridden by their trigger's.
@@ -158,6 +159,7 @@ class RunFilter:
         until: Up to this instant.
         ended_since: Only runs that ended at this instant or later.
         ended_until: Only runs that ended before this instant.
+        group: Only runs in the states of this one of `GROUPS`.
     """
 
     status: str | None = None
@@ -173,6 +175,7 @@ class RunFilter:
     until: datetime | None = None
     ended_since: datetime | None = None
     ended_until: datetime | None = None
+    group: str | None = None
 
 
 def list_runs(
@@ -202,7 +205,7 @@ def list_runs(
     # Without a filter each row matches: no row is read beyond those that are counted, and those of the page.
     narrowed_by = (
         filters.status, filters.labels, filters.run_labels, filters.lane, filters.queue, filters.cause,
-        filters.concurrency_key, filters.ordering_key, filters.ended_since, filters.ended_until,
+        filters.concurrency_key, filters.ordering_key, filters.ended_since, filters.ended_until, filters.group,
     )  # fmt: skip
     counting = look if any(narrowed_by) else max(COUNTED, limit) + 1
     start = _start(read_now(connection)) if after is None else _read_place(after)
@@ -221,6 +224,19 @@ def list_runs(
     )
 
 
+def longest_attempts(connection: Conn, tenant: str, since: datetime, *, limit: int) -> Sequence[RunSummary]:
+    """Return the runs whose open attempts began up to an instant, the longest first.
+
+    No run begins before the instant of its id, so no later id is looked at; nor are more than 20,000 open runs.
+    """
+    columns: dict[str, object] = {
+        "tenant": tenant, "since": since, "before_id": first_run_id(since + _MILLISECOND), "states": IN_FLIGHT,
+        "look": LOOKED_AT, "limit": limit,
+    }  # fmt: skip
+    found = connection.execute(_FIND_LONGEST_ATTEMPTS, columns, binary=True).fetchall()
+    return read_runs(connection, [run_id for (run_id,) in cast("list[tuple[UUID]]", found)])
+
+
 def find_short_id(connection: Conn, tenant: str, begin: str, end: str) -> tuple[Sequence[RunSummary], bool]:
     """Return the runs of a tenant whose ids have this begin and end, and True if some were not looked at.
 
@@ -235,8 +251,8 @@ def find_short_id(connection: Conn, tenant: str, begin: str, end: str) -> tuple[
     start = _start(read_now(connection))
     run_ids: dict[UUID, None] = {}
     is_cut = False
-    for status in (None, *sorted(DEAD_LETTERED)):  # those of failed runs outlast the retention of others
-        filters = RunFilter(status=status, since=since, until=until)
+    for group in (None, "failed_or_timed_out"):  # those of failed runs outlast the retention of others
+        filters = RunFilter(group=group, since=since, until=until)
         found = _find(connection, tenant, filters, start, limit=LOOKED_AT, look=LOOKED_AT)
         run_ids |= dict.fromkeys(each for each in found.run_ids if str(each).endswith(end))
         is_cut = is_cut or found.goes_on_after is not None
@@ -278,11 +294,11 @@ def _read_place(text: str) -> _Place:
 
 
 def _require_narrow(filters: RunFilter) -> None:
-    for path, allowed in (("status", (*STATUSES, *GROUPS)), ("lane", tuple(Lane)), ("cause", tuple(Cause))):
+    for path, allowed in (("status", STATUSES), ("lane", tuple(Lane)), ("cause", tuple(Cause))):
         value = getattr(filters, path)
         if value is not None and value not in allowed:
             refuse(path, f"{value!r} is not valid", f"write one of {', '.join(allowed)}")
-    states = _states_of(filters.status)
+    states = _states_of(filters)
     if filters.ordering_key is not None and states is not None and FINAL.issuperset(states):
         refuse("ordering_key", "a run that has ended is in no order", "leave it out, or name a status of open runs")
     if (filters.ended_since or filters.ended_until) and _is_open(filters):
@@ -363,7 +379,7 @@ class _FoundRow(NamedTuple):
 
 def _find_in(connection: Conn, tenant: str, filters: RunFilter, span: _Span, *, limit: int, look: int) -> _FoundRow:
     """Look for matching runs of a span."""
-    states = _states_of(filters.status)
+    states = _states_of(filters)
     columns: dict[str, object] = {
         "tenant": tenant, "labels": Jsonb(dict(filters.labels)) if filters.labels else None,
         "run_labels": Jsonb(dict(filters.run_labels)) if filters.run_labels else None, "limit": limit,
@@ -373,7 +389,7 @@ def _find_in(connection: Conn, tenant: str, filters: RunFilter, span: _Span, *, 
         "states": states, "before_id": span.before_id, "ended_since": filters.ended_since,
         "ended_until": filters.ended_until,
     }  # fmt: skip
-    if filters.status in {SCHEDULED, RunState.QUEUED, DUE}:
+    if filters.group == DUE or filters.status in {SCHEDULED, RunState.QUEUED}:
         columns["ahead"] = filters.status == SCHEDULED
     is_open = _is_open(filters)
     if filters.key is not None:
@@ -391,16 +407,18 @@ def _find_in(connection: Conn, tenant: str, filters: RunFilter, span: _Span, *, 
     return _FoundRow(*cast("tuple[list[UUID], int, int, UUID | None]", row))
 
 
-def _states_of(status: str | None) -> list[str] | None:
+def _states_of(filters: RunFilter) -> list[str] | None:
     """Return the states that a filter names; None for all."""
-    if status is None:
+    if filters.group is not None:
+        return list(GROUPS[filters.group])
+    if filters.status is None:
         return None
-    return list(GROUPS.get(status) or [RunState.QUEUED if status == SCHEDULED else status])
+    return [RunState.QUEUED if filters.status == SCHEDULED else filters.status]
 
 
 def _is_open(filters: RunFilter) -> bool:
     """Return True if only open runs match."""
-    states = _states_of(filters.status)
+    states = _states_of(filters)
     return filters.ordering_key is not None or (states is not None and OPEN.issuperset(states))
 
 

@@ -223,7 +223,7 @@ def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = (), last: "_LastAttemp
 
 def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...], last: "_LastAttempt | None") -> Wait:
     if facts.cancel_requested:
-        words = "its cancel is accepted; a scheduler ends it once another transaction releases its row"
+        words = "its cancel is accepted, and a scheduler ends it shortly"
         return Wait(WaitCode.CANCEL, words)
     if freezes:
         words = "\n".join(freeze.words for freeze in freezes)

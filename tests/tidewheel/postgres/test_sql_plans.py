@@ -546,7 +546,15 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     },
     "scan_dead_letters": _LETTERS | {"job_id": None},
     **dict.fromkeys(
-        ("find_runs", "find_open_runs", "find_runs_of_job", "find_open_runs_of_job", "find_failed_runs"), _RUNS
+        (
+            "find_runs",
+            "find_open_runs",
+            "find_runs_of_job",
+            "find_open_runs_of_job",
+            "find_failed_runs",
+            "find_longest_attempts",
+        ),
+        _RUNS,
     ),
     "lock_unstarted_backfill_runs": {"states": [RunState.QUEUED, RunState.BUFFERED]},
     "drop_moves": {"reason": "manual"},
@@ -724,7 +732,7 @@ _HOT = {
         read_took_p95 read_versions_since read_pauses
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
-        show_failed_run read_retry_facts
+        show_failed_run read_retry_facts find_longest_attempts
         read_past_attempts read_last_attempts list_dead_letters last_dead_letter_looked_at find_open_states
         list_blocked_keys read_blocked_key
         find_jobs_named find_keys_from read_frozen_timers read_paused_timers
