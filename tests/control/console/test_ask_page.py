@@ -21,7 +21,7 @@ def test_ids_and_keys_lead_to_their_pages(pages: ApiClient) -> None:
 def test_instant_of_a_job_is_explained_in_the_zone_that_is_named(pages: ApiClient) -> None:
     submit(pages.database, "nightly", schedule=DAILY)
     page = pages.get("/ask", params={"q": "nightly at 1 Jan 2040 02:30", "tz": "Europe/Berlin"}).text
-    assert "read as" in page
+    assert "Read in " in page
     assert "2040-01-01T01:30:00.000000Z" in page
     assert "Scheduled." in page
     assert 'href="/jobs/nightly"' in page

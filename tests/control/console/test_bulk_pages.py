@@ -100,11 +100,13 @@ def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient
             listed = shown(pages, "/dead-letters")
             assert "3 dead letters not redriven, 2 of them in a redrive." in listed
             assert '<td class="right number">3, 2 of them in a redrive</td>' in listed
-            assert "3 dead letters wait for a redrive or a purge, 2 of them in a redrive<" in shown(pages, "/")
+            assert "3 dead letters are not redriven, 2 of them in a redrive<" in shown(pages, "/")
             assert "Redrive 3 dead letters" in shown(pages, path), "one is in no redrive"
-            assert "is under way and includes 2 of these 3 dead letters." in shown(pages, path)
+            assert "is under way and includes 2 of these 3 dead letters. This one adds 1." in shown(pages, path)
             later = database.value("SELECT max(id) FROM dead_letters")
             assert "is under way" not in shown(pages, f"/dead-letters/{later}"), "it was made later"
+            done(posted(pages, path, **counted(pages, path)))
+            assert "2 redrives have not ended and include all of these dead letters. Each" in shown(pages, path)
         if "/runs/" in path:
             assert f'<a href="{place}">Its progress</a>' in shown(pages, f"/runs/{run}")
             assert "includes all of these runs" in shown(pages, f"{path}&cause=trigger")
@@ -392,7 +394,8 @@ def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiCl
         "Retry 3 runs?",
         "Dead letters: 2 of these 3 runs. A retry counts as the redrive.",
         "Parts of workflows: 1 of these 3 runs. Each runs alone: only a resume of its workflow starts",
-        "Retried before: 1 of these 3 runs. Each gets one more run. 1 retry of them is open.",
+        "Retried before: 1 of these 3 runs. Each gets one more run.",
+        "Open retries of these, which go on beside the new runs: 1.",
         "Of these, 1 run cannot be retried: the job is deleted",
     ):
         assert words in dialog, words
@@ -400,13 +403,13 @@ def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiCl
     for words in (
         "Redrive 3 dead letters?",
         "Parts of workflows: 1 of these 2 dead letters. Each runs alone",
-        "Of deleted jobs: 1 of these 3 dead letters. The redrive rejects those whose job is deleted",
+        "Of deleted jobs, or of runs that are no longer stored: 1. The redrive rejects those whose job is deleted",
         "A dead letter that a retry or another redrive takes first is left out.",
     ):
         assert words in redrive, words
     assert "Retried before" not in redrive
     assert '<button class="primary">' not in shown(pages, "/dead-letters/redrive?job=other")
-    assert "Nothing would change: the redrive rejects" in shown(pages, "/dead-letters/redrive?job=other")
+    assert "Nothing would change. The redrive rejects" in shown(pages, "/dead-letters/redrive?job=other")
     assert "It cannot be retried: its job is deleted." in shown(pages, f"/runs/{gone}/retry")
     place = done(posted(pages, "/dead-letters/redrive"))
     assert "includes 2 of these 3 runs. Each dead letter is redriven once." in shown(pages, path)
@@ -433,7 +436,7 @@ def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages
     database.execute("UPDATE jobs SET paused = false WHERE key = 'a'")
     assert "Of these, 1 job is not paused." in shown(pages, f"/selected-jobs/resume?{chosen}")
     assert done(posted(pages, f"/selected-jobs/resume?{chosen}")) == "/jobs"
-    assert "2 jobs resumed. 1 was so already." in shown(pages, "/jobs")
+    assert "2 jobs resumed. 1 already was." in shown(pages, "/jobs")
     assert done(posted(pages, f"/selected-jobs/resume?{chosen}&next=/jobs%3Fprefix%3Da")) == "/jobs?prefix=a"
     apply_batch(database, {"type": "job.resume", "key": "b", "request_id": f"x/{job_id('default', 'b')}"})
     assert done(posted(pages, f"/selected-jobs/pause?{chosen}", request_id="x")) == "/jobs?status=paused"
@@ -488,7 +491,7 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert f"Freeze {words}?" in dialog
     assert "1 open run will not start until the thaw: neither a first attempt nor a retry." in dialog
-    assert f"Occurrences of {jobs} that are due meanwhile" in dialog
+    assert f"Occurrences of {jobs} that come due meanwhile" in dialog
     assert done(posted(pages, path, reason=REASON)) == "/"
     for place in ("/", "/runs", "/jobs/job", "/bulk", "/dead-letters", "/freeze", path):
         text = shown(pages, place)
@@ -630,7 +633,7 @@ def test_backfill_shows_its_progress_and_is_paused_and_cancelled(pages: ApiClien
     assert "1 of 1 is under way." in shown(pages, "/bulk")
     place = f"/bulk/backfill/{made}"
     text = shown(pages, place)
-    assert "It has made none yet." in text
+    assert "It has created none yet." in text
     assert 'href="/jobs/daily"' in text
     done(posted(pages, link(text, "Pause…"), reason="quiet hours"))
     assert "quiet hours" in shown(pages, place)

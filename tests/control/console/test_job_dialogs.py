@@ -116,7 +116,7 @@ def test_pause_and_delete_name_a_backfill_and_do_to_it_what_they_say(pages: ApiC
         make_batch(database, second)
         client.backfills.pause(first)
         for name, effect in (
-            ("pause", "A pause of the job does not stop"),
+            ("pause", "A pause of the job neither stops nor resumes"),
             ("delete", "A deletion of the job cancels"),
         ):
             page = pages.get(f"/jobs/nightly/{name}").text

@@ -20,8 +20,7 @@ _NO_JOB = "job: tenant 'default' has no job 'none': correct the key, or find the
         ("/runs?job=none", _NO_JOB),
         (
             "/runs?label=team%3Da",
-            "label: a filter by labels alone would read all runs: "
-            "fill in the job key too, or choose a time in the field since",
+            "label: a filter by labels alone would read all runs: add a job key, or choose a time in the field since",
         ),
         ("/runs?label=team", "label: 'team' is not valid: write name=value"),
         ("/runs?last=1y", "last: '1y' is not valid: write '1h', '24h', '7d' or '30d'"),

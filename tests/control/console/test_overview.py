@@ -119,7 +119,7 @@ def test_overview_with_failures_is_not_all_well(database: Database) -> None:
     assert "2 problems need attention." in page
     [failed] = re.findall(r'<a href="([^"]+)"><bdi>1 of 2 runs of the last hour failed', page)
     assert failed.startswith("/runs?group=failed_or_timed_out&amp;ended_since=")
-    assert '<a href="/dead-letters"><bdi>1 dead letter waits' in page
+    assert '<a href="/dead-letters"><bdi>1 dead letter is not redriven' in page
 
 
 def test_finding_names_the_first_failure_of_the_hour(pages: ApiClient) -> None:
@@ -132,7 +132,7 @@ def test_finding_names_the_first_failure_of_the_hour(pages: ApiClient) -> None:
 
 
 def test_freeze_among_the_findings_leads_to_its_thaw_and_says_what_is_lost(pages: ApiClient) -> None:
-    assert "on_resume is skip lose these" in shown(pages, "/freeze/scope?queue=reports")
+    assert "on_resume of a job is skip, the thaw skips these" in shown(pages, "/freeze/scope?queue=reports")
     apply_batch(pages.database, {"type": "freeze", "queue": "reports"})
     assert '<span class="what"><a href="/freeze"><bdi>' in shown(pages, "/")
     assert "Thaw…" in shown(pages, "/freeze")
@@ -199,7 +199,7 @@ def _begun_at(database: ClockedDatabase, hour: int) -> Started:
 
 
 def test_slow_runs_are_listed_and_hostile_text_is_text(pages: ApiClient) -> None:
-    assert "none of this time has figures." in shown(pages, "/runs/slow")
+    assert "no run of this time has figures." in shown(pages, "/runs/slow")
     submit(pages.database, HOSTILE)
     [run] = finish(pages.database, HOSTILE, RunState.SUCCEEDED)
     for path in ("/runs/slow", "/runs/slow?last=7d", "/"):

@@ -168,7 +168,9 @@ def test_run_that_waits_for_a_slot_names_the_slots_in_use(pages: ApiClient) -> N
     begin(pages.database, trigger(pages.database))
     waiting = trigger(pages.database)
     page = shown(pages, f"/runs/{waiting}")
-    assert '1 of 4 slots of <a href="/fleet?find=default">the live executors that can run it</a> is in use.' in page
+    assert (
+        'The <a href="/fleet?find=default">live executors that can run it</a> have 4 slots: 1 in use, 3 free.' in page
+    )
     assert "tidewheel status" not in page
 
 
