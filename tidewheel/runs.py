@@ -40,7 +40,8 @@ class RunState(StrEnum):
     CANCELLED = "cancelled"
     """Ended on request of a client, of its handler, or because its job was deleted."""
     SKIPPED = "skipped"
-    """Never started: another run of its job was active (`overlap`), or its parents did not end as required."""
+    """Never started: another run of its job was active (`overlap`), its parents did not end as required, or its job
+    was paused or deleted."""
 
 
 class Cause(StrEnum):
@@ -176,7 +177,8 @@ class Move(StrEnum):
     CANCEL = "cancel"
     """A client cancels the run or deletes its job, or the attempt of a run that is `cancelling` has ended."""
     SKIP = "skip"
-    """A claim finds another run active and the policy skips this one, or its parents did not end as required."""
+    """A claim finds another run active and the policy skips this one, its parents did not end as required, or its job
+    was paused or deleted."""
 
 
 @dataclass(frozen=True, slots=True)
