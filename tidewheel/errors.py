@@ -114,14 +114,22 @@ class ScheduleRefused(Refused, ValueError):
 
 
 class UnknownJob(Refused):
-    """No job of this key in this tenant."""
+    """No job of this key in this tenant.
+
+    Args:
+        tenant: The tenant.
+        key: The key.
+        deleted_at: When the last job of this key was deleted, in RFC 3339; None if there was none, or it is not known.
+    """
 
     code = "unknown_job"
 
-    def __init__(self, tenant: str, key: str) -> None:
+    def __init__(self, tenant: str, key: str, deleted_at: str | None = None) -> None:
         self.tenant, self.key = tenant, key
-        problem = f"tenant {tenant!r} has no job {key!r}"
-        super().__init__((FieldError("key", problem, "submit the job first, or correct the key"),))
+        problem, remedy = f"tenant {tenant!r} has no job {key!r}", "submit the job first, or correct the key"
+        if deleted_at is not None:
+            problem, remedy = f"{problem}: it was deleted at {deleted_at}", "submit it again, or list its runs"
+        super().__init__((FieldError("key", problem, remedy),))
 
 
 class UnknownRun(Refused):

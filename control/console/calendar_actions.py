@@ -17,7 +17,7 @@ from tidewheel.control.console.confirming import as_shown, ensure_as_shown
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
-from tidewheel.control.console.words import counted, number
+from tidewheel.control.console.words import counted
 from tidewheel.control.ical import days_of
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
@@ -178,7 +178,7 @@ class DeleteCalendar:
             )  # fmt: skip
         return Dialog(
             f"Delete calendar {found.name}?", f"Delete {found.name}", urls("calendar", name=found.name), place="jobs",
-            will=(f"Days that are removed: {number(len(found.days))}.", "No job names it."), danger=True,
+            will=(f"Its {counted(len(found.days), 'day')} and weekdays are removed.", "No job names it."), danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

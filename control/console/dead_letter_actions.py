@@ -107,16 +107,16 @@ class PurgeLetters:
         query, now = read_query(request, ChosenQuery), page_now(connection)
         filters = _purged(query, now)
         found = DeadLetters(connection).purge(dry_run=True, **filters)
-        under_way = redrive_under_way(connection, caller.tenant, filters, urls, matched=found.matched)
+        under_way = redrive_under_way(connection, caller.tenant, filters, urls, matched=found.matched, purges=True)
         many = counted(found.matched, "dead letter", at_least=found.at_least)
         return Dialog(
             f"Purge {many}?", f"Purge {many}", _back(query, urls), place="dead_letters", danger=True,
-            will=("They are deleted: none can be redriven any more.",),
-            stays=("Their runs stay until their retention ends.",), keep="Keep them",
+            will=("What is purged cannot be redriven any more.",),
+            stays=("Runs stay until their retention ends.",), keep="Keep them",
             fields=(*confirmation(found.matched), *bound(found.matched, now)),
             sample=_sample(found.first, found.matched),
             warnings=_unpurgeable(found.matched, at_least=found.at_least),
-            under_way=under_way and under_way._replace(words=f"{under_way.words} Purged ones are not redriven."),
+            under_way=under_way,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

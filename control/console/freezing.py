@@ -111,7 +111,7 @@ class FreezeScope:
                 f"Occurrences of {many} that come due meanwhile are held until the thaw.",
                 "If the on_resume of a job is skip, the thaw skips these, and only a backfill can run them.",
             ),
-            stays=(f"Runs under way, which go on: {number(found.under_way, at_least=found.at_least)}.",),
+            stays=(f"{_under_way(found)} under way and not stopped.",),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),
             keep="Let it run", warnings=unknown,
         )  # fmt: skip
@@ -219,6 +219,11 @@ def _count(connection: Connection, caller: Caller, document: Mapping[str, object
 def _waiting(found: Freezable) -> str:
     """Return the number of runs that a freeze keeps from starting."""
     return counted(found.waiting, "open run", at_least=found.at_least)
+
+
+def _under_way(found: Freezable) -> str:
+    runs = counted(found.under_way, "run", at_least=found.at_least)
+    return f"{runs} {'is' if found.under_way == 1 and not found.at_least else 'are'}"
 
 
 def _standing(connection: Connection, caller: Caller) -> Sequence[Freeze]:

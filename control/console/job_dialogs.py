@@ -49,10 +49,11 @@ class TriggerJob:
         key, job = _shown(connection, caller, request)
         has = "Empty: the payload of the job." if {"payload", "payload_base64"} & job.job.keys() else "Empty: none."
         paused = ("It is paused: a trigger runs all the same.",) if job.summary.paused else ()
+        frozen = ("A freeze names the job: the run starts after the thaw.",) if job.freezes else ()
         followers = _followers(connection, caller, job)
         return Dialog(
             f"Trigger {key}?", f"Trigger {key}", urls.job(key, job.summary.job_id), place="jobs",
-            will=(f"This creates 1 run of version {job.summary.version}.", *followers, *paused),
+            will=(f"This creates 1 run of version {job.summary.version}.", *followers, *paused, *frozen),
             stays=("Its schedule goes on as it is.",) if job.summary.next_at else (),
             fields=(
                 Field("payload", "payload, as JSON", "long", help=has),

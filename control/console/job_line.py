@@ -247,11 +247,12 @@ def _skips(along: Axis, timeline: JobTimeline) -> Iterator[Mark]:
 
 
 def _ahead(along: Axis, coming: Sequence[Counted]) -> Iterator[Mark]:
-    begins = along.edges[max(along.behind - 1, 0) : -1]
-    for at, each in zip(begins, coming, strict=False):
+    edges = along.edges[max(along.behind - 1, 0) :]
+    for at, end, each in zip(edges[:-1], edges[1:], coming, strict=False):
         if each.fires:
             x = max(along.x(at), along.x(along.now)) if at <= along.now else along.x(at)
-            words = f"{counted(each.fires, 'occurrence', at_least=not each.exact)} to come, {along.clock(at)}"
+            many = counted(each.fires, "occurrence", at_least=not each.exact)
+            words = f"{many} to come, {along.clock(max(at, along.now))} to {along.clock(end)}"
             width = round(along.width * 0.7, 3)
             yield Mark(words, bar=Bar("ahead", round(x + along.width * 0.15, 3), SIZE.above - _HOLLOW, width, _HOLLOW))
 

@@ -115,7 +115,7 @@ class RevokeKey:
         return Dialog(
             f"Revoke key {key.name}?", f"Revoke {key.name}", urls("keys"), place="admin", danger=True,
             will=("Within a second, its requests are refused and its sign-ins end.", *own, used),
-            stays=("Its past changes stay. A revocation cannot be undone: create a new key instead.",), keep="Keep it",
+            stays=("What it has changed stays. A revocation cannot be undone: create a new key.",), keep="Keep it",
             warnings=() if last is None else (FieldError("", last, "create another one first"),),
         )  # fmt: skip
 

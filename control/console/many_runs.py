@@ -242,7 +242,7 @@ class CancelMatching:
 
 def _ends(waiting: str, started: int, between: int = 0, *, if_checked: bool = False) -> Sequence[str]:
     """Return the ends of cancelled runs: those that wait, have started, and are between attempts."""
-    never = f"Not started: {waiting}. No executor starts them any more, and they end as cancelled."
+    never = f"Not started: {waiting}. None of these starts any more, and each ends as cancelled."
     who = "With the box, an attempt" if if_checked else "An attempt"
     signal = f"{who} under way gets a signal, and the run ends as cancelled unless it finishes first."
     rest = " A run between two attempts ends at once." if if_checked else ""
@@ -251,7 +251,7 @@ def _ends(waiting: str, started: int, between: int = 0, *, if_checked: bool = Fa
         (started > 0, f"Started: {number(started)}. {signal}{rest}"),
         (
             between > 0,
-            f"Between two attempts: {number(between)}. No further attempt starts, and they end as cancelled.",
+            f"Between two attempts: {number(between)}. No further attempt starts, and each ends as cancelled.",
         ),
     )
     return [words for applies, words in parts if applies]

@@ -18,7 +18,7 @@ from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.explain.explain import explain
-from tidewheel.control.explain.explanation import Explanation
+from tidewheel.control.explain.explanation import Explanation, OccurrenceOutcome
 from tidewheel.control.explain.facts import read_instant_facts
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.ids import job_id
@@ -48,10 +48,17 @@ class SkipOccurrence:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the occurrence that will not fire."""
         found = _explained(connection, caller, request)
+        question, back = (
+            f"Skip {_clock(found.local)} of {found.key}?",
+            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"),
+        )
+        if found.outcome == OccurrenceOutcome.WILL_BE_SKIPPED:
+            will = (readings(found), f"Nothing would change. {found.words}")
+            return Dialog(question, "", back, place="jobs", will=will, keep="Back")
         return Dialog(
-            f"Skip {_clock(found.local)} of {found.key}?", f"Skip {_clock(found.local)}",
-            urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), found.words), stays=("The other occurrences stay as they are.",), fields=(_REASON,),
+            question, f"Skip {_clock(found.local)}", back, place="jobs",
+            will=(readings(found), f"Now: {_now(found)}", "After: it does not fire, and no run is created."),
+            stays=("The other occurrences stay as they are.",), fields=(_REASON,),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -74,7 +81,8 @@ class MoveOccurrence:
         return Dialog(
             f"Move {_clock(found.local)} of {found.key}?", f"Move {_clock(found.local)}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), found.words), stays=("Records keep its original time.",),
+            will=(readings(found), f"Now: {_now(found)}", "After: it fires at the time below."),
+            stays=("Records keep its original time.",),
             fields=(to, _REASON),
         )  # fmt: skip
 
@@ -146,7 +154,12 @@ _TOGETHER: Mapping[Overlap, str] = {
 
 def _fires(found: Explanation, now: datetime) -> str:
     """Return when an occurrence fires that is neither skipped nor moved any more."""
-    return "Then it fires at its time." if found.at > now else "Its own time has passed: then it fires at once."
+    return "After: it fires at its time." if found.at > now else "After: it fires at once, for its own time has passed."
+
+
+def _now(found: Explanation) -> str:
+    """Return what an occurrence does without the action."""
+    return "it will fire at this time." if found.outcome == OccurrenceOutcome.SCHEDULED else found.words
 
 
 def readings(found: Explanation) -> str:
@@ -187,5 +200,7 @@ class _Change:
         at = format_timestamp(read_query(self.request, OccurrenceQuery).at)
         document = {"type": kind, "key": key, "at": at, "reason": text_of(self.form, "reason"), **fields}
         job = job_of(self.connection.request(document, request_id_of(self.form)))
+        found = _explained(self.connection, self.caller, self.request)
+        what = f"{_clock(found.local)} {found.zone} of {key}"
         undo = None if kind == "job.unskip" else ("Undo", self.urls.job(key, job.job_id, "job_unskip", at=at))
-        return Done(self.urls.job(key, job.job_id, "job_next"), f"{at} of {key} {words}.", undo)
+        return Done(self.urls.job(key, job.job_id, "job_next"), f"{what} {words}.", undo)

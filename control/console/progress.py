@@ -65,7 +65,7 @@ def of_backfill(row: BackfillSummary, now: datetime) -> Work:
     about = [row.key, f"{row.first_at:%-d %b %Y} to {row.last_at:%-d %b %Y}"]
     many = f"{counted(row.expected_count, 'run')} for {counted(row.occurrences, 'occurrence')}"
     rest = row.occurrences - row.expected_count
-    about += [f"{many}; the other {number(rest)} need none" if rest > 0 else many]
+    about += [f"{many}, of which {number(rest)} need none" if rest > 0 else many]
     about += [f"{row.max_concurrent} at once"]
     done = row.created_count + row.existing_count
     work = Work("backfill", str(row.backfill_id), row.state, about, done, row.occurrences, row.created_at,

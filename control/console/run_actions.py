@@ -101,7 +101,7 @@ class RetryRun:
         return Dialog(
             f"Retry this run of {summary.key}?", "Retry 1 run", urls("run", run_id=run_id),
             will=(
-                f"A new run gets this payload and the job's current version. This one had {summary.job_version}.",
+                f"A new run gets this payload and the job's current version. This run had {summary.job_version}.",
                 *((f"It was retried already: {counted(done, 'run')} followed.",) if done else ()),
                 *((_ALONE,) if run.workflow_run_id else ()),
             ),

@@ -26,6 +26,8 @@ W = TypeVar("W")
 _ANY: Sequence[object] = (None, {}, [])  # of a filter that names nothing
 _LOOKED_AT = 10  # of the work that is under way, the newest
 _TOGETHER = 3
+_ONCE = "Each dead letter is redriven once."
+_LEFT_OUT = "It leaves out what is purged before its turn."
 _SOON_SECONDS = 60.0
 _OF_REDRIVES = ("kind", "ids", "key", "status", "error_type", "queue", "lane")
 
@@ -119,7 +121,7 @@ def _backfilled(rows: Sequence[BackfillSummary], urls: Urls, effect: str) -> Und
 
 
 def redrive_under_way(
-    connection: Connection, tenant: str, filters: DeadLetterFilter, urls: Urls, *, matched: int
+    connection: Connection, tenant: str, filters: DeadLetterFilter, urls: Urls, *, matched: int, purges: bool = False
 ) -> UnderWay | None:
     """Return the redrive that has most of the dead letters which a filter matches; None if there is none.
 
@@ -131,6 +133,7 @@ def redrive_under_way(
         filters: Those of the dialog.
         urls: Writes the address.
         matched: How many dead letters the filter matches.
+        purges: True for a dialog that purges them.
     """
     letters, given = DeadLetters(connection), {**filters, "kind": kind_to_redrive(filters)}
 
@@ -146,10 +149,11 @@ def redrive_under_way(
     )
     if not found:
         return None
-    these = f"{share(known, matched, 'dead letter')}.{_adds(known, matched)}"
+    these = f"{share(known, matched, 'dead letter')}.{'' if purges else _adds(known, matched)}"
+    effect = _LEFT_OUT if purges else _ONCE
     if len(found) == 1:
-        return _named(found[0], these, urls, covers=known >= matched)
-    words = f"{len(found)} redrives have not ended and include {these} Each dead letter is redriven once."
+        return _named(found[0], these, urls, covers=known >= matched, effect=effect)
+    words = f"{len(found)} redrives have not ended and include {these} {effect}"
     return UnderWay(words, urls("bulk"), known >= matched and all(map(_is_soon, found)))
 
 
@@ -178,7 +182,7 @@ def retries_under_way(
     if row is None or not most:
         return None
     found = _named(row, f"{share(most, matched, 'run')}.", urls, covers=False)
-    return found._replace(words=f"{found.words} A retry counts as its redrive.")
+    return found._replace(words=f"{found.words} A redrive leaves out what is retried before.")
 
 
 def letters_under_way(
@@ -195,11 +199,11 @@ def _going_on(connection: Connection, tenant: str) -> Sequence[Redriving]:
         return going_on(reading, tenant)
 
 
-def _named(row: Redriving, these: str, urls: Urls, *, covers: bool) -> UnderWay:
+def _named(row: Redriving, these: str, urls: Urls, *, covers: bool, effect: str = _ONCE) -> UnderWay:
     """Return the sentence about a redrive."""
     words = (
         f"Redrive {short_id(row.redrive_id)} is {'paused' if row.state == 'paused' else 'under way'} and includes "
-        f"{these} Each dead letter is redriven once."
+        f"{these} {effect}"
     )
     return UnderWay(words, _page_of("redrive", row.redrive_id, 1, urls), covers and _is_soon(row))
 

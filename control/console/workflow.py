@@ -70,7 +70,7 @@ def about_workflow(found: Workflow, pause: AuditEntry | None, now: datetime) -> 
         paused = f"Paused{by}{f': {found.summary.reason}' if found.summary.reason else ''}. "
     states = Counter(node.state for node in found.nodes)
     parts = ", ".join(f"{number:,} {state(each)}" for each, number in states.most_common())
-    again = f" A resume runs {counted(len(found.again), 'job')}." if found.again else ""
+    again = f" A resume repeats {counted(len(found.again), 'job')}." if found.again else ""
     return f"{paused}{counted(len(found.nodes), 'job')}: {parts}.{again}"
 
 

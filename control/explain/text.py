@@ -22,7 +22,7 @@ from tidewheel.schedules.simple import FixedDelay, Once
 from tidewheel.transitions.overlap import REPLACING
 
 FOLLOWS = "The job follows its parents in a workflow: `tidewheel workflow list` has the occurrences."
-MANUAL = "The job's schedule is manual: only triggers create its runs."
+MANUAL = "The job's schedule is manual: triggers create its runs. It never fires by itself."
 NO_FURTHER_OCCURRENCE = "The schedule has no further occurrence."
 NEXT_POLL_FIRES = "The next poll creates its run."
 SEVERAL_POLLS = "The backlog takes several polls."

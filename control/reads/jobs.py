@@ -17,11 +17,13 @@ from psycopg.types.json import Jsonb
 
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.reads.freezes import Freeze, freezes_of
+from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.values import format_second
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
@@ -233,7 +235,8 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
     with connection.cursor(row_factory=class_row(_JobDetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_JOB, {"job_id": job_id(tenant, key)}).fetchone()
     if row is None:
-        raise UnknownJob(tenant, key)
+        deleted_at = read_job_position(connection, tenant, key).deleted_at
+        raise UnknownJob(tenant, key, None if deleted_at is None else format_second(deleted_at))
     definition = decode(row.definition, JobDefinition)
     held = row.hold_reason == HoldReason.QUARANTINED
     error, quarantined_at = (read_job_error(connection, row.job_id) if held else None) or (None, None)

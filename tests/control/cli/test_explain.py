@@ -91,7 +91,7 @@ def test_time_without_an_occurrence_differs_from_one_in_which_all_fired(nightly:
     assert following.startswith("the next is 2026-03-29T01:00:00Z")
     assert tidewheel(nightly, "job", "create", "by-hand", "--manual", "--handler", "h").code == 0
     nightly.advance(timedelta(seconds=1))
-    assert lines("by-hand")[1:] == ["The job's schedule is manual: only triggers create its runs."]
+    assert lines("by-hand")[1:] == ["The job's schedule is manual: triggers create its runs. It never fires by itself."]
     nightly.advance(timedelta(hours=3))
     fire_due(nightly)
     assert lines("nightly") == ["every occurrence since 2026-03-28T02:00:01Z fired"]

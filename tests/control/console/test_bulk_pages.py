@@ -281,7 +281,7 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
     assert "Cancel 3 runs of other, or 2 runs without the started ones?" in dialog
     assert "With the box: 3 runs. Without it: 2 runs." in dialog
     assert "<bdi>Cancel them</bdi></button>" in dialog, "the box decides the number"
-    assert "Not started: 2. No executor starts them any more" in dialog
+    assert "Not started: 2. None of these starts any more" in dialog
     assert "Started: 1. With the box, an attempt under way gets a signal" in dialog
     assert "A run between two attempts ends at once." in dialog
     assert "2 runs to cancel" in shown(pages, done(posted(pages, "/runs/cancel-all?job=other")))

@@ -80,7 +80,10 @@ def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
     assert "is deleted." in page.text
     undo = re.search(r'action="(/jobs/nightly/restore)"', page.text)
     assert undo
-    assert pages.get("/jobs/nightly").status_code == HTTPStatus.NOT_FOUND
+    gone = pages.get("/jobs/nightly")
+    assert gone.status_code == HTTPStatus.NOT_FOUND
+    assert "it was deleted at" in gone.text
+    assert 'href="/runs?job=nightly"' in gone.text
     assert went_to(pages.post(undo[1], data=fields_of(page))) == "/jobs/nightly"
     assert "batch" in pages.get("/jobs/nightly/settings").text
     assert without_button(pages, "/jobs/nightly/restore", "is not deleted.")

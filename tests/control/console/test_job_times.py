@@ -169,9 +169,9 @@ def test_undo_of_a_move_whose_own_time_has_passed_fires_at_once(clocked: Clocked
     submit(clocked, "nightly", schedule={"cron": "0 2 * * *"})
     at = "?at=2026-03-20T02:00:00Z"
     posted(pages, f"/jobs/nightly/move{at}", to="2026-03-20T09:00:00Z")
-    assert "Then it fires at its time." in shown(pages, f"/jobs/nightly/unskip{at}")
+    assert "After: it fires at its time." in shown(pages, f"/jobs/nightly/unskip{at}")
     clocked.stop_clock(t("03-20T08:00"))
-    assert "Its own time has passed: then it fires at once." in shown(pages, f"/jobs/nightly/unskip{at}")
+    assert "After: it fires at once, for its own time has passed." in shown(pages, f"/jobs/nightly/unskip{at}")
     posted(pages, f"/jobs/nightly/unskip{at}")
     assert "fires now: its time has passed." in shown(pages, "/jobs/nightly/next")
     fire_all(clocked)

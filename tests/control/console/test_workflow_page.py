@@ -36,7 +36,7 @@ def newest_retry(database: Database) -> object:
 def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(pages: ApiClient) -> None:
     root = played(pages.database)
     page = shown(pages, f"/workflows/{root}")
-    assert "4 jobs: 2 succeeded, 1 failed, 1 skipped. A resume runs 2 jobs." in page
+    assert "4 jobs: 2 succeeded, 1 failed, 1 skipped. A resume repeats 2 jobs." in page
     assert page.count('<g class="node') == 4
     assert page.count('<path class="edge') == 4
     assert page.count("unmet") == 1
