@@ -85,14 +85,16 @@ class RedriveLetters:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Accept the redrive; schedulers work it off."""
-        del caller
         filters = _filter(read_query(request, ChosenQuery), until_of(form, page_now(connection)))
         letters, rate = DeadLetters(connection), _rate(text_of(form, "rate"))
-        ensure_counted(form, letters.redrive(dry_run=True, **filters).matched)
+        matched = letters.redrive(dry_run=True, **filters).matched
+        ensure_counted(form, matched)
+        beside = redrive_under_way(connection, caller.tenant, filters, urls, matched=matched)
         found = letters.redrive(rate=rate, reason=text_of(form, "reason"), request_id=request_id_of(form), **filters)
         if found.redrive_id is None:
             refuse(_NOTHING.path, _NOTHING.problem, _NOTHING.remedy)
         words = f"{number(found.matched, at_least=found.at_least)} to redrive. Schedulers work it off."
+        words += f" {beside.words}" if beside else ""
         return Done(urls("bulk_work", kind="redrive", id=found.redrive_id), words)
 
 

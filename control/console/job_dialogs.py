@@ -189,7 +189,11 @@ class RollBackJob:
         lines = [f"{each.path}: {each.before} → {each.after}" for each in changes]
         more = [f"{len(lines) - _SAMPLE} more fields"] if len(lines) > _SAMPLE else []
         instants = ", ".join(f"{each.local:%a %d %b %H:%M}" for each in found.occurrences)
-        fires = f"It then fires at {instants}, by the clock of {found.zone}." if instants else "It then has no instant."
+        fires = (
+            f"Its schedule then names {instants}, by the clock of {found.zone}."
+            if instants
+            else "It then has no instant."
+        )
         return Dialog(
             question, f"Back to version {number}", back, place="jobs",
             will=(f"The spec of version {number} becomes version {current + 1}.", fires),

@@ -27,6 +27,7 @@ from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.retry_facts import read_retry_facts
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs, read_runs
+from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
 from tidewheel.jobs.values import Key, Queue, format_timestamp
 from tidewheel.runs import FINAL, RunState
@@ -89,16 +90,19 @@ class CancelRuns:
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
-        """Cancel each of them that is open."""
+        """Cancel each of them that is open and has no cancel yet; a repeat of the form changes nothing."""
         del caller
-        runs, reason = Runs(connection), text_of(form, "reason")
+        runs, reason, found = Runs(connection), text_of(form, "reason"), _selected(connection, request)
+        covered = {run.run_id for run in found if is_cancelled(run)}
+        if all(run.status in FINAL or run.run_id in covered for run in found):
+            covered = set()
 
         def cancel(run_id: UUID) -> bool:
-            return runs.cancel(run_id, reason=reason) not in FINAL
+            return run_id not in covered and runs.cancel(run_id, reason=reason) not in FINAL
 
         changed, rest = _each(request, cancel, _NONE_OPEN)
         words = f"Cancel of {counted(changed, 'run')} requested." + (
-            f" {number(rest)} had ended already." if rest else ""
+            f" {number(rest)} had ended, or had a cancel, already." if rest else ""
         )
         return Done(_back(request, urls), words)
 
@@ -345,7 +349,9 @@ def _nothing(request: Request, urls: Urls) -> Dialog:
 def _selected(connection: Connection, request: Request) -> Sequence[RunSummary]:
     chosen = read_query(request, SelectedQuery).run
     with connection.snapshot() as reading:
-        return read_runs(reading, list(chosen))
+        runs = read_runs(reading, list(chosen))
+        waits = read_waits(reading, [run.run_id for run in runs if run.status not in FINAL])
+    return [replace(run, why=waits.get(run.run_id)) for run in runs]
 
 
 def _each(request: Request, change: Callable[[UUID], bool], none: FieldError) -> tuple[int, int]:

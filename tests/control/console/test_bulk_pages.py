@@ -379,6 +379,19 @@ def test_selected_runs_are_cancelled_and_retried(pages: ApiClient) -> None:
     assert pages.get("/runs/cancel?run=x").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
 
 
+def test_selected_run_that_has_a_cancel_is_neither_counted_nor_cancelled_again(pages: ApiClient) -> None:
+    database = pages.database
+    named, path = trigger(database), "/runs/cancel-all?job=job"
+    done(posted(pages, path, **counted(pages, path)))
+    path = f"/runs/cancel?run={named}&run={trigger(database, 'other')}"
+    assert "Cancel 1 run?" in re.sub(r"</?bdi>", "", shown(pages, path))
+    done(posted(pages, path))
+    assert "Cancel of 1 run requested. 1 had ended, or had a cancel, already." in shown(pages, "/runs")
+    assert database.value("SELECT state FROM job_runs WHERE run_id = %s", [named]) == "queued", (
+        "the cancellation ends it"
+    )
+
+
 def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiClient) -> None:
     database = pages.database
     put(database, {"root": [], "part": after("root")})
