@@ -95,7 +95,7 @@ class CancelRuns:
         runs, reason, found = Runs(connection), text_of(form, "reason"), _selected(connection, request)
         covered = {run.run_id for run in found if is_cancelled(run)}
         if all(run.status in FINAL or run.run_id in covered for run in found):
-            covered = set()
+            covered = set[UUID]()
 
         def cancel(run_id: UUID) -> bool:
             return run_id not in covered and runs.cancel(run_id, reason=reason) not in FINAL
