@@ -26,8 +26,7 @@ from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, number
 from tidewheel.control.reads.retry_facts import read_retry_facts
-from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs, read_runs
-from tidewheel.control.reads.waits import read_waits
+from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs, read_runs_and_waits
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
 from tidewheel.jobs.values import Key, Queue, format_timestamp
 from tidewheel.runs import FINAL, RunState
@@ -349,9 +348,7 @@ def _nothing(request: Request, urls: Urls) -> Dialog:
 def _selected(connection: Connection, request: Request) -> Sequence[RunSummary]:
     chosen = read_query(request, SelectedQuery).run
     with connection.snapshot() as reading:
-        runs = read_runs(reading, list(chosen))
-        waits = read_waits(reading, [run.run_id for run in runs if run.status not in FINAL])
-    return [replace(run, why=waits.get(run.run_id)) for run in runs]
+        return read_runs_and_waits(reading, list(chosen))
 
 
 def _each(request: Request, change: Callable[[UUID], bool], none: FieldError) -> tuple[int, int]:

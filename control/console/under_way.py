@@ -75,7 +75,8 @@ def cancellation_under_way(
     one = f"Cancellation {found[0].cancellation_id} ({about}) is under way and includes"
     which = one if len(found) == 1 else f"{len(found)} cancellations are under way and include"
     words = f"{which} {share(known, matched, 'run')}.{_adds(known, matched)}"
-    return UnderWay(words, _page_of("cancellation", found[0].cancellation_id, len(found), urls), known >= matched)
+    address = urls("bulk_work", kind="cancellation", id=found[0].cancellation_id) if len(found) == 1 else urls("bulk")
+    return UnderWay(words, address, known >= matched)
 
 
 def backfill_under_way(
@@ -205,17 +206,13 @@ def _named(row: Redriving, these: str, urls: Urls, *, covers: bool, effect: str 
         f"Redrive {short_id(row.redrive_id)} is {'paused' if row.state == 'paused' else 'under way'} and includes "
         f"{these} {effect}"
     )
-    return UnderWay(words, _page_of("redrive", row.redrive_id, 1, urls), covers and _is_soon(row))
+    return UnderWay(words, urls("bulk_work", kind="redrive", id=row.redrive_id), covers and _is_soon(row))
 
 
 def _is_soon(row: Redriving) -> bool:
     """Return True if a redrive will have done all of its dead letters soon."""
     rest = max(row.matched_count - row.processed, 0)
     return row.state != "paused" and not row.rejected_count and (row.rate is None or rest / row.rate <= _SOON_SECONDS)
-
-
-def _page_of(kind: str, number: object, works: int, urls: Urls) -> str:
-    return urls("bulk_work", kind=kind, id=number) if works == 1 else urls("bulk")
 
 
 def _adds(known: int, matched: int) -> str:

@@ -214,10 +214,8 @@ def list_runs(
         found = _find(connection, tenant, filters, start, limit=limit + 1, look=look if any(narrowed_by) else limit + 1)
     more = len(found.run_ids) > limit
     last = found.run_ids[limit - 1] if more else found.goes_on_after
-    runs = read_runs(connection, found.run_ids[:limit])
-    waits = read_waits(connection, [run.run_id for run in runs if run.finished_at is None])
     return RunPage(
-        runs=tuple(replace(run, why=waits.get(run.run_id)) for run in runs),
+        runs=read_runs_and_waits(connection, found.run_ids[:limit]),
         next_cursor=None if last is None else _place_after(connection, start.ahead, last),
         total=min(counted.matching, COUNTED),
         at_least=counted.matching > COUNTED or counted.goes_on_after is not None,
@@ -427,6 +425,13 @@ def read_runs(connection: Conn, run_ids: Sequence[UUID]) -> list[RunSummary]:
     with connection.cursor(row_factory=class_row(RunRow), binary=True) as cursor:
         found = {row.run_id: row for row in cursor.execute(_READ_RUNS, {"run_ids": list(run_ids)})}
     return [summary_of(found[run_id]) for run_id in run_ids if run_id in found]
+
+
+def read_runs_and_waits(connection: Conn, run_ids: Sequence[UUID]) -> tuple[RunSummary, ...]:
+    """Return the same, each open run with the reason for which it waits."""
+    runs = read_runs(connection, run_ids)
+    waits = read_waits(connection, [run.run_id for run in runs if run.finished_at is None])
+    return tuple(replace(run, why=waits.get(run.run_id)) for run in runs)
 
 
 def summary_of(row: RunRow) -> RunSummary:
