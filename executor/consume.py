@@ -24,6 +24,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import BatchClaimer, ClaimResult, FetchedMessage, without_errors
 from tidewheel.executor.offsets import Offsets
 from tidewheel.executor.slots import Slots
+from tidewheel.kafka.clients import leave_group
 from tidewheel.process.health import health
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.runs import Lane
@@ -143,7 +144,7 @@ class LaneConsumer:
             _LOG.info("the last claim on %s: %s", self._topic, error)
         self._claiming.shutdown()
         self._offsets.commit()
-        self._consumer.close()
+        leave_group(self._consumer)
         self._claimer.close()
 
     def _poll_cycle(self) -> None:

@@ -25,7 +25,7 @@ from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, Stor
 from tidewheel.intake.recovery import Applier, read_clock
 from tidewheel.intake.subscription import Subscription
 from tidewheel.intake.suspect import RequestWaits, SuspectReader
-from tidewheel.kafka.clients import consumer
+from tidewheel.kafka.clients import consumer, leave_group
 from tidewheel.kafka.groups import quickest_protocol
 from tidewheel.kafka.offsets import offsets_client, read_led_offsets
 from tidewheel.kafka.topic_ids import GONE, read_topic_id, read_topic_ids
@@ -166,7 +166,7 @@ class Member:
                 backoff.reset()
                 self._housekeeping()
         finally:
-            client.close()
+            leave_group(client)
 
     def _subscribe(self, client: Consumer, topics: list[str]) -> None:
         client.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
@@ -260,7 +260,7 @@ class Member:
         self._commit(client, self._offsets.next_offsets({partition_of(message) for message in messages}))
 
     def _on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        backoff, unreadable = Backoff(self._stop, "acquiring partitions"), list[TopicPartition]()
+        backoff, unreadable = Backoff(self._stop, "acquiring partitions"), partitions
         while not self._stop.requested():
             try:
                 unreadable = self._acquire(partitions)
@@ -270,11 +270,10 @@ class Member:
             except Fenced as error:
                 # Raised by the loop: after an exception from here the client reads from the committed offsets.
                 self._fenced = error
-                partitions = []
                 break
-        else:
-            partitions = []
         backoff.reset()
+        for each in unreadable:
+            each.offset = OFFSET_END
         client.incremental_assign(partitions)
         if unreadable:
             client.pause(unreadable)

@@ -5,6 +5,7 @@ through untouched; those that would weaken a promise are refused.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, ShareConsumer
@@ -192,6 +193,24 @@ def consumer(
         },
         logger=ConnectionLog(role),
     )
+
+
+def leave_group(client: Consumer) -> None:
+    """Leave the consumer group and close the client.
+
+    `close` alone may wait for ever, with the GIL, where an assignment arrives just before it. The closing client takes
+    `incremental_assign` for an unassignment. So its group may end before the callback of the revocation, and a request
+    of that callback to the group is then dropped without an answer. Here both callbacks run before `close`.
+
+    Source: librdkafka 2.16, `rd_kafka_cgrp_op_serve`.
+    """
+    try:
+        with suppress(KafkaException):
+            client.unsubscribe()
+            while client.poll(0) is not None:
+                pass  # not applied: another member reads it again
+    finally:
+        client.close()
 
 
 def share_consumer(

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stub re
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable
-from tidewheel.kafka.clients import consumer, share_consumer
+from tidewheel.kafka.clients import consumer, leave_group, share_consumer
 
 _LOG = logging.getLogger("tidewheel.kafka.clients")
 
@@ -151,7 +151,7 @@ def _refusal_of_consumer(config: Mapping[str, str], topic: str, group: str) -> s
             if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 break  # not allowed to read the group; the lanes report it
     finally:
-        member.close()
+        leave_group(member)
     return None
 
 

@@ -1,5 +1,8 @@
 """The group protocol is chosen by setting, and refused at start where the brokers cannot do it."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -77,3 +80,14 @@ def test_unsupported_group_protocol_is_refused_with_a_remedy(unable: Mapping[str
         group_protocol(config, "consumer", topic=topic, probe=probe)
     assert group_protocol(config, "classic", topic=topic, probe=probe) == "classic"
     assert group_protocol(config, "auto", topic=topic, probe=probe) == "classic"
+
+
+def test_member_leaves_although_an_assignment_waits_for_it(able: Mapping[str, str], topic: str) -> None:
+    """`Consumer.close` alone waits for ever, with the GIL: a process of its own shows it by its timeout."""
+    command = [sys.executable, "-m", "tests.tidewheel.kafka.leaving_members"]
+    given = json.dumps([topic, {**able}])
+    left = subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, check=False)
+    assert left.returncode == 0, left.stderr
+    called = json.loads(left.stdout)
+    assert ["assign", "revoke"] in called
+    assert all(each in ([], ["assign", "revoke"]) for each in called), called
