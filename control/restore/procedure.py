@@ -38,6 +38,7 @@ _OWNS_DATABASE = _SQL["owns_database"]
 _REFUSE_WRITES = _SQL["refuse_writes"]
 _ACCEPT_WRITES = _SQL["accept_writes"]
 _END_SESSIONS = _SQL["end_sessions"]
+_FIND_SESSIONS = _SQL["find_sessions"]
 _UNBOUND = _SQL["unbound"]
 _READ_WRITTEN_MESSAGES = _SQL["read_written_messages"]
 _READ_NEEDLESS_REQUESTS = _SQL["read_needless_requests"]
@@ -367,10 +368,13 @@ def _end_sessions(session: Session, lock: Session) -> list[str]:
     except psycopg.errors.InsufficientPrivilege as error:
         message = "this user may not end other sessions: GRANT pg_signal_backend TO it"
         raise SettingsError(message) from error
-    if living := sorted(str(name) for name, ended in rows if not ended):
+    with session.transaction() as connection:  # another one: `pg_stat_activity` is read once in a transaction
+        processes = [process for process, _, ended in rows if not ended]
+        found = {process for (process,) in connection.execute(_FIND_SESSIONS, {"processes": processes})}
+    if living := sorted(str(name) for process, name, _ in rows if process in found):
         message = f"sessions do not end: {', '.join(living)}; stop these processes, and repeat the command"
         raise SettingsError(message)
-    return sorted({"-".join(str(name).split("-")[:2]) for name, _ in rows})  # tidewheel-relay has several
+    return sorted({"-".join(str(name).split("-")[:2]) for _, name, _ in rows})  # tidewheel-relay has several
 
 
 def _drop_messages(session: Session, installation: Installation, history: History, state: _State) -> None:

@@ -64,14 +64,21 @@ $do$
 SELECT set_config(p.name, '0', false) FROM pg_settings AS p WHERE p.name = 'transaction_timeout'
 
 -- name: end_sessions
--- Ends all other sessions of this database, and waits for the end of each; returns their names, with false for those that live.
+-- Ends all other sessions of this database, and waits for the end of each; returns their processes and names, with false for
+-- those that have not ended by it.
 -- No index. No lock.
 -- Why: a parameter of the database applies to new sessions. A session of a superuser ends by a superuser alone.
-SELECT coalesce(nullif(a.application_name, ''), a.usename), pg_terminate_backend(a.pid, %(wait_ms)s)
+SELECT a.pid, coalesce(nullif(a.application_name, ''), a.usename), pg_terminate_backend(a.pid, %(wait_ms)s)
   FROM pg_stat_activity AS a
   JOIN pg_roles AS r ON r.oid = a.usesysid
  WHERE a.datname = current_database() AND a.pid <> ALL (%(own)s::integer[])
    AND (NOT r.rolsuper OR (SELECT me.rolsuper FROM pg_roles AS me WHERE me.rolname = current_user))
+
+-- name: find_sessions
+-- Returns those of these processes that still serve this database.
+-- No index. No lock.
+-- Why: a session that ends by itself before it is ended counts as not ended.
+SELECT pid FROM pg_stat_activity WHERE pid = ANY (%(processes)s::integer[]) AND datname = current_database()
 
 -- name: read_stored_offsets
 -- Returns the stored offsets of intake.
