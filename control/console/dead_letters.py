@@ -22,7 +22,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.reads.dead_letter_groups import DeadLetterGroup, DeadLetterGroups
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterPage, DeadLetterSummary
-from tidewheel.control.reads.redrives import letters_in_redrives
+from tidewheel.control.reads.redrives import in_redrives, letters_in_redrives
 from tidewheel.errors import UnknownDeadLetter
 from tidewheel.jobs.values import Instant
 
@@ -97,14 +97,14 @@ class DeadLettersPage:
                 return letters_in_redrives(reading, caller.tenant, cast("DeadLetterFilter", narrowed), look=_LOOK)
 
         known = part(counted_in_redrives)
-        in_redrives = () if isinstance(known, Failed) else known
+        covered = () if isinstance(known, Failed) else known
         under_way = part(lambda: letters_under_way(connection, caller.tenant, letters, urls))
         more: dict[str, Any] = {
             "groups": part(grouped) if by_cause else None, "shown_groups": _GROUPS, "most_groups": _MOST_GROUPS,
             "group_filters": group_filters, "selected": _selected(query, filters, since),
             "under_way": {} if isinstance(under_way, Failed) else under_way,
-            "in_redrive": len(in_redrives), "in_redrive_by_cause": Counter(map(_cause, in_redrives)),
-            "cause_of": _cause, "most_in_redrive": _LOOK,
+            "in_redrive": len(covered), "in_redrive_by_cause": Counter(map(_cause, covered)),
+            "cause_of": _cause, "most_in_redrive": _LOOK, "in_redrives": in_redrives,
         }  # fmt: skip
         return replace(view, values={**view.values, **more})
 

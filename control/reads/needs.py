@@ -13,7 +13,7 @@ from tidewheel.control.reads.backlog import Backlog, OpenRuns
 from tidewheel.control.reads.findings import Severity
 from tidewheel.control.reads.freezes import FreezeSummary, list_freezes
 from tidewheel.control.reads.json_form import one_of
-from tidewheel.control.reads.redrives import letters_in_redrives
+from tidewheel.control.reads.redrives import in_redrives, letters_in_redrives
 from tidewheel.control.reads.status import FleetStatus
 from tidewheel.control.reads.waits import Wait, WaitCode
 from tidewheel.ids import first_run_id
@@ -214,9 +214,7 @@ def _of_dead_letters(connection: Conn, tenant: str) -> Iterator[Need]:
         plus = "+" if waiting >= _LETTERS else ""
         known = len(letters_in_redrives(connection, tenant, {}, look=waiting))
         words = f"{waiting:,}{plus} dead letter{' is' if waiting == 1 else 's are'} not redriven"
-        if known:
-            many = "" if waiting == 1 else f"{'all' if known == waiting and not plus else f'{known:,}{plus}'} of them "
-            words = f"{words}, {many}in a redrive"
+        words += in_redrives(waiting, known, at_least=bool(plus))
         remedy = "tidewheel dlq list --not-redriven"
         yield Need("dead_letters", Severity.WARNING, words, since=since, count=waiting, remedy=remedy)
 

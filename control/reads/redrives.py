@@ -111,6 +111,18 @@ def letters_in_redrives(
     return [letter for letter in found if any(row.includes(letter) for row in rows)]
 
 
+def in_redrives(count: int, known: int, *, at_least: bool = False) -> str:
+    """Return how many of some dead letters a redrive includes, behind a sentence about them.
+
+    >>> in_redrives(1, 1), in_redrives(3, 2), in_redrives(3, 3), in_redrives(3, 0)
+    (', in a redrive', ', 2 of them in a redrive', ', all of them in a redrive', '')
+    """
+    if not known:
+        return ""
+    many = "all" if known == count and not at_least else f"{known:,}{'+' if at_least else ''}"
+    return f", {'' if count == 1 else f'{many} of them '}in a redrive"
+
+
 def redrive(connection: Conn, tenant: str, redrive_id: UUID) -> Redriving:
     """Return one redrive.
 
