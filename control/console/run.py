@@ -20,7 +20,7 @@ from tidewheel.control.console.timing import timing
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, part
 from tidewheel.control.console.words import target
-from tidewheel.control.reads.fleet import slots_in_use
+from tidewheel.control.reads.fleet import AbleExecutors, able_executors
 from tidewheel.control.reads.freezes import FreezeChange, freeze_changes
 from tidewheel.control.reads.run_payload import Payload, read_run_payload
 from tidewheel.control.reads.versions import job_at
@@ -101,12 +101,12 @@ class RunPage:
             with connection.snapshot() as reading:
                 return target(job_at(reading, caller.tenant, run.summary.key, run.summary.job_version))
 
-        def read_slots() -> tuple[int, int] | None:
+        def read_able() -> AbleExecutors | None:
             why = run.summary.why
             if not caller.all_tenants or why is None or why.code is not WaitCode.SLOT:
                 return None
             with connection.snapshot(all_tenants=True) as reading:
-                return slots_in_use(reading, run.summary.queue, run.handler)
+                return able_executors(reading, run.summary.queue, run.handler)
 
         def read_thaw() -> FreezeChange | None:
             summary = run.summary
@@ -128,7 +128,7 @@ class RunPage:
             {
                 "now": now, "run": run, "summary": run.summary, "sentence": about_run(run, now),
                 "timing": timing(run, now), "thaw": part(read_thaw) if is_stored else None,
-                "is_final": run.summary.status in FINAL, "slots": part(read_slots),
+                "is_final": run.summary.status in FINAL, "able": part(read_able),
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": part(read_payload) if is_stored else None,
                 "neighbours": part(read_neighbours_of) if is_stored and run.workflow_run_id else None,

@@ -101,12 +101,28 @@ def count_runs(connection: Conn) -> dict[UUID, int]:
     return dict(cast("list[tuple[UUID, int]]", rows))
 
 
-def slots_in_use(connection: Conn, queue: str, handler: str) -> tuple[int, int]:
-    """Return the slots in use, and all slots, of the live executors that can run a handler of a queue."""
+@dataclass(frozen=True, slots=True)
+class AbleExecutors:
+    """The live executors that can run a handler of a queue.
+
+    Args:
+        executors: Each of them.
+        busy: Their slots in use.
+        slots: All their slots.
+    """
+
+    executors: Sequence[ExecutorSummary]
+    busy: int
+    slots: int
+
+
+def able_executors(connection: Conn, queue: str, handler: str) -> AbleExecutors:
+    """Return the live executors that can run a handler of a queue, with their slots."""
     live = [each for each in list_executors(connection, limit=_EXECUTORS) if not (each.is_silent or each.stopping)]
     able = [each for each in live if queue in each.queues and handler in each.handlers]
     runs = count_runs(connection)
-    return sum(min(runs.get(each.executor_id, 0), each.slots) for each in able), sum(each.slots for each in able)
+    busy = sum(min(runs.get(each.executor_id, 0), each.slots) for each in able)
+    return AbleExecutors(able, busy, sum(each.slots for each in able))
 
 
 def list_runs_of(connection: Conn, executor: ExecutorSummary, *, limit: int = 50) -> list[RunOfExecutor]:

@@ -240,7 +240,7 @@ def _due(facts: WaitFacts) -> Wait:
     if facts.able:
         who = "the live executor" if facts.able == 1 else f"one of {facts.able} live executors"
         words = f"waits until {who} of queue {facts.queue} claims it"
-        remedy = "`tidewheel status` shows the slots in use; if all are, start more executors"
+        remedy = "`tidewheel status` shows the slots in use; if all are, start more executors, else read their logs"
         return Wait(WaitCode.SLOT, words, remedy)
     return _without_executor(facts)
 

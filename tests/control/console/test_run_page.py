@@ -171,6 +171,7 @@ def test_run_that_waits_for_a_slot_names_the_slots_in_use(pages: ApiClient) -> N
     assert (
         'The <a href="/fleet?find=default">live executors that can run it</a> have 4 slots: 1 in use, 3 free.' in page
     )
+    assert f'read the log of <a href="/fleet?executor={EXECUTOR}">' in page
     assert "tidewheel status" not in page
 
 
