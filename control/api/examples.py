@@ -150,7 +150,7 @@ FREEZES: Json = {"freezes": [{
 RESUMPTION: Json = {
     "jobs": [{"key": "nightly", "fires": 1, "skips": 13, "at_least": False}], "fires": 1, "skips": 13,
     "at_least": False, "words": [
-        "Occurrences that came due meanwhile: 1 fires at once; 13 are skipped, of 1 job.",
+        "Of the occurrences that came due meanwhile, 1 fires at once and 13 of 1 job are skipped.",
         "Only a backfill runs a skipped occurrence.",
     ],
 }  # fmt: skip

@@ -28,6 +28,7 @@ from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
 from tidewheel.control.explain.month import Counted, coming_counts
 from tidewheel.control.explain.recent import Around, around
+from tidewheel.control.explain.resuming import Resumption, preview_resume
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, list_dead_letters
 from tidewheel.control.reads.freezes import freeze_changes
@@ -132,6 +133,12 @@ class JobPage:
             with connection.snapshot() as reading:
                 return why(around(reading, tenant, key, misfire_after=connection.installation.misfire_after))
 
+        def preview() -> Resumption | None:
+            if not job.summary.paused:
+                return None
+            with connection.snapshot() as reading:
+                return preview_resume(reading, tenant, [job.summary.job_id])
+
         def list_redriven() -> Mapping[UUID, UUID]:
             filters: DeadLetterFilter = {"kind": "run", "key": key, "redriven": True, "since": along.begin}
             with connection.snapshot() as reading:
@@ -176,6 +183,7 @@ class JobPage:
                     job, _or(latest, ()), None if isinstance(coming, Failed) else coming, now,
                     unfired=() if isinstance(past, Failed) else past[0].skips,
                     more_unfired=not isinstance(past, Failed) and past[0].more_skips,
+                    resumption=_or(part(preview), None),
                 ),
                 "chosen": {"window": query.window} if query.from_at is None else {
                     "from": format_timestamp(query.from_at), "to": format_timestamp(query.to_at or now)},

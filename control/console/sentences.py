@@ -9,6 +9,8 @@ from itertools import takewhile
 
 from tidewheel.control.console.words import between, counted, duration, number, reason_words, state, when
 from tidewheel.control.explain.recent import Unfired
+from tidewheel.control.explain.resuming import Resumption
+from tidewheel.control.explain.text import paused_by
 from tidewheel.control.explain.upcoming import Upcoming
 from tidewheel.control.reads.jobs import JobDetail
 from tidewheel.control.reads.run_detail import RunDetail
@@ -29,6 +31,7 @@ def about_job(
     *,
     unfired: Sequence[Unfired] = (),
     more_unfired: bool = False,
+    resumption: Resumption | None = None,
 ) -> str:
     """Return how a job is, and when it fires next.
 
@@ -39,8 +42,10 @@ def about_job(
         now: The database's clock.
         unfired: The occurrences of the time shown that did not fire.
         more_unfired: True if there are more.
+        resumption: What a resume of the paused job does; None if it is not paused.
     """
-    return f"{_present(job, latest, _skipped(unfired, at_least=more_unfired), now)} {_coming(job, coming, now)}".strip()
+    coming_words = _coming(job, coming, now) if resumption is None else _meanwhile(resumption)
+    return f"{_present(job, latest, _skipped(unfired, at_least=more_unfired), now)} {coming_words}".strip()
 
 
 def about_run(run: RunDetail, now: datetime) -> str:
@@ -77,10 +82,11 @@ def _present(job: JobDetail, latest: Sequence[RunSummary], skipped: str, now: da
         since = f" {when(job.quarantined_at, now)}" if job.quarantined_at else ""
         return f"Quarantined{since}: {_cut(job.error).rstrip('.')}."
     if summary.paused:
-        by = f" by {job.paused_by}" if job.paused_by else ""
-        since = f" {when(job.paused_at, now)}" if job.paused_at else ""
-        until = f" until {format_timestamp(summary.paused_until)}" if summary.paused_until else ""
-        return f"Paused{by}{since}{until}{f': {job.pause_reason}' if job.pause_reason else ''}."
+        by = f" by {paused_by(job.paused_by)}" if job.paused_by else ""
+        since = f"It was paused {when(job.paused_at, now)}" if job.paused_at else "It is paused"
+        why = f": {job.pause_reason.rstrip('.')}" if job.pause_reason else ""
+        until = f" The pause ends at {format_timestamp(summary.paused_until)}." if summary.paused_until else ""
+        return f"{since}{by}{why}.{until}"
     waits = (run.why for run in latest if run.status == RunState.RETRYING and not is_cancelled(run))
     retrying = next((why for why in waits if why is not None), None)
     return _latest(latest, skipped, now) if retrying is None else _waits(retrying, now)
@@ -149,6 +155,19 @@ def _coming(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:
     if coming is not None and coming.words:
         return coming.words
     return ""
+
+
+def _meanwhile(found: Resumption) -> str:
+    """Return how many occurrences came due during a pause, and what a resume does with them."""
+    count = found.fires + found.skips
+    if not count:
+        return ""
+    have = "has" if count == 1 and not found.at_least else "have"
+    fate = f"fires {found.fires:,} of them and skips {found.skips:,}"
+    if not (found.fires and found.skips):
+        fate = f"{'fires' if found.fires else 'skips'} {'it' if have == 'has' else 'them'}"
+    due = counted(count, "occurrence", at_least=found.at_least)
+    return f"{due} {have} come due during the pause. A resume now {fate}."
 
 
 def _cut(text: str) -> str:

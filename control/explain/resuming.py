@@ -148,8 +148,11 @@ def _words(fires: int, skips: int, losing: int, *, at_least: bool) -> Iterator[s
     parts = [f"{least}{fires:,} fire{'s' if fires == 1 else ''} at once"] if fires else []
     if skips:
         jobs = f"{losing:,} job{'' if losing == 1 else 's'}"
-        parts.append(f"{least}{skips:,} {'is' if skips == 1 else 'are'} skipped, of {jobs}")
-    yield f"Occurrences that came due meanwhile: {'; '.join(parts) or 'none'}."
+        parts.append(f"{least}{skips:,} of {jobs} {'is' if skips == 1 else 'are'} skipped")
+    if parts:
+        yield f"Of the occurrences that came due meanwhile, {' and '.join(parts)}."
+    else:
+        yield "No occurrence came due meanwhile."
     if skips:
         yield "Only a backfill runs a skipped occurrence."
 

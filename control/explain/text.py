@@ -342,15 +342,15 @@ def paused(
 
     >>> paused(None)
     'The job is paused until it is resumed.'
-    >>> paused(datetime(2026, 3, 30, tzinfo=UTC), datetime(2026, 3, 29, tzinfo=UTC), "failures", "3 failures")
-    'The job is paused until 2026-03-30T00:00:00Z (since 2026-03-29T00:00:00Z by pause_on_failure: 3 failures).'
+    >>> paused(datetime(2026, 3, 30, tzinfo=UTC), datetime(2026, 3, 29, tzinfo=UTC), "failures", "3 runs")
+    'The job was paused at 2026-03-29T00:00:00Z by pause_on_failure: 3 runs. The pause ends at 2026-03-30T00:00:00Z.'
     """
-    begun = f"since {instant(since)}" if since else ""
+    if since is None:
+        return f"The job is paused until {instant(until) if until else 'it is resumed'}."
     who = f" by {paused_by(by)}" if by else ""
-    why = f": {reason}" if reason else ""
-    before = f"{begun}{who}{why}"
-    end = f"until {instant(until)}" if until else "until it is resumed"
-    return f"The job is paused {end}{f' ({before.strip()})' if before else ''}."
+    why = f": {reason.rstrip('.')}" if reason else ""
+    end = f"at {instant(until)}" if until else "when the job is resumed"
+    return f"The job was paused at {instant(since)}{who}{why}. The pause ends {end}."
 
 
 def in_pause(facts: InstantFacts, due: datetime) -> str:

@@ -21,6 +21,7 @@ from tidewheel.control.explain.text import (
     only_next_known,
     override_source,
     paused,
+    policy_effect,
     quarantined,
 )
 from tidewheel.control.explain.version_timeline import VersionSpan, read_version_timeline
@@ -299,7 +300,10 @@ def _words_without_freezes(connection: Conn, job: JobPosition, version_span: Ver
     if job.hold_reason == HoldReason.QUARANTINED:
         return quarantined(read_job_error(connection, job.job_id))
     if job.paused:
-        return f"{paused(job.paused_until)} on_resume is {version_span.policies.on_resume}."
+        policies = version_span.policies
+        return (
+            f"{paused(job.paused_until)} After that, {policy_effect('on_resume', policies.on_resume, policies.window)}"
+        )
     if isinstance(version_span.schedule, Manual):
         return FOLLOWS if version_span.schedule.follows else MANUAL
     if isinstance(version_span.schedule, FixedDelay):

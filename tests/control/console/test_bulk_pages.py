@@ -515,7 +515,7 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     assert '<button class="primary">' not in again
     thaw = link(shown(pages, "/runs"), "Thaw…")
     assert "1 open run may start again, each from its time on." in shown(pages, thaw)
-    assert "Occurrences that came due meanwhile: none." in shown(pages, thaw)
+    assert "No occurrence came due meanwhile." in shown(pages, thaw)
     done(posted(pages, thaw))
     text = shown(pages, "/")
     assert "<bdi>Thawed: " in text

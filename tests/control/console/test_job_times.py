@@ -38,6 +38,9 @@ def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_tab
     submit(clocked, schedule={"cron": "0 * * * *"}, retry={"max_attempts": 1})
     assert posted(pages, "/jobs/job/pause", reason="stock-taking").status_code == HTTPStatus.SEE_OTHER
     clocked.stop_clock(t("03-02T12:30"))
+    paused = shown(pages, "/jobs/job")
+    assert re.search(r"It was paused 4 h 30 min ago by [^<]*: stock-taking\. 4 occurrences have come due", paused)
+    assert "during the pause. A resume now skips them." in paused
     assert posted(pages, "/jobs/job/resume").status_code == HTTPStatus.SEE_OTHER
     fire_all(clocked)
     succeed(clocked, begun(clocked))

@@ -62,7 +62,7 @@ def test_pause_counts_its_occurrences_and_names_its_cause(clocked: ClockedDataba
     submit(clocked, schedule=DAILY, on_resume="fire_once")
     done(clocked, "job.pause")
     clocked.execute("UPDATE jobs SET paused_by = 'failures'")
-    assert " by pause_on_failure)" in explanation_of(clocked, NINE).words
+    assert " by pause_on_failure. The pause ends when the job is resumed." in explanation_of(clocked, NINE).words
     clocked.stop_clock(t("03-05T10:00"))
     done(clocked, "job.resume")
     fire_all(clocked)
