@@ -1,6 +1,6 @@
 """Actions on one occurrence to come: skip it, move it, undo that."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import ClassVar
@@ -25,6 +25,7 @@ from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_timestamp, parse_timestamp
 from tidewheel.runs import Overlap
+from tidewheel.schedules.describe import to_zone
 
 _REASON = Field("reason", "Reason (optional)", help="Stored with the occurrence and in the audit log.")
 
@@ -54,6 +55,9 @@ class SkipOccurrence:
         )
         if found.outcome == OccurrenceOutcome.WILL_BE_SKIPPED:
             will = (readings(found), f"Nothing would change. {found.words}")
+            return Dialog(question, "", back, place="jobs", will=will, keep="Back")
+        if found.outcome == OccurrenceOutcome.NO_OCCURRENCE:
+            will = (readings(found), found.words, *_nearest(found))
             return Dialog(question, "", back, place="jobs", will=will, keep="Back")
         return Dialog(
             question, f"Skip {_clock(found.local)}", back, place="jobs",
@@ -155,6 +159,14 @@ _TOGETHER: Mapping[Overlap, str] = {
 def _fires(found: Explanation, now: datetime) -> str:
     """Return when an occurrence fires that is neither skipped nor moved any more."""
     return "After: it fires at its time." if found.at > now else "After: it fires at once, for its own time has passed."
+
+
+def _nearest(found: Explanation) -> Iterator[str]:
+    """Yield the occurrence nearest to an instant that has none."""
+    near = [at for at in (found.before, found.after) if at is not None]
+    if near:
+        at = min(near, key=lambda at: abs(at - found.at))
+        yield f"The nearest occurrence is that of {_clock(to_zone(at, found.zone))} {found.zone}."
 
 
 def _now(found: Explanation) -> str:

@@ -34,6 +34,8 @@ NOT_RECORDED = (
 _CHECK_SCHEDULER = "Check that a `tidewheel scheduler` process runs."
 TIMER_MISSING = f"The job's timer row is missing. A scheduler repairs it within minutes. {_CHECK_SCHEDULER}"
 
+AWAITS_POLL = f"A scheduler creates its run at its next poll, within a second or two. {_CHECK_SCHEDULER}"
+
 _MILLISECOND = timedelta(milliseconds=1)
 _WHY_LATE = ", caught up after downtime, a pause or a late submit"
 

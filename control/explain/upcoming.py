@@ -15,6 +15,7 @@ from tidewheel.control.explain.dst_notes import occurrence_notes
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
 from tidewheel.control.explain.facts import OverrideFacts, read_job_error, read_overrides_around
 from tidewheel.control.explain.text import (
+    AWAITS_POLL,
     FOLLOWS,
     MANUAL,
     NO_FURTHER_OCCURRENCE,
@@ -22,6 +23,7 @@ from tidewheel.control.explain.text import (
     override_source,
     paused,
     policy_effect,
+    postponed,
     quarantined,
 )
 from tidewheel.control.explain.version_timeline import VersionSpan, read_version_timeline
@@ -60,7 +62,7 @@ class UpcomingOccurrence:
         last_at: The last instant of a span.
         occurrences: Number of occurrences of a span.
         exact: False if the number of a span is a lower bound.
-        notes: Effects of clock changes; author, time and reason of a skip or a move.
+        notes: Effects of clock changes; author, time and reason of a skip or a move; what an overdue one waits for.
     """
 
     at: datetime
@@ -253,7 +255,9 @@ def _from_timer(
     state = version_span.timer_state(overrides)
     if isinstance(state.schedule, FixedDelay | Once):
         if job.hold_reason != HoldReason.RUN:
-            yield UpcomingOccurrence(cursor, to_zone(cursor, version_span.zone), _alone(job, cursor), cursor)
+            outcome = _alone(job, cursor)
+            notes = (_awaits(job, cursor),) if outcome is OccurrenceOutcome.WAITING else ()
+            yield UpcomingOccurrence(cursor, to_zone(cursor, version_span.zone), outcome, cursor, notes=notes)
         return
     scan = OccurrenceScan(
         state,
@@ -268,8 +272,9 @@ def _from_timer(
         decision = decide(state, now=job.now, horizon=job.now, misfire_after=misfire_after)
         for fire in decision.fires[:n]:
             yield UpcomingOccurrence(
-                fire.at, to_zone(fire.at, version_span.zone), OccurrenceOutcome.WAITING, fire.publish_at
-            )
+                fire.at, to_zone(fire.at, version_span.zone), OccurrenceOutcome.WAITING, fire.publish_at,
+                notes=(_awaits(job, cursor),),
+            )  # fmt: skip
             n -= 1
         scan = replace(scan, state=replace(state, moved={at: to for at, to in state.moved.items() if to > job.now}))
     yield from scan.lines(n)
@@ -280,6 +285,11 @@ def _override_notes(override: OverrideFacts | None) -> tuple[str, ...]:
     if override is None:
         return ()
     return (f"{'skipped' if override.moved_to is None else 'moved'} {override_source(override)}",)
+
+
+def _awaits(job: JobPosition, cursor: datetime) -> str:
+    """Return what an overdue occurrence waits for."""
+    return postponed(job.due_at) if job.due_at is not None and job.due_at > cursor else AWAITS_POLL
 
 
 def _alone(job: JobPosition, at: datetime) -> OccurrenceOutcome:

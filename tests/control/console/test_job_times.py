@@ -223,6 +223,30 @@ def test_dialog_names_the_instant_on_both_clocks(clocked: ClockedDatabase, pages
     assert "Sat 21 Mar 2026 02:30:00 Europe/Berlin (CET, UTC+0100), which is Sat 21 Mar 2026 01:30:00 UTC." in page
 
 
+def test_skip_of_an_instant_without_an_occurrence_names_the_nearest_one(
+    clocked: ClockedDatabase, pages: ApiClient
+) -> None:
+    clocked.stop_clock(t("03-19T12:00"))
+    submit(clocked, "nightly", schedule=BERLIN)
+    page = shown(pages, "/jobs/nightly/skip?at=2026-03-21T03:00:00Z")
+    assert "The nearest occurrence is that of Sat 21 Mar 2026 02:30:00 Europe/Berlin." in page
+    assert '<button class="primary">' not in page
+
+
+def test_first_row_of_an_overdue_job_names_since_when_and_what_it_awaits(
+    clocked: ClockedDatabase, pages: ApiClient
+) -> None:
+    clocked.stop_clock(t("03-19T12:00"))
+    submit(clocked, "nightly", schedule={"cron": "0 2 * * *"})
+    clocked.stop_clock(t("03-20T02:03"))
+    page = shown(pages, "/jobs/nightly/next")
+    assert re.search(r"overdue since <time [^>]*>Fri 20 Mar 2026 02:00:00.000 UTC</time><br>", page)
+    assert "A scheduler creates its run at its next poll" in page
+    clocked.execute("UPDATE timers SET due_at = due_at + interval '10 min'")
+    page = shown(pages, "/jobs/nightly/next")
+    assert "Firing it failed and is postponed" in page
+
+
 def test_settings_show_values_and_defaults(clocked: ClockedDatabase, pages: ApiClient) -> None:
     submit(clocked, schedule=BERLIN, payload={"depot": 4}, retry={"max_attempts": 7})
     page = shown(pages, "/jobs/job/settings")
