@@ -95,38 +95,38 @@ class JobSpec(WithPayload):
 
     Attributes:
         key: Unique in its tenant. If absent, intake takes the request_id or the message's coordinates.
-        schedule: When it is due: an object, or as text a cron expression, a duration, an instant, or `manual`.
-        start_at: The first instant of a recurring schedule.
-        end_at: The last instant of a recurring schedule.
-        max_runs: The number of occurrences of a recurring schedule.
-        jitter: The longest random delay of a run: a duration, or a percentage of the time to the next occurrence.
-        target: The work: an object, or as text the name of a handler.
-        lane: Its priority class.
-        priority: The rank of its runs inside their lane, 0 to 9: 9 goes first.
-        queue: The queue of its runs.
-        overlap: The policy for a run while another one is active; `skip` for recurring jobs, `allow_all` for others.
-        catch_up: The occurrences that fire after downtime.
-        on_resume: The occurrences of a pause that fire after it.
-        window: The age up to which `fire_all` fires.
-        pause_on_failure: The number of failures in a row after which it is paused.
-        exclude_calendars: Calendars on whose days it does not fire.
-        include_calendars: Calendars; it fires only on their days.
-        on_excluded: The fate of an occurrence on an excluded day.
-        on_failure: The key of a job to trigger after a run that fails for good.
-        delivery: `at_most_once`: no attempt follows one that may have started.
-        retry: The number of attempts, and the delays between them.
-        concurrency_key: A key whose runs share places: an object, or as text the key.
-        ordering_key: A key whose runs start one after another: an object, or as text the key.
-        dedupe: Of a manual job: its triggers with one key have one run in a window.
-        workflow: Of a root: the bounds of the occurrences of its workflow.
-        start_to_close: The longest time of one attempt.
-        schedule_to_start: The longest time until the first attempt begins.
-        schedule_to_close: The longest time of all attempts together.
-        heartbeat: The longest time between two heartbeats of an attempt.
-        history_limit: The number of its latest finished runs that retention keeps.
-        labels: Names and texts to find it by.
+        schedule: When it fires: an object, or as text a cron expression, a duration, an instant, or `manual`.
+        start_at: A recurring schedule has no occurrence before this instant.
+        end_at: A recurring schedule has no occurrence after this instant.
+        max_runs: A recurring schedule ends after this many occurrences.
+        jitter: Delays each run at random, up to this: a duration, or a percentage of the time to the next occurrence.
+        target: What its runs execute: an object, or as text the name of a handler.
+        lane: The priority class of its runs.
+        priority: Within a lane, runs with a higher priority go first: 0 to 9.
+        queue: Only executors that serve this queue take its runs.
+        overlap: What happens to a run while another one is active; `skip` for recurring jobs, `allow_all` for others.
+        catch_up: Which missed occurrences fire after downtime.
+        on_resume: Which occurrences of a pause fire when the pause ends.
+        window: `fire_all` fires no occurrence that is older than this.
+        pause_on_failure: After this many failed runs in a row, Tidewheel pauses the job.
+        exclude_calendars: It does not fire on the days of these calendars.
+        include_calendars: It fires only on the days of these calendars.
+        on_excluded: What happens to an occurrence on an excluded day.
+        on_failure: After a run that fails for good, Tidewheel triggers the job with this key.
+        delivery: With `at_most_once`, no attempt follows one that may have started.
+        retry: How many attempts a run has, and how long it waits between them.
+        concurrency_key: Runs with the same key share its places: an object, or as text the key.
+        ordering_key: Runs with the same key start one after another: an object, or as text the key.
+        dedupe: Triggers of a manual job with the same key share one run within a window.
+        workflow: In the root of a workflow: what bounds each of its occurrences.
+        start_to_close: An attempt times out if it takes longer than this.
+        schedule_to_start: A run times out if its first attempt has not begun within this time.
+        schedule_to_close: A run times out if it has not ended within this time, all attempts included.
+        heartbeat: An attempt times out if it sends no heartbeat for this long.
+        history_limit: Retention keeps this many of its latest finished runs.
+        labels: Names with values, by which lists, cancellations and freezes select its runs.
         description: A text for people.
-        paused: Used only when the job is created; not part of the spec or its version.
+        paused: Read only when the job is created; no part of its versions.
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {

@@ -253,7 +253,7 @@ def test_settings_show_values_and_defaults(clocked: ClockedDatabase, pages: ApiC
     assert "<bdi>retry.max_attempts</bdi>" in page
     assert '<tr class="default"><td class="mono"><bdi>overlap</bdi>' in page
     assert "&#34;depot&#34;: 4" in page
-    assert "A key whose runs share places" in page
+    assert "Runs with the same key share its places" in page
     assert "<code>skip</code> for recurring jobs" in page
 
 
