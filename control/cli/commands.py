@@ -146,7 +146,7 @@ COMMANDS: Mapping[str, Command | Group] = {
             "explain": Command(
                 "occurrences",
                 "explain",
-                "Explain why a job did or did not fire: the last due instant and the next, or any other.",
+                "Explain why a job did or did not fire: the last occurrence and the next one, or any instant.",
             ),
             "skip": Command("occurrences", "skip", "Skip one future occurrence of a job."),
             "move": Command("occurrences", "move", "Move one future occurrence of a job to another time."),

@@ -54,7 +54,7 @@ def explain(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Explain why a job did or did not fire: the last due instant and the next, or any other."""
+    """Explain why a job did or did not fire: the last occurrence and the next one, or any instant."""
     if at is not None and last is not None:
         refuse("--last", "it looks back from now, and --at names an instant", "leave one of them out")
     instant = None if at is None else read_instant(at, "--at", timezone)
@@ -108,7 +108,7 @@ def _print_unfired(found: recent.UnfiredOccurrences, timezone: str | None, outpu
     zone = timezone or found.zone
     if not found.any_due:
         following = f"the next is {utc_and_local(found.next_at, zone)}" if found.next_at else found.words
-        typer.echo(f"no occurrence was due since {seconds_text(found.since)}")
+        typer.echo(f"the job had no occurrence since {seconds_text(found.since)}")
         typer.echo(wrapped(following, "  "))
         return
     if not found.unfired:
@@ -310,5 +310,5 @@ _OUTCOME_TEXT = {
     OccurrenceOutcome.WILL_BE_MOVED: "moved",
     OccurrenceOutcome.WILL_BE_EXCLUDED: "excluded by a calendar",
     OccurrenceOutcome.PAUSED: "paused",
-    OccurrenceOutcome.WAITING: "due, waiting for a scheduler",
+    OccurrenceOutcome.WAITING: "overdue, waiting for a scheduler",
 }

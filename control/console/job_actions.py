@@ -48,7 +48,7 @@ class PauseJob:
             f"Pause {key}?", f"Pause {key}", urls.job(key, job.summary.job_id), place="jobs",
             will=_WITHOUT_TIMER.get(job.summary.kind) or (
                 "No occurrence fires until it is resumed.",
-                f"What is due meanwhile is handled by on_resume: {resumes}.",
+                f"When the pause ends, on_resume ({resumes}) decides about the occurrences that came due.",
             ),
             stays=("Runs under way go on. Triggers still run.", *stays),
             fields=(

@@ -52,7 +52,10 @@ class PauseJobs:
             f"Pause {counted(len(found) - paused, 'job')}?",
             f"Pause {counted(len(found) - paused, 'job')}" if len(found) > paused else "",
             _back(request, urls), place="jobs",
-            will=("No occurrence fires until they are resumed. What is due meanwhile is handled by on_resume.",),
+            will=(
+                "No occurrence fires until they are resumed.",
+                "When a pause ends, on_resume of the job decides about the occurrences that came due meanwhile.",
+            ),
             stays=("Runs under way and backfills go on. Triggers still run.", *_already(paused, "paused already")),
             fields=(
                 Field("reason", "Reason (optional)", help="Stored with each pause and in the audit log."),

@@ -126,7 +126,7 @@ class UnskipOccurrence:
 
 
 def _met(connection: Connection, caller: Caller, request: Request, to: str) -> Sequence[str]:
-    """Return a sentence if another occurrence is due at the time that was typed."""
+    """Return a sentence if another occurrence fires at the time that was typed."""
     key, own = key_of_page(connection, caller, request), read_query(request, OccurrenceQuery).at
     try:
         at = parse_timestamp(to)
@@ -142,7 +142,7 @@ def _met(connection: Connection, caller: Caller, request: Request, to: str) -> S
     overlap = Overlap.BUFFER_ALL if "ordering_key" in job else Overlap(str(job.get("overlap", Overlap.SKIP)))
     has_places = " if the concurrency key has a place for each" if "concurrency_key" in job else ""
     together = f"{_TOGETHER[overlap]}{has_places if overlap is Overlap.ALLOW_ALL else ''}"
-    return (f"Another occurrence of this job is due at {format_timestamp(at)}: {together}.",)
+    return (f"Another occurrence of this job fires at {format_timestamp(at)}, too: {together}.",)
 
 
 _WAITS = "the second one to start waits for the end of the first one"

@@ -120,7 +120,7 @@ class _Axis:
 def _ticks(run: RunDetail, axis: _Axis) -> Iterator[Stage]:
     """Yield the instants before the first attempt."""
     summary = run.summary
-    yield axis.tick("due", format_timestamp(summary.scheduled_at), summary.scheduled_at)
+    yield axis.tick("scheduled", format_timestamp(summary.scheduled_at), summary.scheduled_at)
     yield axis.tick("written", _beside(summary.created_at, summary.scheduled_at), summary.created_at)
     for stage in run.stages:
         if stage.name == "published":

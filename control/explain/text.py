@@ -318,7 +318,7 @@ def no_chained_occurrence(schedule: FixedDelay, cursor: datetime | None, *, run_
     """Return why a fixed_delay has no occurrence at an instant, and its next one."""
     following = f" The next is {instant(cursor)}." if cursor is not None else ""
     if run_open:
-        following = f" The next is due {_delay(schedule)} after the open run ends."
+        following = f" The next one is {_delay(schedule)} after the end of the open run."
     return f"The schedule is a fixed_delay of {_delay(schedule)}. No occurrence is recorded at this instant.{following}"
 
 

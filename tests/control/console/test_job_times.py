@@ -142,7 +142,7 @@ def test_move_onto_another_occurrence_is_shown_before_it_is_done(
     path, to = "/jobs/nightly/move?at=2026-03-21T02:00:00Z", "2026-03-22T02:00:00Z"
     warned = posted(pages, path, to=to, reason="stock")
     assert warned.status_code == HTTPStatus.OK
-    assert "Another occurrence of this job is due at" in warned.text
+    assert "Another occurrence of this job fires at" in warned.text
     assert words in warned.text
     assert clocked.count("overrides") == 0
     hidden = dict(re.findall(r'type="hidden" name="(to|reason|onto)" value="([^"]*)"', warned.text))

@@ -206,6 +206,6 @@ def test_slow_runs_are_listed_and_hostile_text_is_text(pages: ApiClient) -> None
         assert "<script>alert" not in shown(pages, path)
     slow = shown(pages, "/runs/slow")
     assert f'href="/runs/{run}"' in slow
-    assert '<th class="right">last attempt</th><th class="right">due to end</th>' in slow
+    assert '<th class="right">last attempt</th><th class="right">scheduled to end</th>' in slow
     assert pages.get("/runs/slow?last=1y").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert 'href="/runs/slow"' in shown(pages, "/runs")
