@@ -18,7 +18,7 @@ from tidewheel.control.console.actions import Dialog, Done, Field, text_of
 from tidewheel.control.console.bulk import read_place, read_work
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import number, state
+from tidewheel.control.console.words import agreed, number, state
 
 Verb = Literal["pause", "resume", "cancel"]
 
@@ -59,7 +59,7 @@ class ChangeBulk:
         work = read_work(connection, caller, request)
         _require_change(work.kind)
         total = "" if work.total is None else f" of {number(work.total, at_least=work.at_least)}"
-        so_far = f"Done so far: {number(work.done)}{total}."
+        so_far = f"So far, {number(work.done)}{total} {agreed(work.done, 'is', 'are')} done."
         name, back = f"the {work.kind}", urls("bulk_work", kind=work.kind, id=work.id)
         if work.state not in _FROM[self.verb]:
             words = f"Nothing would change. Its state is {state(work.state)}."

@@ -20,7 +20,7 @@ from tidewheel.control.console.retried import PARTS, retried_lines
 from tidewheel.control.console.under_way import redrive_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
-from tidewheel.control.console.words import counted, number
+from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary, kind_to_redrive
 from tidewheel.control.reads.retry_facts import RetryFacts, read_retry_facts
 from tidewheel.errors import FieldError, refuse
@@ -158,7 +158,7 @@ def _counted_words(facts: Sequence[RetryFacts] | None, matched: int) -> Sequence
         return (f"Runs may be parts of workflows. {PARTS} {_REJECTED}",)
     kept = [each for each in facts if not each.is_deleted]
     gone = matched - len(kept)
-    rejected = (f"Of deleted jobs, or of runs that are no longer stored: {number(gone)}. {_REJECTED}",) if gone else ()
+    rejected = (f"{number(gone)} of them {agreed(gone, 'is', 'are')} rejected. {_REJECTED}",) if gone else ()
     return (*retried_lines(kept, _LETTER), *rejected)
 
 

@@ -18,7 +18,7 @@ from tidewheel.control.console.frozen import scope_address, thaw_filters
 from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
-from tidewheel.control.console.words import counted, number
+from tidewheel.control.console.words import agreed, counted
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.freezes import (
     Freezable,
@@ -250,7 +250,7 @@ def _narrower(standing: Sequence[Freeze], document: Mapping[str, Any]) -> Sequen
     """Return how many freezes go on within a scope after its thaw; nothing for none."""
     same, scope = _same(standing, document), _Scope.of(document)
     found = sum(each is not same and scope.covers(_scope_of(each)) for each in standing)
-    return (f"Narrower freezes within it, which go on: {number(found)}.",) if found else ()
+    return (f"{counted(found, 'narrower freeze')} within it {agreed(found, 'goes', 'go')} on.",) if found else ()
 
 
 class _Scope(NamedTuple):

@@ -20,7 +20,7 @@ from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.spec_fields import FIELDS, SpecField, value_of
 from tidewheel.control.console.under_way import backfill_under_way, backfills_under_way
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import counted, number
+from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.preview import preview
 from tidewheel.control.reads.jobs import JobDetail, list_children, show_job
 from tidewheel.control.reads.versions import job_at, versions
@@ -110,10 +110,11 @@ class DeleteJob:
             )
         waiting = Runs(connection).cancel_matching({"key": key, "include_started": False}, None, dry_run=True)
         many = counted(waiting.matched, "run", at_least=waiting.at_least)
+        have = agreed(waiting.matched, "has not started and is", "have not started and are")
         return Dialog(
             f"Delete {key}?", f"Delete {key}", urls.job(key, job.summary.job_id), place="jobs", danger=True,
             will=(
-                f"It fires no more. Its runs that have not started are cancelled: {many}.",
+                f"It fires no more. {many} {have} cancelled.",
                 "You can submit it again: its version numbers then continue.",
             ),
             stays=("Runs under way end as they are. Runs that ended stay as long as runs are kept.",),

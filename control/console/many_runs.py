@@ -24,7 +24,7 @@ from tidewheel.control.console.sentences import is_cancelled
 from tidewheel.control.console.under_way import cancellation_under_way, retries_under_way, share
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import page_now
-from tidewheel.control.console.words import counted, number
+from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.reads.retry_facts import read_retry_facts
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs, read_runs_and_waits
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
@@ -124,18 +124,19 @@ class RetryRuns:
         letters = [each.dead_letter for each in facts if each.dead_letter is not None]
         counts = share(len(letters), len(facts), "run")
         left, gone = len(found) - len(ended), len(ended) - len(facts)
+        have = agreed(left, "has", "have")
         return Dialog(
             f"Retry {counted(len(facts), 'run')}?",
             f"Retry {counted(len(facts), 'run')}" if facts else "", _back(request, urls),
             place="runs",
             will=(
                 "Each becomes a new run: its payload, its job's version in force.",
-                *((f"Dead letters: {counts}. A retry counts as the redrive.",) if letters else ()),
+                *((f"{counts[:1].upper()}{counts[1:]} {_HAVE[len(letters) == 1]}.",) if letters else ()),
                 *retried_lines(facts, "run"),
             ),
             keep="Leave them",
             stays=(
-                *((f"Of these, not ended: {counted(left, 'run')}. Only an ended run can be retried.",) if left else ()),
+                *((f"{counted(left, 'run')} {have} not ended: only ended runs can be retried.",) if left else ()),
                 *((f"Of these, {counted(gone, 'run')} cannot be retried: {_GONE}",) if gone else ()),
             ),
             sample=_sample([run for run in ended if run.run_id in kept]), warnings=() if facts else (_NONE_ENDED,),
@@ -245,16 +246,18 @@ class CancelMatching:
 
 def _ends(waiting: str, started: int, between: int = 0, *, if_checked: bool = False) -> Sequence[str]:
     """Return the ends of cancelled runs: those that wait, have started, and are between attempts."""
-    never = f"Not started: {waiting}. None of these starts any more, and each ends as cancelled."
+    have = "run has" if waiting == "1" else "runs have"
+    never = f"{waiting} {have} not started. None of these starts any more, and each ends as cancelled."
     who = "With the box, an attempt" if if_checked else "An attempt"
     signal = f"{who} under way gets a signal, and the run ends as cancelled unless it finishes first."
     rest = " A run between two attempts ends at once." if if_checked else ""
     parts = (
         (waiting != "0", never),
-        (started > 0, f"Started: {number(started)}. {signal}{rest}"),
+        (started > 0, f"{counted(started, 'run')} {agreed(started, 'has', 'have')} started. {signal}{rest}"),
         (
             between > 0,
-            f"Between two attempts: {number(between)}. No further attempt starts, and each ends as cancelled.",
+            f"{counted(between, 'run')} {agreed(between, 'is', 'are')} between two attempts. "
+            "No further attempt starts, and each ends as cancelled.",
         ),
     )
     return [words for applies, words in parts if applies]
@@ -266,6 +269,7 @@ _NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunSt
 _NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")
 _NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")
 _NONE_ENDED = FieldError("run", "none of the selected runs can be retried", "go back and select others")
+_HAVE = ("have dead letters, which then count as redriven", "has a dead letter, which then counts as redriven")
 _GONE = "the job is deleted, or the run is no longer stored."
 _NONE_MATCHES = FieldError("", "no open run matches", "go back and choose other filters")
 
@@ -325,7 +329,8 @@ def _ended_too(connection: Connection, caller: Caller, query: MatchingQuery, fou
     if listed.total <= found.matched:
         return ()
     still = number(found.matched, at_least=found.at_least)
-    return (f"Concerned: {still} of the {number(listed.total, at_least=listed.at_least)} that match.",)
+    total = counted(listed.total, "run", at_least=listed.at_least)
+    return (f"The cancellation concerns {still} of the {total} that match.",)
 
 
 def back_to(given: str | None, urls: Urls, place: str) -> str:

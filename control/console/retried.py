@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tidewheel.control.console.under_way import share
-from tidewheel.control.console.words import number
+from tidewheel.control.console.words import agreed, number
 from tidewheel.control.reads.retry_facts import RetryFacts, count_open_retries
 
 PARTS = "Each runs alone: only a resume of its workflow starts the jobs after it."
@@ -18,9 +18,17 @@ def retried_lines(facts: Sequence[RetryFacts], noun: str) -> Sequence[str]:
     """
     parts, retried = sum(each.is_part for each in facts), sum(each.retries > 0 for each in facts)
     still_open = count_open_retries(facts)
+    part = agreed(parts, "is a part of a workflow", "are parts of workflows")
+    before = agreed(retried, "was retried before and gets", "were retried before and get")
+    go_on = agreed(still_open, "retry is open and goes", "retries are open and go")
     found = (
-        (parts, f"Parts of workflows: {share(parts, len(facts), noun)}. {PARTS}"),
-        (retried, f"Retried before: {share(retried, len(facts), noun)}. Each gets one more run."),
-        (still_open, f"Open retries of these, which go on beside the new runs: {number(still_open)}."),
+        (parts, f"{_share(parts, facts, noun)} {part}. {PARTS}"),
+        (retried, f"{_share(retried, facts, noun)} {before} one more run."),
+        (still_open, f"{number(still_open)} earlier {go_on} on."),
     )
     return [words for count, words in found if count]
+
+
+def _share(count: int, facts: Sequence[RetryFacts], noun: str) -> str:
+    words = share(count, len(facts), noun)
+    return f"{words[:1].upper()}{words[1:]}"

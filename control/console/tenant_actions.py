@@ -17,7 +17,7 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.tenants import gauges, named_tenant
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import part
-from tidewheel.control.console.words import counted, number
+from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage
 from tidewheel.errors import FieldError, InvalidInput, refuse
 
@@ -38,7 +38,10 @@ def _fields(tenant: TenantSummary | None, usage: TenantUsage | None) -> Sequence
         return tuple(Field(name, label, "number", "", text) for name, (label, text) in _HELP.items())
     made: list[Field] = []
     for each in gauges(tenant, usage):
-        used = "" if each.used is None else f" Now {number(each.used.count, at_least=each.used.at_least)}."
+        used = ""
+        if each.used is not None:
+            is_used = agreed(each.used.count, "is", "are")
+            used = f" {number(each.used.count, at_least=each.used.at_least)} {is_used} in use now."
         value = "" if each.limit is None else f"{each.limit:.10g}"
         label, text = _HELP[each.name]
         made.append(Field(each.name, label, "number", value, text + used))
@@ -160,11 +163,12 @@ class DeleteTenant:
         name = named_tenant(request, caller)
         usage = Tenants(connection).usage(name)
         jobs, runs = usage.jobs, usage.open_runs
+        end = agreed(runs.count, "ends", "end")
         return Dialog(
             f"Delete tenant {name} with {counted(jobs.count, 'job', at_least=jobs.at_least)}?", f"Delete {name}",
             urls("tenant", name=name), place="admin", danger=True, keep="Keep it",
             will=(
-                f"Its open runs end: {number(runs.count, at_least=runs.at_least)}. Its keys stop working.",
+                f"{counted(runs.count, 'open run', at_least=runs.at_least)} {end}. Its keys stop working.",
                 "Then its jobs, runs, calendars and dead letters are removed. This cannot be undone.",
             ),
             fields=(Field("typed", f"Type {name} to delete it", required=True),),

@@ -194,6 +194,15 @@ def counted(value: int, noun: str, *, at_least: bool = False) -> str:
     return f"{number(value, at_least=at_least)} {noun}{'' if value == 1 and not at_least else plural}"
 
 
+def agreed(value: int, one: str, more: str) -> str:
+    """Return the form of a verb or a pronoun that agrees with a number.
+
+    >>> agreed(1, "is", "are"), agreed(0, "is", "are")
+    ('is', 'are')
+    """
+    return one if value == 1 else more
+
+
 def size(value: int) -> str:
     """Return a number of bytes with three figures at most.
 

@@ -132,7 +132,8 @@ def _of_fleet(fleet: FleetStatus | None, tenant: str, now: datetime) -> Iterator
     for outbox in fleet.outbox:
         if outbox.oldest > _LATE:
             words = f"messages of lane {OutboxLane(outbox.lane)} wait for a relay"
-            evidence = f"due: {outbox.due:,}, the oldest for {_age(outbox.oldest)}"
+            messages = "message is" if outbox.due == 1 else "messages are"
+            evidence = f"{outbox.due:,} {messages} due, the oldest for {_age(outbox.oldest)}"
             yield Need("outbox", Severity.WARNING, words, evidence, now - outbox.oldest, outbox.due, "tidewheel status")
 
 

@@ -281,8 +281,8 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
     assert "Cancel 3 runs of other, or 2 runs without the started ones?" in dialog
     assert "With the box: 3 runs. Without it: 2 runs." in dialog
     assert "<bdi>Cancel them</bdi></button>" in dialog, "the box decides the number"
-    assert "Not started: 2. None of these starts any more" in dialog
-    assert "Started: 1. With the box, an attempt under way gets a signal" in dialog
+    assert "2 runs have not started. None of these starts any more" in dialog
+    assert "1 run has started. With the box, an attempt under way gets a signal" in dialog
     assert "A run between two attempts ends at once." in dialog
     assert "2 runs to cancel" in shown(pages, done(posted(pages, "/runs/cancel-all?job=other")))
 
@@ -291,7 +291,10 @@ def test_dialog_of_selected_runs_counts_those_between_two_attempts_apart(pages: 
     retried, started, queued = begun(pages.database), begun(pages.database, "other"), trigger(pages.database)
     requeue(pages.database, retried, AttemptOutcome.FAILED, timedelta(hours=1))
     dialog = shown(pages, f"/runs/cancel?run={retried.run_id}&run={started.run_id}&run={queued}")
-    for words in ("Not started: 1.", "Started: 1. An attempt under way", "Between two attempts: 1. No further attempt"):
+    for words in (
+        "1 run has not started.", "1 run has started. An attempt under way",
+        "1 run is between two attempts. No further attempt",
+    ):  # fmt: skip
         assert words in dialog
 
 
@@ -370,7 +373,7 @@ def test_selected_runs_are_cancelled_and_retried(pages: ApiClient) -> None:
     assert "Cancel of 2 runs requested." in shown(pages, "/runs")
     assert posted(pages, path).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     path = f"/runs/retry?run={chosen[0]}&run={left}"
-    assert "Of these, not ended: 1 run. Only" in shown(pages, path)
+    assert "1 run has not ended: only" in shown(pages, path)
     assert done(posted(pages, path)).startswith("/runs?cause=retry")
     assert "1 run queued. 1 could not be retried." in shown(pages, "/runs")
     assert "1 run matches." in shown(pages, "/runs?cause=retry&last=1h")
@@ -405,18 +408,18 @@ def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiCl
     dialog = shown(pages, path)
     for words in (
         "Retry 3 runs?",
-        "Dead letters: 2 of these 3 runs. A retry counts as the redrive.",
-        "Parts of workflows: 1 of these 3 runs. Each runs alone: only a resume of its workflow starts",
-        "Retried before: 1 of these 3 runs. Each gets one more run.",
-        "Open retries of these, which go on beside the new runs: 1.",
+        "2 of these 3 runs have dead letters, which then count as redriven.",
+        "1 of these 3 runs is a part of a workflow. Each runs alone: only a resume of its workflow starts",
+        "1 of these 3 runs was retried before and gets one more run.",
+        "1 earlier retry is open and goes on.",
         "Of these, 1 run cannot be retried: the job is deleted",
     ):
         assert words in dialog, words
     redrive = shown(pages, "/dead-letters/redrive")
     for words in (
         "Redrive 3 dead letters?",
-        "Parts of workflows: 1 of these 2 dead letters. Each runs alone",
-        "Of deleted jobs, or of runs that are no longer stored: 1. The redrive rejects those whose job is deleted",
+        "1 of these 2 dead letters is a part of a workflow. Each runs alone",
+        "1 of them is rejected. The redrive rejects those whose job is deleted",
         "A dead letter that a retry or another redrive takes first is left out.",
     ):
         assert words in redrive, words
@@ -675,7 +678,7 @@ def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: Ap
     path = link(shown(pages, "/runs?status=queued&job=job"), "Cancel all unstarted runs of this job…")
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert "Cancel 2 runs of job?" in dialog
-    assert "Concerned: 2 of the 3 that match." in dialog
+    assert "The cancellation concerns 2 of the 3 runs that match." in dialog
     assert "A cancellation does not filter by state" in dialog
     assert 'href="/runs?status=queued&amp;job=job">Keep them' in dialog
     assert "/runs/cancel-all" not in shown(pages, "/runs?status=succeeded&job=job")

@@ -207,7 +207,7 @@ def test_empty_list_names_the_nearest_key(pages: ApiClient) -> None:
     submit(pages.database, "other")
     page = shown(pages, "/jobs?prefix=nightly-x")
     assert "No job begins with" in page
-    assert 'Nearest: <a href="/jobs?prefix=nightly-%3Cb%3E"><bdi>nightly-&lt;b&gt;</bdi></a>' in page
+    assert 'The nearest key is <a href="/jobs?prefix=nightly-%3Cb%3E"><bdi>nightly-&lt;b&gt;</bdi></a>' in page
     assert "Nearest" not in shown(pages, "/jobs?prefix=zzz")
 
 
