@@ -169,7 +169,7 @@ _REJECTED = "The redrive rejects those whose job is deleted or whose run is no l
 def _left_out(query: ChosenQuery) -> Sequence[str]:
     """Return a sentence about messages, which a redrive without a kind does not include."""
     narrowed = query.id or query.kind or query.job or query.status or query.error_type
-    return () if narrowed else ("Messages that are not requests are not included: their rows send them again.",)
+    return () if narrowed else ("Messages that are not requests stay. Send those again from their rows.",)
 
 
 def _new_runs(connection: Connection, query: ChosenQuery) -> str:

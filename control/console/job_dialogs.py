@@ -47,8 +47,9 @@ class TriggerJob:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a trigger makes."""
         key, job = _shown(connection, caller, request)
-        has = "Empty: the payload of the job." if {"payload", "payload_base64"} & job.job.keys() else "Empty: none."
-        paused = ("It is paused: a trigger runs all the same.",) if job.summary.paused else ()
+        own = "the payload of the job" if {"payload", "payload_base64"} & job.job.keys() else "no payload"
+        has = f"If empty, the run has {own}."
+        paused = ("The job is paused, but this trigger runs nevertheless.",) if job.summary.paused else ()
         frozen = ("A freeze names the job: the run starts after the thaw.",) if job.freezes else ()
         followers = _followers(connection, caller, job)
         return Dialog(
@@ -57,7 +58,7 @@ class TriggerJob:
             stays=("Its schedule goes on as it is.",) if job.summary.next_at else (),
             fields=(
                 Field("payload", "payload, as JSON", "long", help=has),
-                Field("delay", "delay", help="Such as 10m. Empty: it runs now."),
+                Field("delay", "delay", help="Such as 10m. If empty, it runs now."),
                 Field("labels", "labels of the run", "long", help="One name=value per line; they replace the job's.",
                       rows=2),
             ),
@@ -82,7 +83,7 @@ class TriggerJob:
 def _followers(connection: Connection, caller: Caller, job: JobDetail) -> Sequence[str]:
     """Return a sentence about the jobs that a trigger of a root runs too; none for other jobs."""
     if job.summary.kind == "after":
-        return ("It runs alone: a trigger of the root runs the whole workflow.",)
+        return ("This job runs alone. A trigger of the root runs the whole workflow.",)
     following = _children(connection, caller, job.summary.key)
     return (f"It is the root of a workflow: {following} may follow.",) if following else ()
 
@@ -231,7 +232,7 @@ class ReleaseJob:
         return Dialog(
             question, f"Release {key}", back, place="jobs",
             sample=(f"Its next time could not be computed: {job.error}",),
-            will=("Its next time is computed again. What passed meanwhile is decided by catch_up.",),
+            will=("Its next time is computed again. catch_up decides which of the occurrences missed meanwhile fire.",),
             stays=("If that fails again, it is quarantined again.",), keep="Leave it quarantined",
         )  # fmt: skip
 

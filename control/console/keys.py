@@ -82,7 +82,7 @@ class NewKey:
                 *(Field(each, each, "check", help=words) for each, words in _SCOPES.items()),
                 *(everywhere if caller.all_tenants else ()),
                 Field("lifetime", "Expires after (optional)", help="Such as 90d."),
-                Field("rate", "Requests per second (optional)", "number", help="Empty: the default of the API."),
+                Field("rate", "Requests per second (optional)", "number", help="If empty, the API's default."),
             ),
         )  # fmt: skip
 

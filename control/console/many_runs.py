@@ -130,7 +130,7 @@ class RetryRuns:
             f"Retry {counted(len(facts), 'run')}" if facts else "", _back(request, urls),
             place="runs",
             will=(
-                "Each becomes a new run: its payload, its job's version in force.",
+                "Each becomes a new run with its own payload and the version of its job that is in force.",
                 *((f"{counts[:1].upper()}{counts[1:]} {_HAVE[len(letters) == 1]}.",) if letters else ()),
                 *retried_lines(facts, "run"),
             ),

@@ -57,8 +57,8 @@ class SkipOccurrence:
             will = (readings(found), f"Nothing would change. {found.words}")
             return Dialog(question, "", back, place="jobs", will=will, keep="Back")
         if found.outcome == OccurrenceOutcome.NO_OCCURRENCE:
-            will = (readings(found), found.words, *_nearest(found))
-            return Dialog(question, "", back, place="jobs", will=will, keep="Back")
+            none = (readings(found), found.words, *_nearest(found))
+            return Dialog(question, "", back, place="jobs", will=none, keep="Back")
         return Dialog(
             question, f"Skip {_clock(found.local)}", back, place="jobs",
             will=(readings(found), f"Now: {_now(found)}", "After: it does not fire, and no run is created."),

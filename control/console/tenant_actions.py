@@ -27,7 +27,10 @@ _HELP = {
     "in_flight": ("Active runs", "Runs that may be active at once; more wait."),
     "triggers_per_second": ("Triggers per second", "Triggers above this rate are delayed."),
     "payload_bytes": ("Payload, in bytes", "A larger payload is refused."),
-    "weight": ("Weight", "While a queue is held back: how many runs of the tenant leave in each turn, 1 to 100."),
+    "weight": (
+        "Weight",
+        "How many of its runs leave in each turn while executors cannot keep up: 1 to 100.",
+    ),
 }
 """By the limit as REST writes it: its label, and the effect."""
 

@@ -171,7 +171,7 @@ def test_redrive_names_the_dead_letters_that_left_it(pages: ApiClient) -> None:
     work_off(pages.database)
     ended = shown(pages, place)
     assert "1 of 2 dead letters at its start" in ended
-    assert "1 redriven. 1 dead letter left it: by a retry, another redrive or a purge." in ended
+    assert "1 redriven. A retry, another redrive or a purge took 1 dead letter first." in ended
 
 
 def test_dead_letter_shows_its_run_its_attempts_and_what_it_became(pages: ApiClient) -> None:

@@ -153,7 +153,7 @@ def test_freezes_of_the_time_shown_are_drawn_and_named(pages: ApiClient) -> None
     assert re.search(r"Frozen from \d\d:\d\d to \d\d:\d\d: key_prefix=&lt;b&gt;.", page)
     assert re.search(r"Frozen from \d\d:\d\d to \d\d:\d\d: queue=reports.", page)
     assert len(re.findall(r'<rect class="frozen"', page)) == 4, "two, for both widths"
-    assert "frozen ones are late" in page
+    assert "a run that a freeze held counts as late" in page
     pages.database.execute("UPDATE freezes SET created_at = created_at - interval '3 h'")
     assert ": tenant default, queue reports." in shown(pages, "/")
 
@@ -199,7 +199,7 @@ def _begun_at(database: ClockedDatabase, hour: int) -> Started:
 
 
 def test_slow_runs_are_listed_and_hostile_text_is_text(pages: ApiClient) -> None:
-    assert "no run of this time has figures." in shown(pages, "/runs/slow")
+    assert "no duration is stored for runs of this time." in shown(pages, "/runs/slow")
     submit(pages.database, HOSTILE)
     [run] = finish(pages.database, HOSTILE, RunState.SUCCEEDED)
     for path in ("/runs/slow", "/runs/slow?last=7d", "/"):

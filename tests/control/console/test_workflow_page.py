@@ -50,7 +50,7 @@ def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(page
 def test_trigger_of_a_root_names_the_jobs_that_follow_it(pages: ApiClient) -> None:
     put(pages.database, DIAMOND)
     assert re.search(r"It is the root of a workflow: (b, c|c, b) may follow\.", shown(pages, "/jobs/a/trigger"))
-    assert "It runs alone: a trigger of the root runs the whole workflow." in shown(pages, "/jobs/b/trigger")
+    assert "This job runs alone. A trigger of the root runs the whole workflow." in shown(pages, "/jobs/b/trigger")
     assert re.search(r"It cannot be deleted: (b, c|c, b) come after it\.", shown(pages, "/jobs/a/delete"))
     assert "have not started and are cancelled" in shown(pages, "/jobs/d/delete")
 
