@@ -203,10 +203,13 @@ SELECT c.name, c.version, c.days,
 
 -- name: list_backfills
 -- Returns a tenant's backfills, or those of one of its jobs, the newest first.
--- Index: backfills_by_tenant or backfills_by_job, from its end; jobs_pkey. No lock.
+-- Index: backfills_by_tenant or backfills_by_job, from its end; jobs_pkey, job_versions_pkey. No lock.
 SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b.versions, b.job_version, b.overlap,
        b.newest_first, b.max_concurrent, b.occurrences, b.expected_count, b.created_count, b.existing_count, b.cursor_at, b.request_id, b.reason,
-       b.created_at, b.finished_at
+       b.created_at, b.finished_at,
+       b.state IN ('running', 'paused') AND EXISTS (
+            SELECT FROM job_versions AS v
+             WHERE v.job_id = b.job_id AND v.version >= b.job_version AND v.retired_at IS NOT NULL) AS ending
   FROM backfills AS b
   JOIN jobs AS j ON j.job_id = b.job_id
  WHERE b.tenant = %(tenant)s AND (%(job_id)s::uuid IS NULL OR b.job_id = %(job_id)s)
@@ -215,10 +218,13 @@ SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b
 
 -- name: show_backfill
 -- Returns one backfill.
--- Index: backfills_pkey, jobs_pkey. No lock.
+-- Index: backfills_pkey, jobs_pkey, job_versions_pkey. No lock.
 SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b.versions, b.job_version, b.overlap,
        b.newest_first, b.max_concurrent, b.occurrences, b.expected_count, b.created_count, b.existing_count, b.cursor_at, b.request_id, b.reason,
-       b.created_at, b.finished_at
+       b.created_at, b.finished_at,
+       b.state IN ('running', 'paused') AND EXISTS (
+            SELECT FROM job_versions AS v
+             WHERE v.job_id = b.job_id AND v.version >= b.job_version AND v.retired_at IS NOT NULL) AS ending
   FROM backfills AS b
   JOIN jobs AS j ON j.job_id = b.job_id
  WHERE b.backfill_id = %(backfill_id)s AND b.tenant = %(tenant)s

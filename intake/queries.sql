@@ -568,14 +568,18 @@ UPDATE intake_offsets AS o
 RETURNING o.partition
 
 -- name: read_backfilled_jobs
--- The columns that backfills need of the jobs just locked, with the unfinished backfills and the newest one.
+-- The columns that backfills need of the jobs just locked, with the unfinished backfills and the newest one. A deletion
+-- of the job ends its backfills: those are not counted, though a scheduler may still have to cancel them.
 -- Index: jobs_pkey, job_versions_pkey, backfills_by_job. No lock.
 SELECT j.job_id, j.key, j.shard, j.version, j.deleted_at, v.ordering_key IS NOT NULL AS is_ordered, known.unfinished,
        known.last_created_at
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE b.state IN ('running', 'paused')) AS unfinished, max(b.created_at) AS last_created_at
+    SELECT count(*) FILTER (WHERE b.state IN ('running', 'paused') AND NOT EXISTS (
+                SELECT FROM job_versions AS d
+                 WHERE d.job_id = b.job_id AND d.version >= b.job_version AND d.retired_at IS NOT NULL)) AS unfinished,
+           max(b.created_at) AS last_created_at
       FROM backfills AS b
      WHERE b.job_id = j.job_id
   ) AS known

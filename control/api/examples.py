@@ -46,6 +46,7 @@ _BACKFILL: dict[str, Json] = {
     "job_version": 3, "overlap": None, "newest_first": False, "max_concurrent": 10, "occurrences": 7,
     "expected_count": 7, "created_count": 3, "existing_count": 0, "cursor_at": "2026-11-04T01:00:00Z",
     "request_id": None, "reason": None, "created_at": _AT, "finished_at": None,
+    "ending": False,
 }  # fmt: skip
 _BATCH: dict[str, Json] = {
     "batch_id": RUN_ID, "state": "open", "accepts_runs": False, "generation": 0, "total": 2, "pending": 1,

@@ -172,14 +172,18 @@ def cancel_backfill(
 
 def _row(backfill: read.BackfillSummary) -> tuple[str, ...]:
     processed = f"{backfill.created_count + backfill.existing_count} of {backfill.occurrences}"
-    return str(backfill.backfill_id), backfill.key, backfill.state, processed, str(backfill.created_count)
+    return str(backfill.backfill_id), backfill.key, _state(backfill), processed, str(backfill.created_count)
+
+
+def _state(backfill: read.BackfillSummary) -> str:
+    return f"{backfill.state}, {read.ENDS}" if backfill.ending else backfill.state
 
 
 def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[str, str | None]]:
     backfill = progress.summary
     yield "backfill", str(backfill.backfill_id)
     yield "key", backfill.key
-    yield "state", backfill.state
+    yield "state", _state(backfill)
     yield "from", utc_and_local(backfill.first_at, zone)
     yield "to", utc_and_local(backfill.last_at, zone)
     yield "processed", f"{progress.processed:,} of {count_text(backfill.occurrences, 'occurrence')}"

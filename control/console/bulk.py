@@ -49,11 +49,12 @@ class BulkPage:
         parts = [part(partial(_newest, connection, caller, kind, now)) for kind in KINDS]
         read = [work for found in parts if not isinstance(found, Failed) for work in found]
         works = ordered([self.paces.seen(work, now) for work in read])
-        goes_on = [work for work in works if work.finished_at is None]
+        ending = sum(work.state == "ending" for work in works)
+        goes_on = sum(work.finished_at is None for work in works) - ending
         failures = [found for found in parts if isinstance(found, Failed)]
         return View(
-            {"now": now, "works": works, "goes_on": len(goes_on), "stalled": _is_stalled(connection, works),
-             "failures": failures, "most": _OF_EACH}
+            {"now": now, "works": works, "goes_on": goes_on, "ending": ending, "failures": failures,
+             "stalled": _is_stalled(connection, works), "most": _OF_EACH}
         )  # fmt: skip
 
 
@@ -132,8 +133,8 @@ def _newest(connection: Connection, caller: Caller, kind: Kind, now: datetime) -
 
 
 def _is_stalled(connection: Connection, works: Sequence[Work]) -> bool:
-    """Return True if some of the works run and no scheduler is alive to go on with them."""
-    if all(work.state != "running" for work in works):
+    """Return True if some of the works run or end, and no scheduler is alive to go on with them."""
+    if all(work.state not in {"running", "ending"} for work in works):
         return False
     with connection.snapshot(all_tenants=True) as reading:
         return not is_scheduler_alive(reading)

@@ -19,6 +19,7 @@ from tidewheel.control.console.bulk import read_place, read_work
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import agreed, number, state
+from tidewheel.control.reads.backfills import ENDS
 
 Verb = Literal["pause", "resume", "cancel"]
 
@@ -62,7 +63,8 @@ class ChangeBulk:
         so_far = f"So far, {number(work.done)}{total} {agreed(work.done, 'is', 'are')} done."
         name, back = f"the {work.kind}", urls("bulk_work", kind=work.kind, id=work.id)
         if work.state not in _FROM[self.verb]:
-            words = f"Nothing would change. Its state is {state(work.state)}."
+            is_now = f"It {ENDS}" if work.state == "ending" else f"Its state is {state(work.state)}"
+            words = f"Nothing would change. {is_now}."
             return Dialog(
                 f"{self.verb.capitalize()} {name}?", "", back, place="bulk", will=(words, so_far), keep="Back"
             )

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from tidewheel.control.console.words import counted, number
-from tidewheel.control.reads.backfills import BackfillSummary
+from tidewheel.control.reads.backfills import ENDS, BackfillSummary
 from tidewheel.control.reads.cancellations import Cancellation
 from tidewheel.control.reads.dead_letters import COUNTED
 from tidewheel.control.reads.redrives import Redriving
@@ -30,7 +30,7 @@ class Work:
     Args:
         kind: Its kind.
         id: Its id in addresses.
-        state: `running`, `paused`, `finished` or `cancelled`.
+        state: `running`, `paused`, `finished`, `cancelled`; of a backfill of a deleted job `ending`.
         about: What it concerns, one phrase each.
         done: How many are done.
         total: Of how many; None if that is not known.
@@ -59,6 +59,11 @@ class Work:
     is_recent: bool = False
     left: timedelta | None = None
 
+    @property
+    def state_words(self) -> str:
+        """Its state in words."""
+        return ENDS if self.state == "ending" else self.state
+
 
 def of_backfill(row: BackfillSummary, now: datetime) -> Work:
     """Return the progress of a backfill: occurrences that are processed."""
@@ -67,8 +72,9 @@ def of_backfill(row: BackfillSummary, now: datetime) -> Work:
     rest = row.occurrences - row.expected_count
     about += [f"{many}, of which {number(rest)} need none" if rest > 0 else many]
     about += [f"{row.max_concurrent} at once"]
+    state = "ending" if row.ending else row.state
     done = row.created_count + row.existing_count
-    work = Work("backfill", str(row.backfill_id), row.state, about, done, row.occurrences, row.created_at,
+    work = Work("backfill", str(row.backfill_id), state, about, done, row.occurrences, row.created_at,
                 finished_at=row.finished_at, reason=row.reason)  # fmt: skip
     return _paced(work, now)
 

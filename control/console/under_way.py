@@ -104,7 +104,7 @@ def backfills_under_way(connection: Connection, tenant: str, key: str, urls: Url
 
 def _open_backfills(connection: Connection, tenant: str, key: str) -> Sequence[BackfillSummary]:
     with connection.snapshot() as reading:
-        return [row for row in backfills(reading, tenant, key) if row.finished_at is None]
+        return [row for row in backfills(reading, tenant, key) if row.finished_at is None and not row.ending]
 
 
 def _backfilled(rows: Sequence[BackfillSummary], urls: Urls, effect: str) -> UnderWay | None:

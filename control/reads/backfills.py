@@ -25,6 +25,9 @@ _LIST_BACKFILLS = _SQL["list_backfills"]
 _SHOW_BACKFILL = _SQL["show_backfill"]
 _COUNT_BACKFILLED = _SQL["count_backfilled"]
 
+ENDS = "ends with the job's deletion"
+"""What becomes of a backfill of a deleted job, until a scheduler cancels it."""
+
 
 @dataclass(frozen=True, slots=True)
 class BackfillSummary:
@@ -52,6 +55,7 @@ class BackfillSummary:
         reason: The reason of its creation, pause or cancellation.
         created_at: When it was accepted.
         finished_at: When it was finished or cancelled.
+        ending: True if its job was deleted: it creates no further run, and a scheduler cancels it.
     """
 
     backfill_id: UUID
@@ -75,6 +79,7 @@ class BackfillSummary:
     reason: str | None
     created_at: datetime
     finished_at: datetime | None
+    ending: bool
 
 
 @dataclass(frozen=True, slots=True)

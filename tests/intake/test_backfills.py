@@ -229,6 +229,13 @@ def test_job_has_at_most_a_hundred_unfinished_backfills(hourly: ClockedDatabase)
     accept(hourly, NOON - HOUR, NOON)
 
 
+def test_backfills_that_a_deletion_of_their_job_ends_leave_place_for_others(hourly: ClockedDatabase) -> None:
+    apply_batch(hourly, *(asking(NOON - HOUR, NOON) for _ in range(100)))
+    apply_batch(hourly, about("job.delete"))
+    submit(hourly, **HOURLY)
+    accept(hourly, NOON - HOUR, NOON, versions="current")
+
+
 def test_backfill_state_changes_are_idempotent_and_report_the_state(hourly: ClockedDatabase) -> None:
     made = accept(hourly, NOON - 5 * HOUR, NOON)
 

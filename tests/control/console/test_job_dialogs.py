@@ -130,8 +130,23 @@ def test_pause_and_delete_name_a_backfill_and_do_to_it_what_they_say(pages: ApiC
         states = [client.backfills.get(each).summary.state for each in (first, second)]
         assert states == ["paused", "running"]
         went_to(posted(pages, "/jobs/nightly/delete"))
+        assert "2 end with their job&#39;s deletion." in pages.get("/bulk").text
         went_to(posted(pages, "/jobs/nightly/restore"))
+        listed = pages.get("/bulk").text
+        assert "under way." not in listed
+        assert listed.count('<span class="word">ends with the job&#39;s deletion</span>') == 2
+        assert "/pause" not in listed.split("<main")[1]
+        for name in ("pause", "delete"):
+            assert "A backfill" not in pages.get(f"/jobs/nightly/{name}").text
+        range_ = {"from_": f"{now - timedelta(days=2):%Y-%m-%dT%H:%M:%SZ}", "to": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
+        again = posted(pages, "/jobs/nightly/backfill", None, **range_, versions="current", max_concurrent="1").text
+        assert "Make 2 runs of nightly?" in again.replace("<bdi>", "").replace("</bdi>", "")
+        assert "A backfill from" not in again
         for each in (first, second):
+            page = pages.get(f"/bulk/backfill/{each}").text
+            assert "Its job was deleted: it creates no further run, and a scheduler cancels it." in page
+            dialog = pages.get(f"/bulk/backfill/{each}/cancel").text
+            assert "Nothing would change. It ends with the job&#39;s deletion." in dialog
             assert make_batch(database, each) == 0
             assert client.backfills.get(each).summary.state == "cancelled"
 
