@@ -58,15 +58,19 @@ def fit_moves(
     dropped: list[tuple[JobRow, datetime]] = []
     for job_id, overrides in read_upcoming_overrides(connection, list(changed), now).items():
         job, schedule = changed[job_id]
-        for at in _pending_moves(overrides):
-            if is_occurrence(schedule, at):
-                continue
+        for at in lost_moves(overrides, schedule, now):
             if at > now:
                 deleted.append((job_id, at))
-            elif isinstance(schedule, Once | FixedDelay | Manual):
+            else:
                 dropped.append((job, at))
     delete_overrides(connection, deleted)
     drop_moves(connection, installation, dropped, now)
+
+
+def lost_moves(overrides: Mapping[datetime, Override], schedule: Schedule, now: datetime) -> list[datetime]:
+    """Return the instants of moved occurrences that have not fired, and never fire by a new schedule."""
+    alone = isinstance(schedule, Once | FixedDelay | Manual)
+    return [at for at in _pending_moves(overrides) if (at > now or alone) and not is_occurrence(schedule, at)]
 
 
 def delete_all_overrides(connection: Conn, installation: Installation, jobs: Sequence[JobRow], now: datetime) -> None:

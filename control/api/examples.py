@@ -104,7 +104,7 @@ CALENDAR_MONTH: Json = {
 }  # fmt: skip
 PREVIEW: Json = {
     "key": "nightly", "version": 1, "zone": "Europe/Berlin", "now": _AT, "words": ["every day at 02:00"],
-    "occurrences": [_OCCURRENCE], "exhausted": False,
+    "occurrences": [_OCCURRENCE], "exhausted": False, "drops": "",
 }  # fmt: skip
 EXPLANATION: Json = {
     "key": "nightly", "at": _AT, "local": "2026-11-20T02:00:00+01:00", "zone": "Europe/Berlin", "outcome": "skipped",

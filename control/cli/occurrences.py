@@ -278,6 +278,8 @@ def _current_job(connection: Conn, tenant: str, key: str | None) -> dict[str, ob
 def _preview_lines(found: Preview, zone: str) -> Iterator[str]:
     for sentence in found.words:
         yield wrapped(sentence, "  ")
+    if found.drops:
+        yield wrapped(found.drops, "  ")
     yield ""
     yield from _lines(found.occurrences, zone)
     if found.exhausted:

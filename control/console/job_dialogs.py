@@ -1,6 +1,6 @@
 """Actions on one job: trigger, delete, restore, roll back, release, backfill."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -21,7 +21,9 @@ from tidewheel.control.console.spec_fields import FIELDS, SpecField, value_of
 from tidewheel.control.console.under_way import backfill_under_way, backfills_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import agreed, counted, number
-from tidewheel.control.explain.preview import preview
+from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.explain.preview import NOT_FIRING, Preview, preview
+from tidewheel.control.explain.upcoming import UpcomingOccurrence
 from tidewheel.control.reads.jobs import JobDetail, list_children, show_job
 from tidewheel.control.reads.versions import job_at, versions
 from tidewheel.errors import UnknownJob, refuse
@@ -30,11 +32,13 @@ from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import parse_timestamp
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import Overlap
+from tidewheel.schedules.describe import to_zone
 
 _LABELS, _PAYLOAD = (next(each for each in FIELDS if each.path == path) for path in ("labels", "payload"))
 _ENDS = "A deletion of the job cancels its backfills. They create no further run, even if the job is submitted again."
 _SAMPLE = 12
 _NEXT = 3
+_CLOCK = "%a %d %b %H:%M"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,15 +194,9 @@ class RollBackJob:
             return _unchanged(question, back, same)
         lines = [f"{each.path}: {each.before} → {each.after}" for each in changes]
         more = [f"{len(lines) - _SAMPLE} more fields"] if len(lines) > _SAMPLE else []
-        instants = ", ".join(f"{each.local:%a %d %b %H:%M}" for each in found.occurrences)
-        fires = (
-            f"Its schedule then names {instants}, by the clock of {found.zone}."
-            if instants
-            else "It then has no instant."
-        )
         return Dialog(
             question, f"Back to version {number}", back, place="jobs",
-            will=(f"The spec of version {number} becomes version {current + 1}.", fires),
+            will=(f"The spec of version {number} becomes version {current + 1}.", *_then(found)),
             stays=("Open runs end with the version that each has.",),
             sample=(*lines[:_SAMPLE], *more), keep=f"Keep version {current}",
         )  # fmt: skip
@@ -314,6 +312,26 @@ def _confirm(key: str, occurrences: int, form: Form, back: str) -> Dialog:
         stays=("The schedule goes on as it is. A backfill can be paused and cancelled.",),
         fields=(*fields, Field("counted", "", "hidden", str(occurrences))),
     )  # fmt: skip
+
+
+def _then(found: Preview) -> Iterator[str]:
+    """Yield the next instants of a job after a rollback, and what becomes of skips and moves."""
+    fire = ", ".join(_instant(each, found.zone) for each in found.occurrences if each.outcome not in NOT_FIRING)
+    yield f"Its schedule then names {fire}, by the clock of {found.zone}." if fire else "No instant of it then fires."
+    skipped = [each for each in found.occurrences if each.outcome is OccurrenceOutcome.WILL_BE_SKIPPED]
+    if skipped:
+        out = ", ".join(f"{each.local:{_CLOCK}}" for each in skipped[:_SAMPLE])
+        more = f" and {number(len(skipped) - _SAMPLE)} more" if len(skipped) > _SAMPLE else ""
+        leave = "A skip by request leaves" if len(skipped) == 1 else "Skips by request leave"
+        yield f"{leave} out {out}{more}."
+    if found.drops:
+        yield found.drops
+
+
+def _instant(each: UpcomingOccurrence, zone: str) -> str:
+    if each.outcome is not OccurrenceOutcome.WILL_BE_MOVED or each.leaves_at is None:
+        return f"{each.local:{_CLOCK}}"
+    return f"{each.local:{_CLOCK}} (moved to {to_zone(each.leaves_at, zone):{_CLOCK}})"
 
 
 def _unchanged(question: str, back: str, why: str) -> Dialog:

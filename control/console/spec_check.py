@@ -12,7 +12,7 @@ from tidewheel.control.console.spec_form import NOTHING, Job
 from tidewheel.control.console.spec_merge import Difference, differences
 from tidewheel.control.console.words import NONE, counted, pretty
 from tidewheel.control.explain.explanation import OccurrenceOutcome
-from tidewheel.control.explain.preview import preview
+from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
 from tidewheel.control.reads.jobs import JobDetail
 from tidewheel.errors import FieldError, Refused
@@ -101,7 +101,7 @@ def check(connection: Connection, tenant: str, job: Job, in_force: JobDetail | N
     instants, until = beside(found.occurrences if in_force is None else old, found.occurrences)
     return Check(
         version, found.words, (None if before is None else before.zone, found.zone), instants, until if before else "",
-        changes, lines, () if unchanged else tuple(_effects(in_force, old, version)), unchanged,
+        changes, lines, () if unchanged else tuple(_effects(in_force, old, found, version)), unchanged,
     )  # fmt: skip
 
 
@@ -202,7 +202,9 @@ def _notes(each: UpcomingOccurrence) -> Iterator[str]:
     yield from each.notes
 
 
-def _effects(in_force: JobDetail | None, coming: Sequence[UpcomingOccurrence], version: int) -> Iterator[str]:
+def _effects(
+    in_force: JobDetail | None, coming: Sequence[UpcomingOccurrence], found: Preview, version: int
+) -> Iterator[str]:
     if in_force is None:
         yield "It is created as version 1." if version == 1 else f"It is created again, as version {version}."
         return
@@ -210,6 +212,8 @@ def _effects(in_force: JobDetail | None, coming: Sequence[UpcomingOccurrence], v
     if ahead:
         noun = "is" if ahead == 1 else "are"
         yield f"{counted(ahead, 'run')} written ahead {noun} retracted. Version {version} writes its own runs."
+    if found.drops:
+        yield found.drops
     yield f"Runs under way end as they are, with version {in_force.summary.version}."
     if in_force.error is not None:
         yield "The job is quarantined. Saving releases it."

@@ -3,7 +3,7 @@
 The code that would accept and fire the job computes it. Nothing is written.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -27,6 +27,7 @@ from tidewheel.intake.next_version import (
     next_version,
     once_at,
 )
+from tidewheel.intake.override_rows import lost_moves, read_upcoming_overrides
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
@@ -37,6 +38,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Overlap
 from tidewheel.schedules.cron_schedule import CronSchedule
+from tidewheel.schedules.decision import Override
 from tidewheel.schedules.describe import describe, to_zone
 from tidewheel.schedules.schedule import TICK, Schedule
 from tidewheel.schedules.simple import FixedDelay, Interval, Once
@@ -45,6 +47,9 @@ from tidewheel.transitions.decision_inputs import read_day_sets
 from tidewheel.transitions.kept_since import read_kept_since
 
 _READ_JOBS = Statements("tidewheel.intake")["read_locked_jobs"]  # intake's statement, here without row locks
+
+NOT_FIRING = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED}
+"""Outcomes of the instants between those that fire."""
 
 _NAMED = 10  # parents in a sentence
 _OVERLAP: Mapping[str, str] = {
@@ -67,8 +72,10 @@ class Preview:
         zone: The zone of its schedule.
         now: The database's clock.
         words: Its schedule and policies in words, a sentence each.
-        occurrences: Its next occurrences in order, and the excluded ones between them, which are not counted.
+        occurrences: Its next occurrences in order, and those between them that are excluded or skipped, which are not
+            counted.
         exhausted: True if there are no more.
+        drops: A sentence about the moves by request that a save drops; empty without one.
     """
 
     key: str | None
@@ -78,6 +85,7 @@ class Preview:
     words: tuple[str, ...]
     occurrences: tuple[UpcomingOccurrence, ...]
     exhausted: bool
+    drops: str = ""
 
 
 def preview(
@@ -111,12 +119,19 @@ def preview(
         ensure_allowed(request.job.target, allow_lists)
     now = read_now(connection)
     version = _version(connection, tenant, request.job, now)
-    state = _timer_state(connection, tenant, version, after or now)
+    row, begin = version.job, after or now
+    overrides = read_upcoming_overrides(connection, [row.job_id], now)[row.job_id] if row.exists else {}
+    lost = lost_moves(overrides, version.effective, now)
+    kept = [each for at, each in overrides.items() if at > begin and at not in lost]
+    state = _timer_state(connection, tenant, version, begin, kept)
     schedule, zone, n = state.schedule, zone_name(state.schedule), min(max(n, 0), MAX_SHOWN)
-    lines = tuple(_lines(state, version, after or now, now, n))
-    counted = sum(line.outcome is not OccurrenceOutcome.WILL_BE_EXCLUDED for line in lines)
+    lines = tuple(_lines(state, version, begin, now, n))
+    counted = sum(line.outcome not in NOT_FIRING for line in lines)
     words = tuple(_words(version, state, now, misfire_after))
-    return Preview(request.job.key, version.number, zone, now, words, lines, exhausted=counted < n and _ends(schedule))
+    return Preview(
+        request.job.key, version.number, zone, now, words, lines, exhausted=counted < n and _ends(schedule),
+        drops=_drops(lost),
+    )  # fmt: skip
 
 
 def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> NextVersion:
@@ -155,10 +170,12 @@ def _job_row(connection: Conn, tenant: str, key: str, now: datetime) -> JobRow:
     return found or absent_job(job, tenant, key, now)
 
 
-def _timer_state(connection: Conn, tenant: str, version: NextVersion, cursor: datetime) -> TimerState:
+def _timer_state(
+    connection: Conn, tenant: str, version: NextVersion, cursor: datetime, overrides: Sequence[Override]
+) -> TimerState:
     days = read_day_sets(connection, {(tenant, name) for name in version.calendars})
     place = TimerPosition(version.job.job_id, tenant, version.schedule_text, version.policy_text, cursor)
-    return timer_state(place, days)
+    return timer_state(place, days, overrides)
 
 
 def _lines(
@@ -175,6 +192,15 @@ def _lines(
             )
         return
     yield from OccurrenceScan(state, version.job.job_id, zone, after).lines(n)
+
+
+def _drops(lost: Sequence[datetime]) -> str:
+    if not lost:
+        return ""
+    if len(lost) == 1:
+        return f"This drops the move by request of {instant(lost[0])}: the new schedule does not have this instant."
+    first = f"{len(lost):,} moves by request, the first that of {instant(lost[0])}"
+    return f"This drops {first}: the new schedule does not have these instants."
 
 
 def _ends(schedule: Schedule) -> bool:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.control.api.answering import ApiClient, answering
-from tests.control.console.pages import HTML, posted, shown
+from tests.control.console.pages import HTML, posted, shown, typed_in
 from tests.control.explain.explaining import calendar, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.transitions.acts import begin, begun, claim, end, ending, submit, succeed, trigger
@@ -179,6 +179,38 @@ def test_undo_of_a_move_whose_own_time_has_passed_fires_at_once(clocked: Clocked
     assert "fires now: its time has passed." in shown(pages, "/jobs/nightly/next")
     fire_all(clocked)
     assert clocked.count("job_runs") == 1
+
+
+def test_edit_and_rollback_respect_skips_and_moves_and_name_those_that_they_drop(
+    clocked: ClockedDatabase, pages: ApiClient
+) -> None:
+    clocked.stop_clock(t("03-19T12:00"))
+    submit(clocked, "nightly", schedule={"cron": "0 2 * * *"})
+    submit(clocked, "nightly", schedule={"cron": "0 2 * * *"}, lane="batch")
+    submit(clocked, "nightly", schedule={"cron": "0 4 * * *"}, lane="batch")
+    submit(clocked, "nightly", schedule={"cron": "0 2,3 * * *"})
+    for kind, at, to in (("skip", 20, ""), ("move", 21, "2026-03-21T09:00:00Z"), ("move", 22, "2026-03-22T09:00:00Z")):
+        path = f"/jobs/nightly/{kind}?at=2026-03-{at}T02:00:00Z"
+        assert posted(pages, path, **({"to": to} if to else {})).status_code == HTTPStatus.SEE_OTHER
+    back = shown(pages, "/jobs/nightly/rollback?version=1")
+    assert "Its schedule then names Sat 21 Mar 02:00 (moved to Sat 21 Mar 09:00), Sun 22 Mar 02:00 (moved to" in back
+    assert "Mon 23 Mar 02:00, by the clock of UTC." in back
+    assert "A skip by request leaves out Fri 20 Mar 02:00." in back
+    assert "This drops" not in back
+    drops = "This drops 2 moves by request, the first that of"
+    other = shown(pages, "/jobs/nightly/rollback?version=3")
+    assert "Its schedule then names Fri 20 Mar 04:00, Sat 21 Mar 04:00" in other
+    assert drops in other
+    form = typed_in(pages.get("/jobs/nightly/edit")) | {"do": "check"}
+    checked = pages.post("/jobs/nightly/edit", data=form | {"schedule.cron": "0 3 * * *"}).text
+    assert drops in checked
+    kept = pages.post("/jobs/nightly/edit", data=form | {"lane": "batch"}).text
+    assert drops not in kept
+    assert '<ins class="new">' not in kept
+    assert "will be skipped" in kept
+    went = posted(pages, "/jobs/nightly/rollback?version=3")
+    assert went.status_code == HTTPStatus.SEE_OTHER
+    assert clocked.value("SELECT count(*) FROM overrides WHERE kind = 'move'") == 0
 
 
 def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
