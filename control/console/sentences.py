@@ -111,9 +111,25 @@ def _latest(latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:
         case RunState.FAILED | RunState.TIMED_OUT:
             error = f": {last.error_type}" if last.error_type else ""
             ends = f"The last {streak} runs" if streak > 1 else "The last run"
-            return f"{ends} {state(last.status)}{error}."
+            return f"{ends} {state(last.status)}{error}{_before(ended, streak)}."
         case status:
-            return f"The last run was {state(status)} {when(last.finished_at, now)}."
+            return f"The last run was {state(status)} {when(last.finished_at, now)}{_before(ended, 1)}."
+
+
+def _before(ended: Sequence[RunSummary], newest: int) -> str:
+    """Return how many runs before the newest failed since the last success, as the overview counts."""
+    good = max((run.finished_at for run in ended if run.status == RunState.SUCCEEDED and run.finished_at), default=None)
+    before = [run for run in ended[newest:] if good is None or (run.finished_at is not None and run.finished_at > good)]
+    failed = [run for run in before if run.status in DEAD_LETTERED]
+    if not failed:
+        return ""
+    them = "it" if newest == 1 else "them"
+    how = " or ".join(dict.fromkeys(state(run.status) for run in failed))
+    if len(failed) == len(before):
+        return f"; the {'one' if len(failed) == 1 else len(failed)} before {them} {how}"
+    rest = len(before) - len(failed)
+    others = f"{rest} {'was' if rest == 1 else 'were'} cancelled"
+    return f"; {len(failed)} of the {len(before)} before {them} {how}, and {others}"
 
 
 def _waits(why: Wait, now: datetime) -> str:

@@ -125,6 +125,18 @@ def test_failed_run_shows_its_error_and_the_overview_names_its_job(pages: ApiCli
     assert '<a href="/runs?job=charge&amp;status=failed">Its failed runs</a>' in overview
     assert "tidewheel run list" not in overview, "a page needs no command where it has a link"
     assert "The last 3 runs failed: ConnectionError." in shown(pages, "/jobs/charge")
+    again = failed(pages.database, "charge")
+    with Client(pages.database.url) as client:
+        for retried, words in ((again, "the 4 before it failed."), (runs[0], "4 of the 5 before it failed, and 1 was")):
+            client.runs.cancel(client.runs.retry(retried))
+            page = shown(pages, "/jobs/charge")
+            assert "The last run was cancelled" in page
+            assert words in page
+        assert "its last 4 runs failed" in shown(pages, "/")
+    failed(pages.database, "charge")
+    assert "The last run failed: ConnectionError; 4 of the 6 before it failed, and 2 were cancelled." in shown(
+        pages, "/jobs/charge"
+    )
 
 
 def test_job_and_run_name_the_target_without_its_headers(pages: ApiClient) -> None:
