@@ -165,7 +165,14 @@ def letter_under_way(connection: Connection, tenant: str, letter: DeadLetterSumm
 
 
 def retries_under_way(
-    connection: Connection, tenant: str, ids: Sequence[int], urls: Urls, *, matched: int
+    connection: Connection,
+    tenant: str,
+    ids: Sequence[int],
+    urls: Urls,
+    *,
+    matched: int,
+    noun: str = "run",
+    effect: str = "A redrive leaves out what is retried before.",
 ) -> UnderWay | None:
     """Return the redrive that has most of these dead letters; None if there is none.
 
@@ -174,7 +181,9 @@ def retries_under_way(
         tenant: The tenant.
         ids: The dead letters.
         urls: Writes the address.
-        matched: How many runs the dialog retries.
+        matched: How many of the noun the dialog retries.
+        noun: What the dialog counts.
+        effect: What the redrive leaves out then, in a sentence.
     """
     letters = DeadLetters(connection).list(ids=ids, limit=len(ids)).dead_letters if ids else ()
     rows = _going_on(connection, tenant) if letters else ()
@@ -182,8 +191,8 @@ def retries_under_way(
     most, row = max(counts, key=lambda each: each[0], default=(0, None))
     if row is None or not most:
         return None
-    found = _named(row, f"{share(most, matched, 'run')}.", urls, covers=False)
-    return found._replace(words=f"{found.words} A redrive leaves out what is retried before.")
+    found = _named(row, f"{share(most, matched, noun)}.", urls, covers=False)
+    return found._replace(words=f"{found.words} {effect}")
 
 
 def letters_under_way(

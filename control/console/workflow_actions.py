@@ -13,6 +13,7 @@ from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, request_id_of, sample_of, text_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.run_actions import REASON
+from tidewheel.control.console.under_way import retries_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, state
 from tidewheel.control.console.workflow import root_of
@@ -56,7 +57,6 @@ class ResumeWorkflow:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the jobs that run again, and those that stay."""
-        del caller
         found = Workflows(connection).get(root_of(request))
         summary, again = found.summary, found.again
         if summary.finished_at is None:
@@ -69,6 +69,7 @@ class ResumeWorkflow:
         if not again:
             refuse("run_id", "no part of it failed", "trigger its root for a new occurrence")
         done = sum(node.key not in set(again) for node in found.nodes)
+        beside, letters = _beside(connection, found)
         return Dialog(
             f"Resume {counted(len(again), 'job')} of {summary.key}?", f"Resume {counted(len(again), 'job')}",
             _page(urls, request),
@@ -76,8 +77,11 @@ class ResumeWorkflow:
                 f"It opens generation {summary.generation + 1}.",
                 "Each of these jobs gets a new run if its parents end as its conditions require:",
             ),
-            stays=(f"Jobs that stay as they are: {done}.", *_beside(connection, found)),
+            stays=(f"Jobs that stay as they are: {done}.", *beside),
             sample=sample_of(again, len(again)), keep="Leave it", place="runs",
+            under_way=retries_under_way(
+                connection, caller.tenant, letters, urls, matched=len(letters), noun="dead letter", effect=_LEFT_OUT
+            ),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -133,27 +137,28 @@ def _under_way(found: Workflow) -> int:
     return sum(node.state in OPEN for node in found.nodes)
 
 
+_LEFT_OUT = "It leaves out those that count as redriven by the resume."
 _COUNTED = 200  # runs at most whose facts a dialog reads
 
 
-def _beside(connection: Connection, found: Workflow) -> Sequence[str]:
-    """Return how many dead letters and open retries the runs have that a resume repeats."""
+def _beside(connection: Connection, found: Workflow) -> tuple[Sequence[str], Sequence[int]]:
+    """Return the counts of dead letters and open retries beside a resume, and these dead letters."""
     wanted = set(found.again)
     again = {node.key: node for node in found.nodes if node.key in wanted}
     runs = {node.run_id: node for node in again.values() if node.run_id is not None}
     if len(runs) > _COUNTED:
-        return ("Open retries of these jobs go on beside the new runs.",)
+        return ("Open retries of these jobs go on beside the new runs.",), ()
     with connection.snapshot() as reading:
         facts = read_retry_facts(reading, list(runs))
-    letters = [runs[each.run_id] for each in facts if each.dead_letter is not None]
-    later = sum(any(parent.key in again for parent in node.parents) for node in letters)
+    letters = {each.dead_letter: runs[each.run_id] for each in facts if each.dead_letter is not None}
+    later = sum(any(parent.key in again for parent in node.parents) for node in letters.values())
     still_open = count_open_retries(facts)
     lines = (
         (len(letters) - later, "Dead letters that count as redriven: {}."),
         (later, "Dead letters that stay open, of jobs that wait for their parents: {}."),
         (still_open, "Open retries of these jobs, which go on beside the new runs: {}."),
     )
-    return [words.format(count) for count, words in lines if count]
+    return [words.format(count) for count, words in lines if count], list(letters)
 
 
 def _page(urls: Urls, request: Request) -> str:
