@@ -15,7 +15,7 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.under_way import retries_under_way
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import counted, state
+from tidewheel.control.console.words import agreed, counted, state
 from tidewheel.control.console.workflow import root_of
 from tidewheel.control.reads.retry_facts import count_open_retries, read_retry_facts
 from tidewheel.control.reads.workflows import Workflow
@@ -36,8 +36,8 @@ class PauseWorkflow:
         waiting = [node.key for node in found.nodes if node.run_id is None]
         return Dialog(
             f"Pause this workflow of {found.summary.key}?", "Pause 1 workflow", _page(urls, request),
-            will=(f"Jobs without a run, which wait until it is resumed: {len(waiting)}.",),
-            stays=(f"Open runs of it, which go on: {_under_way(found)}.",), fields=(REASON,),
+            will=_count(len(waiting), "job", "without a run waits until a resume", "without a run wait until a resume"),
+            stays=_count(_under_way(found), "open run", "goes on", "go on"), fields=(REASON,),
             sample=waiting[:SAMPLE], keep="Let it go on", place="runs",
         )  # fmt: skip
 
@@ -77,7 +77,7 @@ class ResumeWorkflow:
                 f"It opens generation {summary.generation + 1}.",
                 "Each of these jobs gets a new run if its parents end as its conditions require:",
             ),
-            stays=(f"Jobs that stay as they are: {done}.", *beside),
+            stays=(*_count(done, "job", "stays as it is", "stay as they are"), *beside),
             sample=sample_of(again, len(again)), keep="Leave it", place="runs",
             under_way=retries_under_way(
                 connection, caller.tenant, letters, urls, matched=len(letters), noun="dead letter", effect=_LEFT_OUT
@@ -106,10 +106,12 @@ class CancelWorkflow:
             f"Cancel {counted(runs, 'open run')} of this workflow of {found.summary.key}?",
             f"Cancel {counted(runs, 'run')}", _page(urls, request),
             will=(
-                f"Jobs that get no run until a resume: {jobs}.",
+                *_count(jobs, "job", "gets no run until a resume", "get no run until a resume"),
                 "Its open runs end as cancelled; attempts under way get a signal:",
             ),
-            stays=(f"Jobs that ended, and stay as they are: {len(found.nodes) - runs - jobs}.",),
+            stays=_count(
+                len(found.nodes) - runs - jobs, "job", "has ended and stays as it is", "have ended and stay as they are"
+            ),
             sample=sample_of([node.key for node in found.nodes if node.state in OPEN], runs), fields=(REASON,),
             keep="Let it go on", danger=True, place="runs",
         )  # fmt: skip
@@ -154,11 +156,18 @@ def _beside(connection: Connection, found: Workflow) -> tuple[Sequence[str], Seq
     later = sum(any(parent.key in again for parent in node.parents) for node in letters.values())
     still_open = count_open_retries(facts)
     lines = (
-        (len(letters) - later, "Dead letters that count as redriven: {}."),
-        (later, "Dead letters that stay open, of jobs that wait for their parents: {}."),
-        (still_open, "Open retries of these jobs, which go on beside the new runs: {}."),
+        *_count(len(letters) - later, "dead letter", "counts as redriven", "count as redriven"),
+        *_count(
+            later, "dead letter", "stays open until its job's parents end", "stay open until their jobs' parents end"
+        ),
+        *_count(still_open, "open retry run", "goes on beside the new runs", "go on beside the new runs"),
     )
-    return [words.format(count) for count, words in lines if count], list(letters)
+    return lines, list(letters)
+
+
+def _count(value: int, noun: str, one: str, more: str) -> tuple[str, ...]:
+    """Return the sentence that counts something; none of nothing."""
+    return (f"{counted(value, noun)} {agreed(value, one, more)}.",) if value else ()
 
 
 def _page(urls: Urls, request: Request) -> str:

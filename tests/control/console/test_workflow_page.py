@@ -83,13 +83,13 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     dialog = shown(pages, f"/workflows/{root}/resume")
     assert "Resume 2 jobs of a?" in dialog
     assert "It opens generation 1." in dialog
-    assert "<bdi>Jobs that stay as they are: 2.</bdi>" in dialog
+    assert "<bdi>2 jobs stay as they are.</bdi>" in dialog
     assert "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>" in dialog
-    assert "Dead letters that count as redriven: 1." in dialog
-    assert "Open retries" not in dialog
+    assert "1 dead letter counts as redriven." in dialog
+    assert "open retry" not in dialog
     assert posted(pages, f"/runs/{run_of(pages.database, 'b')}/retry").status_code == HTTPStatus.SEE_OTHER
     dialog = shown(pages, f"/workflows/{root}/resume")
-    assert "Open retries of these jobs, which go on beside the new runs: 1." in dialog
+    assert "1 open retry run goes on beside the new runs." in dialog
     assert "Dead letters that" not in dialog, "the retry counts as its redrive"
     assert posted(pages, f"/runs/{newest_retry(pages.database)}/cancel").status_code == HTTPStatus.SEE_OTHER
     answer = posted(pages, f"/workflows/{root}/resume")
@@ -169,8 +169,8 @@ def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
     end_some(pages.database, lambda _: RunState.SUCCEEDED, never())
     drain_some(pages.database, never())
     pause = shown(pages, f"/workflows/{root}/pause")
-    assert "Jobs without a run, which wait until it is resumed: 1." in pause
-    assert "Open runs of it, which go on: 1." in pause
+    assert "1 job without a run waits until a resume." in pause
+    assert "1 open run goes on." in pause
     assert posted(pages, f"/workflows/{root}/pause", reason="<i>look").status_code == HTTPStatus.SEE_OTHER
     page = shown(pages, f"/workflows/{root}")
     assert "It is paused." in page
