@@ -97,6 +97,7 @@ WITH failing AS MATERIALIZED (
        AND (%(paused)s::boolean IS NULL OR paused = %(paused)s)
        AND (%(finished)s::boolean IS NULL OR (finished_at IS NOT NULL) = %(finished)s)
        AND (%(kind)s::text IS NULL OR schedule_kind = %(kind)s)
+       AND (NOT %(occurs)s OR finished_at IS NULL AND schedule_kind IN ('once', 'interval', 'fixed_delay', 'cron'))
        AND (%(lane)s::text IS NULL AND %(queue)s::text IS NULL OR EXISTS (
             SELECT FROM job_versions AS w
              WHERE w.job_id = seen.job_id AND w.version = seen.version

@@ -39,6 +39,8 @@ _STANDING = 10_000  # freezes with which the scope of a dialog is compared
 _EXECUTORS = 500  # whose queues are compared with that of a freeze
 _TAKEN_OVER = "A key of the tenant has begun it. You take it over: no key of the tenant ends it any more."
 _OPERATORS = "An operator has begun it: only an operator, or a key of all tenants, ends it."
+_NO_OCCURRENCES = "No job of it has a further occurrence: none is held."
+_SKIPS = "If the on_resume of a job is skip, the thaw skips these, and only a backfill can run them."
 _NARROW = ("queue", "labels", "key_prefix")
 
 
@@ -89,27 +91,30 @@ class FreezeScope:
         fleet = document.get("scope") == "fleet"
         if fleet:
             ensure_all_tenants(caller)
-        words, standing = _scope_words(document, caller.tenant), _standing(connection, caller)
-        same = _same(standing, document)
+        words = _scope_words(document, caller.tenant)
+        same, others = _standing(connection, caller, document)
         if same is not None and not _takes_over(connection, caller, document):
             unchanged = f"Nothing would change. It is {same.words}."
             return Dialog(f"Freeze {words}?", "", _to(query, urls), will=(unchanged,), keep="Back")
         found = _count(connection, caller, document)
         with connection.snapshot(all_tenants=fleet) as reading:
             jobs = None if fleet else _jobs_of(reading, caller.tenant, document)
+            held = None if fleet else _jobs_of(reading, caller.tenant, document, occurs=True)
         is_empty = not (found.waiting or found.under_way or jobs is None or jobs.total)
         is_queue = query.queue is not None and document.keys() <= {"scope", "queue"}
         unknown = _unknown_queue(connection, caller, str(query.queue)) if is_queue and is_empty else ()
-        many = "all jobs" if jobs is None else counted(jobs.total, "job", at_least=jobs.at_least)
+        many = "all jobs" if held is None else counted(held.total, "job", at_least=held.at_least)
+        has_none = held is not None and not held.total and not held.at_least
         starts = f"{_waiting(found)} will not start until the thaw: neither a first attempt nor a retry."
         return Dialog(
             f"Freeze {words}?", f"Freeze {words}", urls("freeze", next=_back(query)),
             will=(
                 *((f"It is {same.words}. {_TAKEN_OVER}",) if same else ()),
-                *_also_frozen(standing, document, "This freeze goes on after a thaw of that one."),
+                *_also_frozen(others, document, "This freeze goes on after a thaw of that one."),
                 *((starts,) if found.waiting else ()),
-                f"Occurrences of {many} that come due meanwhile are held until the thaw.",
-                "If the on_resume of a job is skip, the thaw skips these, and only a backfill can run them.",
+                *((_NO_OCCURRENCES,) if has_none else (
+                    f"Occurrences of {many} that come due meanwhile are held until the thaw.", _SKIPS)),
+                "Triggers meanwhile are accepted, and their runs wait for the thaw.",
             ),
             stays=(f"{_under_way(found)} under way and not stopped.",),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),
@@ -145,21 +150,21 @@ class ThawScope:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what starts again."""
         query = read_query(request, ScopeQuery)
-        document, standing = _document(query), _standing(connection, caller)
+        document = _document(query)
         if document.get("scope") == "fleet":
             ensure_all_tenants(caller)
-        freeze = _same(standing, document)
+        freeze, others = _standing(connection, caller, document)
         if freeze is None:
             raise UnknownFreeze(path="scope")
         words, frozen = _scope_words(document, caller.tenant), f"It is {freeze.words}."
         if not caller.all_tenants and _is_tenant(document) and not _is_own_pause(connection, caller):
             return Dialog(f"Thaw {words}?", "", _to(query, urls), will=(frozen, _OPERATORS), keep="Back")
         found, due = _count(connection, caller, document), query.preview_thaw(connection, caller)
-        waits = _also_frozen(standing, document, f"{_waiting(found)} will not start before a thaw of that one too.")
+        waits = _also_frozen(others, document, f"{_waiting(found)} will not start before a thaw of that one too.")
         return Dialog(
             f"Thaw {words}?", f"Thaw {words}", _to(query, urls),
             will=(*(waits or (f"{_waiting(found)} may start again, each from its time on.",)), *due.words),
-            stays=(frozen, *_narrower(standing, document), "Jobs that are paused stay paused."), keep="Keep it frozen",
+            stays=(frozen, *_narrower(others, document), "Jobs that are paused stay paused."), keep="Keep it frozen",
             sample=[each.words for each in due.jobs[:SAMPLE]],
         )  # fmt: skip
 
@@ -186,11 +191,11 @@ def _to(query: BackQuery, urls: Urls) -> str:
     return urls("overview") if back is None else urls.here(back)
 
 
-def _jobs_of(connection: Conn, tenant: str, document: Mapping[str, Any]) -> JobPage:
-    """Return the jobs of a scope of one tenant: their number is that of the list of jobs."""
+def _jobs_of(connection: Conn, tenant: str, document: Mapping[str, Any], *, occurs: bool = False) -> JobPage:
+    """Return the jobs of a scope of one tenant, or only those that have a further occurrence."""
     return list_jobs(
         connection, tenant, prefix=document.get("key_prefix") or "", labels=document.get("labels"),
-        queue=document.get("queue"), limit=1,
+        queue=document.get("queue"), occurs=occurs, limit=1,
     )  # fmt: skip
 
 
@@ -226,30 +231,30 @@ def _under_way(found: Freezable) -> str:
     return f"{runs} {'is' if found.under_way == 1 and not found.at_least else 'are'}"
 
 
-def _standing(connection: Connection, caller: Caller) -> Sequence[Freeze]:
+def _standing(
+    connection: Connection, caller: Caller, document: Mapping[str, object]
+) -> tuple[Freeze | None, Sequence[Freeze]]:
+    """Return the standing freeze of exactly a scope, and the others."""
     with connection.snapshot(all_tenants=caller.all_tenants) as reading:
-        return standing_freezes(reading, caller.tenant, _STANDING)
+        found = standing_freezes(reading, caller.tenant, _STANDING)
+    address = scope_address(document)
+    same = next((each for each in found if thaw_filters(each) == address), None)
+    return same, [each for each in found if each is not same]
 
 
-def _same(standing: Sequence[Freeze], document: Mapping[str, object]) -> Freeze | None:
-    """Return the standing freeze of exactly this scope."""
-    return next((each for each in standing if thaw_filters(each) == scope_address(document)), None)
-
-
-def _also_frozen(standing: Sequence[Freeze], document: Mapping[str, Any], effect: str) -> Sequence[str]:
+def _also_frozen(others: Sequence[Freeze], document: Mapping[str, Any], effect: str) -> Sequence[str]:
     """Return a sentence about a wider freeze that names all of a scope; none without one."""
-    same = _same(standing, document)
     scope = _Scope.of(document)
-    for each in standing:
-        if each is not same and _scope_of(each).covers(scope):
+    for each in others:
+        if _scope_of(each).covers(scope):
             return (f"A wider freeze names all of it: {each.words}. {effect}",)
     return ()
 
 
-def _narrower(standing: Sequence[Freeze], document: Mapping[str, Any]) -> Sequence[str]:
+def _narrower(others: Sequence[Freeze], document: Mapping[str, Any]) -> Sequence[str]:
     """Return how many freezes go on within a scope after its thaw; nothing for none."""
-    same, scope = _same(standing, document), _Scope.of(document)
-    found = sum(each is not same and scope.covers(_scope_of(each)) for each in standing)
+    scope = _Scope.of(document)
+    found = sum(scope.covers(_scope_of(each)) for each in others)
     return (f"{counted(found, 'narrower freeze')} within it {agreed(found, 'goes', 'go')} on.",) if found else ()
 
 

@@ -163,6 +163,7 @@ def list_jobs(
     queue: str | None = None,
     quarantined: bool | None = None,
     unwell: bool | None = None,
+    occurs: bool = False,
     after: str = "",
     limit: int = 50,
 ) -> JobPage:
@@ -182,6 +183,7 @@ def list_jobs(
         queue: Only jobs of this queue.
         quarantined: True for quarantined jobs only, False for all others.
         unwell: True for quarantined jobs, and those of the newest 500 failures whose last run within 7 days failed.
+        occurs: True for jobs whose schedule has a further occurrence only: no manual ones.
         after: Begin after this key.
         limit: How many at most.
 
@@ -192,10 +194,12 @@ def list_jobs(
     columns: dict[str, object] = {
         "tenant": tenant, "prefix": prefix, "beyond": _beyond(prefix), "labels": Jsonb(dict(labels or {})),
         "paused": paused, "finished": finished, "kind": kind, "lane": lane, "queue": queue,
-        "quarantined": quarantined, "unwell": unwell,
+        "quarantined": quarantined, "unwell": unwell, "occurs": occurs,
     }  # fmt: skip
-    is_narrow = bool(labels) or any(
-        each is not None for each in (paused, finished, kind, lane, queue, quarantined, unwell)
+    is_narrow = (
+        bool(labels)
+        or occurs
+        or any(each is not None for each in (paused, finished, kind, lane, queue, quarantined, unwell))
     )
     look = LOOKED_AT if lane is None and queue is None else min(LOOKED_AT, LOOKED_AT_WITH_VERSIONS)
     # Without a filter each row matches: none is read beyond those that are counted, and those of the page.

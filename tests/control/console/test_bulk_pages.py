@@ -24,6 +24,7 @@ from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.bulk_cancel import BulkCancel
 
 REASON = "<script>alert(1)</script>\u202e"
+LABELS = {"team": "billing"}
 MANY = 300
 
 
@@ -31,7 +32,7 @@ MANY = 300
 def pages(database: Database) -> Iterator[ApiClient]:
     """A console that needs no key, on a database with two jobs."""
     submit(database)
-    submit(database, "other", queue="reports", labels={"team": "billing"})
+    submit(database, "other", queue="reports", labels=LABELS)
     with answering(database) as client:
         client.headers.update(HTML)
         yield client
@@ -479,7 +480,7 @@ def test_pause_of_many_leaves_the_end_of_a_pause_that_its_dialog_counts_apart(pa
 
 
 def test_all_jobs_with_a_label_are_frozen_by_one_request(pages: ApiClient) -> None:
-    apply_batch(pages.database, *(submission(f"many-{at}", labels={"team": "billing"}) for at in range(60)))
+    apply_batch(pages.database, *(submission(f"many-{at}", labels=LABELS) for at in range(60)))
     page = shown(pages, "/jobs?label=team%3Dbilling")
     assert 'label=team%3Dbilling">Freeze all that match…</a>' in page
     assert "Freeze all that match" not in shown(pages, "/jobs")
@@ -491,7 +492,7 @@ def test_all_jobs_with_a_label_are_frozen_by_one_request(pages: ApiClient) -> No
 @pytest.mark.parametrize(
     ("scope", "words", "jobs"),
     [
-        ("scope=tenant", "tenant default", "2 jobs"),
+        ("scope=tenant", "tenant default", "1 job"),
         ("scope=fleet", "the fleet", "all jobs"),
         ("queue=reports", "queue reports", "1 job"),
         ("label=team%3Dbilling", "label team=billing", "1 job"),
@@ -501,13 +502,15 @@ def test_all_jobs_with_a_label_are_frozen_by_one_request(pages: ApiClient) -> No
 def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     pages: ApiClient, scope: str, words: str, jobs: str
 ) -> None:
+    apply_batch(pages.database, submission("other-hourly", schedule="@hourly", queue="reports", labels=LABELS))
     trigger(pages.database, "other")
     assert scope.partition("=")[0] in shown(pages, "/freeze")
     path = f"/freeze/scope?{scope}"
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert f"Freeze {words}?" in dialog
     assert "1 open run will not start until the thaw: neither a first attempt nor a retry." in dialog
-    assert f"Occurrences of {jobs} that come due meanwhile" in dialog
+    assert f"Occurrences of {jobs} that come due meanwhile" in dialog, "the manual ones have none"
+    assert "Triggers meanwhile are accepted, and their runs wait for the thaw." in dialog
     assert done(posted(pages, path, reason=REASON)) == "/"
     for place in ("/", "/runs", "/jobs/job", "/bulk", "/dead-letters", "/freeze", path):
         text = shown(pages, place)
@@ -535,7 +538,9 @@ def test_freeze_of_a_queue_that_nothing_has_names_one_like_it_and_stays_possible
     dialog = shown(pages, path)
     assert "no job, no open run and no executor has queue report" in dialog
     assert "did you mean exports? The freeze is for what comes later." in dialog
-    for known in ("reports", "exports"):
+    apply_batch(pages.database, submission("manual", queue="calls"))
+    assert "No job of it has a further occurrence: none is held." in shown(pages, "/freeze/scope?queue=calls")
+    for known in ("reports", "exports", "calls"):
         assert "no executor has queue" not in shown(pages, f"/freeze/scope?queue={known}")
     assert done(posted(pages, path)) == "/"
     assert pages.database.value("SELECT queue FROM freezes") == "report"

@@ -132,7 +132,7 @@ def test_finding_names_the_first_failure_of_the_hour(pages: ApiClient) -> None:
 
 
 def test_freeze_among_the_findings_leads_to_its_thaw_and_says_what_is_lost(pages: ApiClient) -> None:
-    assert "on_resume of a job is skip, the thaw skips these" in shown(pages, "/freeze/scope?queue=reports")
+    assert "on_resume of a job is skip, the thaw skips these" in shown(pages, "/freeze/scope?scope=fleet")
     apply_batch(pages.database, {"type": "freeze", "queue": "reports"})
     assert '<span class="what"><a href="/freeze"><bdi>' in shown(pages, "/")
     assert "Thaw…" in shown(pages, "/freeze")

@@ -349,7 +349,8 @@ _RUNS: Mapping[str, object] = {**_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD,
 
 _JOBS: Mapping[str, object] = {
     **_UNFILTERED, "after": "job-2", "prefix": "", "beyond": None, "labels": Jsonb({}), "paused": None,
-    "finished": None, "quarantined": None, "unwell": True, "look": 20_000, "limit": 51,
+    "finished": None, "quarantined": None, "unwell": True, "occurs": True, "look": 20_000,
+    "limit": 51,
 }  # fmt: skip
 
 _ROOTS: Mapping[str, object] = {
