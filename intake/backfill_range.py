@@ -16,6 +16,11 @@ from tidewheel.transitions.backfills import MAX_VERSIONS, VersionInForce, read_c
 from tidewheel.transitions.decision_inputs import read_day_sets
 from tidewheel.transitions.kept_since import share_kept_since
 
+TAKE_CURRENT = "let `versions` be `current`"
+"""The remedy of a range that the versions in force then do not cover."""
+TAKE_ALL = "`what: all`"
+"""The remedy of a range whose recorded runs are dropped."""
+
 MAX_OCCURRENCES = 100_000
 """The occurrences of one backfill, a day of a one-second job; to count them takes a second at most."""
 
@@ -79,7 +84,7 @@ def _range(connection: Conn, job_id: UUID, request: JobBackfill, version: int | 
     versions = read_versions(connection, job_id, version=version, first=request.from_at, last=request.to_at)
     if len(versions) > MAX_VERSIONS:
         problem = f"more than {MAX_VERSIONS} versions of the job were in force in the range"
-        raise _refused(_TO, problem, "split the range, or let `versions` be `current`")
+        raise _refused(_TO, problem, f"split the range, or {TAKE_CURRENT}")
     day_sets = read_day_sets(connection, calendars_of(request.tenant, versions))
     try:
         return range_of(job_id, request.tenant, versions, day_sets, first=request.from_at, last=request.to_at)
@@ -102,7 +107,7 @@ def _ensure_known(connection: Conn, job_id: UUID, request: JobBackfill) -> None:
     known_since = share_kept_since(connection, request.tenant, job_id) if request.what == "missing_only" else None
     if known_since is not None and request.from_at < known_since:
         problem = f"{format_timestamp(request.from_at)} is too long ago: the runs of that time are dropped"
-        raise _refused(_FROM, problem, f"write {format_timestamp(known_since)} or later, or `what: all`")
+        raise _refused(_FROM, problem, f"write {format_timestamp(known_since)} or later, or {TAKE_ALL}")
 
 
 def _ensure_computed(requested: Range) -> None:
@@ -125,7 +130,7 @@ def _no_occurrences(requested: Range, current: Range, request: JobBackfill, now:
         problem = "no version in force then has an occurrence in the range"
         if not requested.spans:
             problem = "no version of the job was in force then, or it is removed"
-        return _refused(_FROM, problem, "let `versions` be `current`")
+        return _refused(_FROM, problem, TAKE_CURRENT)
     schedules = [each.schedule for each in current.spans]
     if all(isinstance(schedule, Manual) for schedule in schedules):
         return _refused(_KEY, "the job is manual: it has no occurrences", "trigger it instead")

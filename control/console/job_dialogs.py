@@ -26,8 +26,9 @@ from tidewheel.control.explain.preview import NOT_FIRING, Preview, preview
 from tidewheel.control.explain.upcoming import UpcomingOccurrence
 from tidewheel.control.reads.jobs import JobDetail, list_children, show_job
 from tidewheel.control.reads.versions import job_at, versions
-from tidewheel.errors import UnknownJob, refuse
+from tidewheel.errors import InvalidInput, Refused, UnknownJob, refuse
 from tidewheel.ids import job_id
+from tidewheel.intake.backfill_range import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import parse_timestamp
 from tidewheel.postgres.session import Conn
@@ -260,10 +261,10 @@ class BackfillJob:
                       help="The first instant: 2026-11-01T00:00:00Z"),
                 Field("to", "to", value=query.get("to", ""), required=True, help="The last instant."),
                 Field("what", "which", "choice", options=(
-                    ("missing_only", "those that did not fire"), ("all", "all, also those that fired"))),
+                    ("missing_only", "those that did not fire"), ("all", _EVEN_FIRED))),
                 Field("versions", "versions", "choice", options=(
                     ("as_of", "the one in force at each instant"),
-                    ("current", f"version {job.summary.version} for all"))),
+                    ("current", _current(job.summary.version)))),
                 Field("max_concurrent", "open at once", "number", "10"),
                 Field("order", "order", "choice", options=(
                     ("oldest_first", "oldest first"), ("newest_first", "newest first"))),
@@ -281,7 +282,11 @@ class BackfillJob:
         document: Mapping[str, object] = {"type": "job.backfill", "key": key, **sent}
         named = job_id(caller.tenant, key)
         shown = counted_of(form)
-        counted_now = backfill_of(connection.request({**document, "dry_run": True}, None)).occurrences or 0
+        try:
+            counted_now = backfill_of(connection.request({**document, "dry_run": True}, None)).occurrences or 0
+        except Refused as refused:
+            _, job = _shown(connection, caller, request)
+            raise _in_form(refused, job.summary.version) from refused
         if shown is None or counted_now > shown:
             first, last = (parse_timestamp(str(sent[name])) for name in ("from", "to"))
             under_way = backfill_under_way(connection, caller.tenant, key, urls, first=first, last=last)
@@ -298,6 +303,20 @@ class BackfillJob:
 
 
 _RANGE = ("from", "to", "what", "versions", "order", "overlap", "reason")
+_EVEN_FIRED = "all, also those that fired"
+
+
+def _current(version: int) -> str:
+    return f"version {version} for all"
+
+
+def _in_form(refused: Refused, version: int) -> InvalidInput:
+    """Return the refusal of a backfill with the fields and choices of the form in its remedies."""
+    words = {TAKE_CURRENT: f'choose "{_current(version)}" in versions', TAKE_ALL: f'choose "{_EVEN_FIRED}" in which'}
+    errors = list(refused.errors)
+    for remedy, choice in words.items():
+        errors = [replace(each, remedy=each.remedy.replace(remedy, choice)) for each in errors]
+    return InvalidInput(errors)
 
 
 def _confirm(key: str, occurrences: int, form: Form, back: str) -> Dialog:

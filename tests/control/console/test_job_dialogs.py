@@ -205,6 +205,9 @@ def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
     wrong = posted(pages, "/jobs/nightly/backfill", None, **fields | {"to": "yesterday"})
     assert wrong.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert 'value="yesterday" aria-invalid="true"' in wrong.text
+    early = fields | {"from_": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z", "versions": "as_of"}
+    refused = posted(pages, "/jobs/nightly/backfill", None, **early).text
+    assert "choose &#34;version 1 for all&#34; in versions</bdi>" in refused, "as the form words it"
     counted = posted(pages, "/jobs/nightly/backfill", None, **fields)
     assert counted.status_code == HTTPStatus.OK
     assert re.search(r"Make \d+ runs? of nightly", counted.text), counted.text
