@@ -50,3 +50,14 @@ def test_refused_filter_is_named_once_with_its_remedy(pages: ApiClient, path: st
     assert "could not be read" not in answer.text
     assert "<tbody" not in answer.text
     assert "fits the filters" not in answer.text
+
+
+def test_refused_filter_by_labels_links_to_its_runs_of_a_day(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", labels={"team": "a"})
+    trigger(pages.database, "nightly")
+    refused = pages.get("/runs?label=team%3Da&status=queued")
+    assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    found = re.search(r'href="([^"]+)">Runs of the last 24 h that match</a>', refused.text)
+    assert found
+    assert "1 run matches." in pages.get(html.unescape(found[1])).text
+    assert "of the last 24 h" not in pages.get("/runs?label=team").text
