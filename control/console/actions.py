@@ -50,6 +50,7 @@ class Field:
         errors: What is wrong with it.
         rows: The lines of a long text.
         upload: The kinds of files whose text the script puts into a long text; empty for none.
+        button: Of a box: verb and object of the dialog's button while it is checked; empty if it changes neither.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Field:
     errors: Sequence[FieldError] = ()
     rows: int = 8
     upload: str = ""
+    button: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Dialog:
 
     Args:
         question: The title, with the number of things that it touches.
-        button: Verb and object of the button; empty if there is nothing to do.
+        button: Verb and object of the button, with no box checked; empty if there is nothing to do.
         back: The address to go back to without the action.
         will: What happens, in at most three lines.
         stays: What does not.

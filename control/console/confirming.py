@@ -59,11 +59,17 @@ def ensure_as_shown(connection: Connection, form: Form, state: str, news: str) -
     refuse("", news, "nothing was changed: read the dialog again, then decide")
 
 
-def confirmation(count: int) -> Sequence[Field]:
-    """Return the field that asks for a number; none for a few things."""
+def confirmation(count: int, what: str = "") -> Sequence[Field]:
+    """Return the field that asks for a number; none for a few things.
+
+    Args:
+        count: The number.
+        what: Its name, if a box of the dialog decides it; empty for the number itself.
+    """
     if count <= FREELY:
         return ()
-    return (Field("typed", f"Type {count} to confirm", kind="number", required=True, help="Nothing can undo it."),)
+    label = f"Type {what or count} to confirm"
+    return (Field("typed", label, kind="number", required=True, help="Nothing can undo it."),)
 
 
 def until_of(form: Form, now: datetime) -> datetime:

@@ -1,7 +1,7 @@
 """Actions on many runs: cancel or retry those that are selected, cancel all that match a filter."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 from uuid import UUID
@@ -190,23 +190,29 @@ class CancelMatching:
         document = _document(query, now)
         found = runs.cancel_matching(document, None, dry_run=True)
         waiting = runs.cancel_matching({**document, "include_started": False}, None, dry_run=True)
-        started = max(found.matched - waiting.matched, 0)
-        any_state = _ANY_STATE
-        boxes = [Field("include_started", "Cancel runs that have started too", kind="check", value="yes")]
+        started, any_state = max(found.matched - waiting.matched, 0), _ANY_STATE
         if query.status in _NOT_STARTED:
-            found, started, any_state, boxes = waiting, 0, _NOT_BEGUN, []
+            found, started, any_state = waiting, 0, _NOT_BEGUN
         stays = _ended_too(connection, caller, query, found)
         many = counted(found.matched, "run", at_least=found.at_least)
         of_job = f" of {query.job}" if query.job else f" of queue {query.queue}" if query.queue else ""
-        question, button = f"Cancel {many}{of_job}?", f"Cancel {many}"
-        if not started:
-            boxes = []
-        if boxes:  # the box decides how many are cancelled
+        question, button, who = f"Cancel {many}{of_job}?", f"Cancel {many}", "An attempt"
+        boxes: Sequence[Field] = ()
+        counts = (*confirmation(found.matched), *bound(found.matched, now))
+        if started and not waiting.matched:
+            boxes = (Field(_STARTED, "", kind="hidden", value="yes"),)
+        elif started or (found.at_least and query.status not in _NOT_STARTED):  # the box decides how many are cancelled
             fewer = counted(waiting.matched, "run", at_least=waiting.at_least)
-            question, button = f"Cancel {many}{of_job}, or {fewer} without the started ones?", "Cancel them"
-            boxes = [replace(each, help=f"With the box: {many}. Without it: {fewer}.") for each in boxes]
+            question, any_state, who = f"Cancel {fewer}{of_job}, or {many} with the started ones?", _BY_BOX, _IF_CHECKED
+            boxes = (
+                Field(_STARTED, "Cancel runs that have started too", kind="check", button=button,
+                      help=f"Without the box: {fewer}. With it: {many}."),
+                Field(_WITH_STARTED, "", kind="hidden", value=str(found.matched)),
+            )  # fmt: skip
+            button = f"Cancel {fewer}"
+            counts = (*confirmation(found.matched, "the number on the button"), *bound(waiting.matched, now))
         under_way = cancellation_under_way(connection, caller.tenant, document, urls, matched=found.matched)
-        ends = _ends(number(waiting.matched, at_least=waiting.at_least), started, if_checked=True)
+        ends = _ends(number(waiting.matched, at_least=waiting.at_least), started, who=who, rest=_BETWEEN)
         if under_way is not None and under_way.covers and not found.at_least:
             return Dialog(
                 question, "", urls("runs", **_shown(query)), place="runs", keep="Back", under_way=under_way,
@@ -218,9 +224,7 @@ class CancelMatching:
             place="runs", danger=True,
             will=[any_state, *ends] if query.status else ends,
             stays=(*stays, "Runs that are created from now on are not cancelled."), keep="Keep them",
-            fields=(
-                *boxes, _REASON, *confirmation(found.matched), *bound(found.matched, now),
-            ),
+            fields=(*boxes, _REASON, *counts),
             sample=[f"{name} {value}" for name, value in document.items() if name != "created_before"],
             warnings=() if found.matched else (_NONE_MATCHES,),
             under_way=under_way,
@@ -232,8 +236,10 @@ class CancelMatching:
         runs = Runs(connection)
         document: dict[str, object] = {
             **_document(read_query(request, MatchingQuery), until_of(form, page_now(connection))),
-            "include_started": "include_started" in form, "reason": text_of(form, "reason"),
+            "include_started": _STARTED in form, "reason": text_of(form, "reason"),
         }  # fmt: skip
+        if _STARTED in form and _WITH_STARTED in form:
+            form = Form([*form.items(), ("counted", form[_WITH_STARTED])])
         found = runs.cancel_matching(document, None, dry_run=True)
         if not found.matched and not counted_of(form):  # the runs of a repeat may have ended
             refuse(_NONE_MATCHES.path, _NONE_MATCHES.problem, _NONE_MATCHES.remedy)
@@ -244,13 +250,11 @@ class CancelMatching:
         return Done(to, f"{many} to cancel. No executor starts one any more.")
 
 
-def _ends(waiting: str, started: int, between: int = 0, *, if_checked: bool = False) -> Sequence[str]:
+def _ends(waiting: str, started: int, between: int = 0, *, who: str = "An attempt", rest: str = "") -> Sequence[str]:
     """Return the ends of cancelled runs: those that wait, have started, and are between attempts."""
     have = "run has" if waiting == "1" else "runs have"
     never = f"{waiting} {have} not started. None of these starts any more, and each ends as cancelled."
-    who = "With the box, an attempt" if if_checked else "An attempt"
     signal = f"{who} under way gets a signal, and the run ends as cancelled unless it finishes first."
-    rest = " A run between two attempts ends at once." if if_checked else ""
     parts = (
         (waiting != "0", never),
         (started > 0, f"{counted(started, 'run')} {agreed(started, 'has', 'have')} started. {signal}{rest}"),
@@ -265,6 +269,9 @@ def _ends(waiting: str, started: int, between: int = 0, *, if_checked: bool = Fa
 
 _NOT_BEGUN = "A cancellation does not filter by state: it concerns all runs that have not started. Started ones go on."
 _ANY_STATE = "A cancellation does not filter by state: it concerns runs of all open states."
+_BY_BOX = "A cancellation does not filter by state. The box decides whether it concerns runs that have started."
+_IF_CHECKED, _BETWEEN = "With the box, an attempt", " A run between two attempts ends at once."
+_STARTED, _WITH_STARTED = "include_started", "with_started"
 _NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
 _NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")
 _NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")
@@ -330,7 +337,7 @@ def _ended_too(connection: Connection, caller: Caller, query: MatchingQuery, fou
         return ()
     still = number(found.matched, at_least=found.at_least)
     total = counted(listed.total, "run", at_least=listed.at_least)
-    return (f"The cancellation concerns {still} of the {total} that match.",)
+    return (f"The cancellation can concern {still} of the {total} that match.",)
 
 
 def back_to(given: str | None, urls: Urls, place: str) -> str:

@@ -90,6 +90,10 @@ def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient
                 f'is under way and includes this dead letter. Each dead letter is redriven once. <a href="{place}">'
                 in found
             )
+            assert "Redrive" not in found.partition("</div>")[0].partition("<h1>")[2], "the redrive does it soon"
+            database.execute("UPDATE redrives SET state = 'paused'")
+            assert ">Redrive now…</a>" in shown(pages, f"/dead-letters/{letter}"), "a paused one does not"
+            database.execute("UPDATE redrives SET state = 'running'")
             for address in (path, f"{path}?id={letter}", f"{path}?job=job"):
                 covered = shown(pages, address)
                 assert re.search(r"includes (this dead letter|all of these dead letters)\. Each", covered)
@@ -278,14 +282,31 @@ def test_repeat_of_a_cancellation_gets_its_first_answer_after_the_runs_have_ende
 def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient) -> None:
     begun(pages.database, "other")
     triggered(pages.database, "other", 2)
-    dialog = shown(pages, "/runs/cancel-all?job=other")
-    assert "Cancel 3 runs of other, or 2 runs without the started ones?" in dialog
-    assert "With the box: 3 runs. Without it: 2 runs." in dialog
-    assert "<bdi>Cancel them</bdi></button>" in dialog, "the box decides the number"
+    path = "/runs/cancel-all?job=other"
+    dialog = shown(pages, path)
+    assert "Cancel 2 runs of other, or 3 runs with the started ones?" in dialog
+    assert "Without the box: 2 runs. With it: 3 runs." in dialog
+    assert 'name="include_started" value="yes" aria' in dialog, "it is not checked"
+    assert '<button class="danger unchecked"><bdi>Cancel 2 runs</bdi></button>' in dialog, "the box decides the number"
+    assert '<button class="danger checked"><bdi>Cancel 3 runs</bdi></button>' in dialog
+    assert 'name="with_started" value="3"' in dialog
     assert "2 runs have not started. None of these starts any more" in dialog
     assert "1 run has started. With the box, an attempt under way gets a signal" in dialog
     assert "A run between two attempts ends at once." in dialog
-    assert "2 runs to cancel" in shown(pages, done(posted(pages, "/runs/cancel-all?job=other")))
+    form = fields_of(pages.get(path)) | counted(pages, path)
+    grown = pages.post(path, data=form | {"include_started": "yes", "with_started": "2"})
+    assert "3 match now, and 2 when they were counted" in grown.text
+    assert 'value="yes" checked aria' in grown.text, "a refusal keeps the choice"
+    assert "2 runs to cancel" in shown(pages, done(pages.post(path, data=form)))
+
+
+def test_dialog_of_a_cancellation_of_started_runs_alone_has_no_box(pages: ApiClient) -> None:
+    begun(pages.database, "other")
+    path = "/runs/cancel-all?job=other"
+    dialog = shown(pages, path)
+    assert '<button class="danger"><bdi>Cancel 1 run</bdi></button>' in dialog
+    assert "1 run has started. An attempt under way gets a signal" in dialog
+    assert "1 run to cancel" in shown(pages, done(posted(pages, path, include_started="yes")))
 
 
 def test_dialog_of_selected_runs_counts_those_between_two_attempts_apart(pages: ApiClient) -> None:
@@ -683,7 +704,7 @@ def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: Ap
     path = link(shown(pages, "/runs?status=queued&job=job"), "Cancel all unstarted runs of this job…")
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert "Cancel 2 runs of job?" in dialog
-    assert "The cancellation concerns 2 of the 3 runs that match." in dialog
+    assert "The cancellation can concern 2 of the 3 runs that match." in dialog
     assert "A cancellation does not filter by state" in dialog
     assert 'href="/runs?status=queued&amp;job=job">Keep them' in dialog
     assert "/runs/cancel-all" not in shown(pages, "/runs?status=succeeded&job=job")
