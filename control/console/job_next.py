@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
 from typing import Annotated, ClassVar
 from uuid import UUID
 
@@ -80,6 +81,7 @@ class JobNextPage:
                 "earlier": other_month(known.month, -1) if known else None,
                 "later": other_month(known.month, 1) if known else None,
                 "today": (now.astimezone(listed[0].local.tzinfo) if listed else now).date(),
+                "on_clock": None if isinstance(coming, Failed) else partial(to_zone, zone_name=coming.zone),
                 "targets": {} if isinstance(read, Failed) else read[1],
             },
             422 if errors else 200,
