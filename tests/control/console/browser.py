@@ -27,6 +27,10 @@ _AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 _SMALL_LINKS = """() => [...document.querySelectorAll('td a, dl.table dd a')].filter(each =>
     !(each instanceof SVGElement) && each.checkVisibility()).map(each => [each, each.getBoundingClientRect()])
     .filter(([, box]) => Math.min(box.width, box.height) < 24).map(([each, box]) => each.outerHTML)"""
+_SMALL_TEXT = """() => [...document.querySelectorAll('body *')].filter(each =>
+    !each.closest('.graph') && each.checkVisibility() && parseFloat(getComputedStyle(each).fontSize) < 12
+    && [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim()))
+    .map(each => each.outerHTML.slice(0, 200))"""
 _GRAVE = ("serious", "critical")
 
 
@@ -77,6 +81,10 @@ class Tab:
     def small_links(self) -> list[str]:
         """Return the links in cells of tables that are less than 24 pixels wide or high: WCAG 2.2, 2.5.8."""
         return cast("list[str]", self.page.evaluate(_SMALL_LINKS))
+
+    def small_texts(self) -> list[str]:
+        """Return what has text of less than 12 pixels, but for graphs, which one zooms."""
+        return cast("list[str]", self.page.evaluate(_SMALL_TEXT))
 
     def note(self, message: ConsoleMessage) -> None:
         """Remember an error in the console."""

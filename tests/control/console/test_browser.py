@@ -48,6 +48,7 @@ def check(opened: Tab, path: str) -> None:
         opened.look(look)
         assert not opened.findings(), (path, look)
         assert opened.sideways() <= 0, (path, look)
+        assert not opened.small_texts(), (path, look)
         assert not look.startswith("390") or not opened.small_links(), (path, look)
     for width in (640, 320):  # a zoom of 200 % and of 400 %
         opened.page.set_viewport_size({"width": width, "height": 450})

@@ -104,7 +104,7 @@ def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient
             fail(database)
             listed = shown(pages, "/dead-letters")
             assert "3 dead letters not redriven, 2 of them in a redrive." in listed
-            assert '<td class="right number">3, 2 of them in a redrive</td>' in listed
+            assert 'data-label="count">3, 2 of them in a redrive</td>' in listed
             assert "3 dead letters are not redriven, 2 of them in a redrive<" in shown(pages, "/")
             assert "Redrive 3 dead letters" in shown(pages, path), "one is in no redrive"
             assert "is under way and includes 2 of these 3 dead letters. This one adds 1." in shown(pages, path)
