@@ -74,7 +74,7 @@ def test_run_that_catch_up_made_has_that_on_its_page(clocked: ClockedDatabase) -
         client.headers.update(HTML)
         page = shown(client, f"/runs/{run.run_id}")
         assert "<span>timer, caught up</span>" in page
-        assert re.search(r"Its run was written [\w .]+ after its time", page)
+        assert re.search(r"This run was created [\w .]+ after its time", page)
         assert "caught up" not in shown(client, f"/runs/{trigger(clocked)}").lower()
 
 
