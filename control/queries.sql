@@ -1380,7 +1380,7 @@ SELECT e.at, e.id, f.*
   LEFT JOIN LATERAL (SELECT at, id FROM looked WHERE c.is_full ORDER BY at, id LIMIT 1) AS e ON true
   LEFT JOIN LATERAL (
     SELECT l.id, l.at, l.tenant, l.door, l.actor_kind, l.actor, l.named, l.key_id, l.action, l.object, l.request_id,
-           l.version_before, l.version_after, l.objects, l.result
+           l.version_before, l.version_after, l.objects, l.result, l.reason
       FROM looked AS l
      WHERE (%(actor)s::text IS NULL OR %(actor)s IN (l.actor, l.named, l.key_id))
        AND (%(object)s::text IS NULL OR l.object = %(object)s)

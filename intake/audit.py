@@ -5,6 +5,7 @@ client in a loop would write more rows than all operators.
 """
 
 from collections.abc import Iterable
+from typing import cast
 
 from tidewheel.audit import ACCEPTED, ALL_TENANTS, Actor, ActorKind, Change, Door, process_actor, record
 from tidewheel.intake.request import ReceivedRequest
@@ -84,6 +85,7 @@ def _change(received: ReceivedRequest, reply: Reply) -> Change:
         before,
         after,
         result=ACCEPTED if is_accepted else reply.code or "rejected",
+        reason=cast("str | None", getattr(request, "reason", None)),
     )
 
 

@@ -4,7 +4,7 @@ Accepted triggers, unchanged submits and the reports of attempts are not recorde
 verifies, beside the role of a session in PostgreSQL. A person that a sender names is stored beside the actor.
 
 Refusals and batches that repeat within a minute are counted in one row, so that a client in a loop does not fill the
-log. The row has the first request's id, and the coordinates of the first message.
+log. The row has the first request's id and reason, and the coordinates of the first message.
 """
 
 import os
@@ -37,9 +37,9 @@ MAX_OBJECT = 300
 
 _COPY = """
 COPY audit_log (tenant, door, actor_kind, actor, named, key_id, action, object, request_id, version_before,
-                version_after, objects, result) FROM STDIN (FORMAT BINARY)
+                version_after, objects, result, reason) FROM STDIN (FORMAT BINARY)
 """
-_HEAD = columns(13)
+_HEAD = columns(14)
 
 
 class Door(StrEnum):
@@ -118,6 +118,7 @@ class Change:
         objects: The number of objects that a batch has changed, or of refusals.
         result: `accepted`, or the code of the refusal.
         adds_up: True for a batch of several: those of one actor are counted in one row a minute, as refusals are.
+        reason: The reason that the request gives.
     """
 
     tenant: str
@@ -129,6 +130,7 @@ class Change:
     objects: int = 1
     result: str = ACCEPTED
     adds_up: bool = False
+    reason: str | None = None
 
 
 @cache
@@ -204,6 +206,7 @@ def _row(actor: Actor, change: Change) -> bytes:
             _HEAD, text(change.tenant), text(actor.door), text(actor.kind), text(actor.name), text(actor.named),
             text(actor.key_id), text(change.action), text(change.object[:MAX_OBJECT]), text(change.request_id),
             _version(change.before), _version(change.after), int8(change.objects), text(change.result),
+            text(change.reason),
         )
     )  # fmt: skip
 

@@ -314,7 +314,7 @@ NEW_KEY: Json = {"key": "tw_k3v9x0a1bc_…", "summary": _KEY}
 AUDIT_LOG: Json = {"next_cursor": None, "entries": [{
     "id": 7, "at": _AT, "tenant": "default", "door": "rest", "actor_kind": "key", "actor": "ci", "verified": True,
     "named": "anna", "key_id": "k3v9x0a1bc", "action": "job.submit", "object": "job/nightly", "request_id": None,
-    "version_before": 2, "version_after": 3, "objects": 1, "result": "accepted",
+    "version_before": 2, "version_after": 3, "objects": 1, "result": "accepted", "reason": None,
 }]}  # fmt: skip
 NOW: Json = {
     "as_of": _AT, "findings": [{

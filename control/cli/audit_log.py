@@ -35,7 +35,7 @@ def audit_log(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List changes and operations, the newest first: when, by whom, by which door, with which result.
+    """List changes and operations, the newest first: when, by whom, by which door, with which result and reason.
 
     Accepted triggers and unchanged submits are not recorded. Nothing verifies an actor that has a question mark.
     """
@@ -56,7 +56,7 @@ def audit_log(
         print_document(page, output)
         return
     if page.entries:
-        print_table(("at", "actor", "door", "action", "object", "version", "result"), map(_row, page.entries))
+        print_table(("at", "actor", "door", "action", "object", "version", "result", "reason"), map(_row, page.entries))
     elif page.next is None:
         typer.echo("no entries")
     if page.next is not None:
@@ -75,4 +75,5 @@ def _row(entry: AuditEntry) -> tuple[Cell, ...]:
         entry.object if entry.objects == 1 else f"{entry.object} ({entry.objects:,})",
         versions,
         entry.result,
+        entry.reason or "",
     )

@@ -193,9 +193,13 @@ class Connection:
                 _LOG.info("retrying: %s", error)
             tries += 1
 
-    def record(self, connection: Conn, action: str, changed: str, *, objects: int = 1, adds_up: bool = False) -> None:
+    def record(
+        self, connection: Conn, action: str, changed: str, *,
+        objects: int = 1, adds_up: bool = False, reason: str | None = None,
+    ) -> None:  # fmt: skip
         """Append a change of this tenant to the audit log, in the caller's transaction."""
-        record_change(connection, self.actor, Change(self.tenant, action, changed, objects=objects, adds_up=adds_up))
+        change = Change(self.tenant, action, changed, objects=objects, adds_up=adds_up, reason=reason)
+        record_change(connection, self.actor, change)
 
     def notify(self, *channels: Channel) -> None:
         """Wake the services that listen on these channels."""

@@ -190,7 +190,9 @@ class DeadLetters:
                 created_at=now,
             )
             if add_redrive(connection, new):
-                self._connection.record(connection, "dlq.redrive", f"redrive/{redrive_id}", objects=found.counted)
+                self._connection.record(
+                    connection, "dlq.redrive", f"redrive/{redrive_id}", objects=found.counted, reason=reason
+                )
 
         self._connection.write(add)
         self._connection.notify(Channel.TIMERS)

@@ -101,7 +101,7 @@ class Redrives:
             if state not in sources:
                 return RedriveChange(state, unchanged=True)
             set_redrive_state(connection, redrive_id, target, read_now(connection), reason=reason)
-            self._connection.record(connection, f"redrive.{verb}", f"redrive/{redrive_id}")
+            self._connection.record(connection, f"redrive.{verb}", f"redrive/{redrive_id}", reason=reason)
             return RedriveChange(target, unchanged=False)
 
         done = self._connection.write(change)

@@ -30,6 +30,11 @@ _RESUMED = {
 }
 _GOES_ON = "A pause of the job neither stops nor resumes a backfill."
 _REPLACES = "This pause replaces that one if it ends at another time. With the same end it changes nothing."
+_LATER = {
+    CatchUp.SKIP: "none fires later",
+    CatchUp.FIRE_ONCE: "only the latest fires when the pause ends",
+    CatchUp.FIRE_ALL: "those within the `window` of the job fire when the pause ends",
+}
 _LONGEST = 100  # characters of a reason in the address of an undo, which a cookie holds
 
 
@@ -48,7 +53,7 @@ class PauseJob:
             f"Pause {key}?", f"Pause {key}", urls.job(key, job.summary.job_id), place="jobs",
             will=_WITHOUT_TIMER.get(job.summary.kind) or (
                 "No occurrence fires until it is resumed.",
-                f"When the pause ends, on_resume ({resumes}) decides about the occurrences that came due.",
+                f"Of the occurrences that come due in the pause, {_LATER[CatchUp(str(resumes))]}: on_resume is {resumes}.",
             ),
             stays=("Runs under way go on. Triggers still run.", *stays),
             fields=(

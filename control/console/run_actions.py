@@ -61,9 +61,11 @@ class CancelRun:
         run_id = run_id_of(request)
         document = {"type": "run.cancel", "run_id": str(run_id), "reason": text_of(form, "reason")}
         was = connection.request(document, request_id_of(form)).run_status or ""
-        words = (
-            f"It had ended already: {state(was)}." if was in FINAL else f"Cancel requested; the run was {state(was)}."
-        )
+        words = "It is cancelled."
+        if was in FINAL:
+            words = f"It had ended already: {state(was)}."
+        elif was in OWNED:
+            words = "Its cancel is requested: its attempt gets a signal."
         return Done(urls("run", run_id=run_id), words)
 
 

@@ -32,10 +32,12 @@ class PauseWorkflow:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what waits, and what goes on."""
         del caller
-        found = _open_workflow(connection, request)
+        found, question = _open_workflow(connection, request), "Pause this workflow of {}?"
+        if found.summary.state == "cancelling":
+            return _cancelling(question, found, urls, request)
         waiting = [node.key for node in found.nodes if node.run_id is None]
         return Dialog(
-            f"Pause this workflow of {found.summary.key}?", "Pause 1 workflow", _page(urls, request),
+            question.format(found.summary.key), "Pause 1 workflow", _page(urls, request),
             will=_count(len(waiting), "job", "without a run waits until a resume", "without a run wait until a resume"),
             stays=_count(_under_way(found), "open run", "goes on", "go on"), fields=(REASON,),
             sample=waiting[:SAMPLE], keep="Let it go on", place="runs",
@@ -101,6 +103,8 @@ class CancelWorkflow:
         """Return the runs that are cancelled, and the jobs that get none."""
         del caller
         found = _open_workflow(connection, request)
+        if found.summary.state == "cancelling":
+            return _cancelling("Cancel this workflow of {}?", found, urls, request)
         runs, jobs = _under_way(found), sum(node.run_id is None for node in found.nodes)
         return Dialog(
             f"Cancel {counted(runs, 'open run')} of this workflow of {found.summary.key}?",
@@ -133,6 +137,14 @@ def _open_workflow(connection: Connection, request: Request) -> Workflow:
     if found.summary.finished_at is not None:
         refuse("run_id", f"the workflow has ended: {state(found.summary.state)}", "resume it if a part failed")
     return found
+
+
+def _cancelling(question: str, found: Workflow, urls: Urls, request: Request) -> Dialog:
+    """Return that the occurrence is being cancelled, and offer nothing."""
+    words = "Its cancel is requested already: its open runs end, and no job gets a run."
+    return Dialog(
+        question.format(found.summary.key), "", _page(urls, request), will=(words,), keep="Back", place="runs"
+    )
 
 
 def _under_way(found: Workflow) -> int:

@@ -64,6 +64,7 @@ class AuditEntry:
         version_after: The job's version after.
         objects: The number of objects that a batch has changed.
         result: `accepted`, or the code of the refusal.
+        reason: The reason that the request gave.
     """
 
     id: int
@@ -82,6 +83,7 @@ class AuditEntry:
     version_after: int | None
     objects: int
     result: str
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)

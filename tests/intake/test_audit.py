@@ -29,7 +29,7 @@ def test_changes_and_refusals_are_recorded_and_triggers_and_repeats_are_not(data
     submit(database, "a", payload=2)
     run = trigger(database, "a")
     apply_batch(database, about("job.trigger", "none"))
-    apply_batch(database, about("job.pause", "a") | {"request_id": "r-1"})
+    apply_batch(database, about("job.pause", "a", reason="migration") | {"request_id": "r-1"})
     apply_batch(database, about("job.pause", "a") | {"request_id": "r-1"})  # the first reply again
     apply_batch(database, about("job.pause", "a"))  # paused already
     apply_batch(database, about("job.rollback", "a", version=1))
@@ -51,10 +51,10 @@ def test_changes_and_refusals_are_recorded_and_triggers_and_repeats_are_not(data
     ]
     versions = database.rows("SELECT version_before, version_after FROM audit_log WHERE object = 'job/a' ORDER BY id")
     assert versions == [(None, 1), (1, 2), (2, 2), (2, 3), (3, None)]
-    [(door, kind, actor, request_id)] = database.rows(
-        "SELECT door, actor_kind, actor, request_id FROM audit_log WHERE action = 'job.pause'"
+    [found] = database.rows(
+        "SELECT door, actor_kind, actor, request_id, reason FROM audit_log WHERE action = 'job.pause'"
     )
-    assert (door, kind, actor, request_id) == ("client", "user", process_user(), "r-1")
+    assert found == ("client", "user", process_user(), "r-1", "migration")
 
 
 def test_change_that_is_rolled_back_leaves_no_entry(database: Database) -> None:

@@ -55,7 +55,7 @@ def test_audit_log_shows_the_user_of_the_command_as_unverified(database: Databas
     tidewheel(database, "freeze", "--queue", "reports")
     tidewheel(database, "thaw", "--queue", "reports")
     heading, *rows = tidewheel(database, "audit-log").lines
-    assert heading.split() == ["at", "actor", "door", "action", "object", "version", "result"]
+    assert heading.split() == ["at", "actor", "door", "action", "object", "version", "result", "reason"]
     assert [row.split()[1:] for row in rows] == [
         [f"{process_user()}?", "cli", action, "freeze/queue=reports", "accepted"] for action in ("thaw", "freeze")
     ]

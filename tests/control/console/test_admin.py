@@ -233,6 +233,7 @@ def test_audit_log_is_filtered_and_leads_to_what_was_changed(pages: ApiClient) -
     one = pages.get("/admin/audit?object=job/a/b&action=job.pause").text
     assert one.count("<tr>") == 2
     assert "job.pause" in one
+    assert "stock</" in one
     assert "No change matches the filters" in pages.get("/admin/audit?since=%2B5m&door=kafka").text
     wrong = pages.get("/admin/audit?since=soon")
     assert wrong.status_code == HTTPStatus.UNPROCESSABLE_ENTITY

@@ -181,6 +181,10 @@ def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
     assert "Cancel 1 open run of this workflow of a?" in cancel
     assert posted(pages, f"/workflows/{root}/cancel").status_code == HTTPStatus.SEE_OTHER
     assert workflow(pages.database, root)[0] == "cancelling"
+    for verb in ("cancel", "pause"):
+        again = shown(pages, f"/workflows/{root}/{verb}")
+        assert "Its cancel is requested already" in again
+        assert f"{verb.capitalize()} 1" not in again
 
 
 def test_hostile_keys_are_text_in_the_graph_and_in_the_list(pages: ApiClient) -> None:
