@@ -35,7 +35,7 @@ def audit_log(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List changes and operations, the newest first: when, by whom, by which door, with which result and reason.
+    """List changes and operations with actor, door, result and reason, the newest first.
 
     Accepted triggers and unchanged submits are not recorded. Nothing verifies an actor that has a question mark.
     """

@@ -47,13 +47,13 @@ class PauseJob:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a pause stops."""
         job = _shown(connection, caller, key_of_page(connection, caller, request))
-        key, resumes = job.summary.key, job.job.get("on_resume", CatchUp.SKIP)
+        key, resumes = job.summary.key, CatchUp(str(job.job.get("on_resume", CatchUp.SKIP)))
         stays = [f"{_news(job)} {_REPLACES}"] if job.summary.paused else []
         return Dialog(
             f"Pause {key}?", f"Pause {key}", urls.job(key, job.summary.job_id), place="jobs",
             will=_WITHOUT_TIMER.get(job.summary.kind) or (
                 "No occurrence fires until it is resumed.",
-                f"Of the occurrences that come due in the pause, {_LATER[CatchUp(str(resumes))]}: on_resume is {resumes}.",
+                f"Of the occurrences that come due in the pause, {_LATER[resumes]}: on_resume is {resumes}.",
             ),
             stays=("Runs under way go on. Triggers still run.", *stays),
             fields=(
