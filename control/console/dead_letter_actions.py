@@ -51,15 +51,17 @@ class RedriveLetters:
         query, now = read_query(request, ChosenQuery), page_now(connection)
         filters = _filter(query, now)
         found = DeadLetters(connection).redrive(dry_run=True, **filters)
-        many = counted(found.matched, "dead letter", at_least=found.at_least)
         about = " of " + query.job if query.job else ""
         under_way = redrive_under_way(connection, caller.tenant, filters, urls, matched=found.matched)
+        count = (under_way.left if under_way else 0) or found.matched
+        many, is_one = counted(count, "dead letter", at_least=found.at_least), count == 1
         if query.kind == "message" or (found.first and found.first[0].kind == "message"):
-            question, will = f"Send {many} again?", ["Each message goes to its topic once more, byte for byte."]
+            which = "The message" if is_one else "Each message"
+            question, will = f"Send {many} again?", [f"{which} goes to its topic once more, byte for byte."]
         else:
             facts = _facts(connection, filters, found)
             question = f"Redrive {many}{about}?"
-            will = [_new_runs(connection, query), *_counted_words(facts, found.matched), _FAILS_AGAIN]
+            will = [_new_runs(connection, query, is_one=is_one), *_counted_words(facts, found.matched), _FAILS_AGAIN]
             if facts is not None and found.matched and all(each.is_deleted for each in facts):
                 return Dialog(
                     question, "", _back(query, urls), place="dead_letters", keep="Back",
@@ -79,7 +81,7 @@ class RedriveLetters:
                 Field("reason", "Reason (optional)", help="Stored with the redrive."), *bound(found.matched, now),
             ),
             sample=_sample(found.first, found.matched), warnings=() if found.matched else (_NOTHING,),
-            stays=("Dead letters stay listed, each with what it became.", _ONCE, *_left_out(query)), keep="Leave them",
+            stays=(_STAYS[is_one], *_left_out(query)), keep="Leave it" if is_one else "Leave them",
             under_way=under_way,
         )  # fmt: skip
 
@@ -93,7 +95,8 @@ class RedriveLetters:
         found = letters.redrive(rate=rate, reason=text_of(form, "reason"), request_id=request_id_of(form), **filters)
         if found.redrive_id is None:
             refuse(_NOTHING.path, _NOTHING.problem, _NOTHING.remedy)
-        words = f"{number(found.matched, at_least=found.at_least)} to redrive. Schedulers work it off."
+        left = beside.left if beside else 0
+        words = f"{number(left or found.matched, at_least=found.at_least)} to redrive. Schedulers work it off."
         words += f" {beside.words}" if beside else ""
         return Done(urls("bulk_work", kind="redrive", id=found.redrive_id), words)
 
@@ -135,7 +138,10 @@ class PurgeLetters:
 
 
 _FAILS_AGAIN = "A run that fails again becomes a new dead letter."
-_ONCE = "A dead letter that a retry or another redrive takes first is left out."
+_STAYS = (
+    "Dead letters stay listed, each with what it became. One that a retry or another redrive takes first is left out.",
+    "The dead letter stays listed, with what it became. If a retry or another redrive takes it first, it is left out.",
+)
 _COUNTED = 200  # dead letters at most whose runs a dialog looks at: as many as a list selects
 
 
@@ -172,9 +178,10 @@ def _left_out(query: ChosenQuery) -> Sequence[str]:
     return () if narrowed else ("Messages that are not requests stay. Send those again from their rows.",)
 
 
-def _new_runs(connection: Connection, query: ChosenQuery) -> str:
+def _new_runs(connection: Connection, query: ChosenQuery, *, is_one: bool) -> str:
     """Return which version of the job the new runs have, and which one has failed."""
-    plain = "Each becomes a new run of its job's version in force, the oldest first."
+    become, order = ("It becomes", "") if is_one else ("Each becomes", ", the oldest first")
+    plain = f"{become} a new run of its job's version in force{order}."
     if query.job is None:
         return plain
     found = DeadLetters(connection).groups(redriven=False).groups
@@ -184,11 +191,13 @@ def _new_runs(connection: Connection, query: ChosenQuery) -> str:
         return plain
     current = groups[0].current_version
     if current is None:
-        return "Their job is deleted: none of them can become a run."
+        return "The job is deleted: no dead letter of it can become a run."
     if failed == [current]:
-        return f"Each becomes a new run of version {current}, the oldest first. They failed in this version."
-    versions = f"version{'s' if len(failed) > 1 else ''} {', '.join(map(str, failed))}"
-    return f"Each becomes a new run of version {current}, the oldest first. They failed in {versions}."
+        return (
+            f"{become} a new run of version {current}, the version in which {'it' if is_one else 'they'} failed{order}."
+        )
+    versions = f"version{'s' if len(failed) > 1 else ''} {(' or ' if is_one else ', ').join(map(str, failed))}"
+    return f"{become} a new run of version {current}{order}. {'It' if is_one else 'They'} failed in {versions}."
 
 
 def _filter(query: ChosenQuery, until: datetime) -> DeadLetterFilter:

@@ -130,11 +130,12 @@ class RetryRuns:
             f"Retry {counted(len(facts), 'run')}" if facts else "", _back(request, urls),
             place="runs",
             will=(
-                "Each becomes a new run with its own payload and the version of its job that is in force.",
+                f"{'It becomes' if len(facts) == 1 else 'Each becomes'} a new run with its own payload and the version"
+                " of its job that is in force.",
                 *((f"{counts[:1].upper()}{counts[1:]} {_HAVE[len(letters) == 1]}.",) if letters else ()),
                 *retried_lines(facts, "run"),
             ),
-            keep="Leave them",
+            keep="Leave it" if len(facts) == 1 else "Leave them",
             stays=(
                 *((f"{counted(left, 'run')} {have} not ended: only ended runs can be retried.",) if left else ()),
                 *((f"Of these, {counted(gone, 'run')} cannot be retried: {_GONE}",) if gone else ()),

@@ -6,7 +6,8 @@ from tidewheel.control.console.under_way import share
 from tidewheel.control.console.words import agreed, number
 from tidewheel.control.reads.retry_facts import RetryFacts, count_open_retries
 
-PARTS = "Each runs alone: only a resume of its workflow starts the jobs after it."
+PARTS = "Each runs alone: to start the jobs after it, resume its workflow."
+_PART = "It runs alone: to start the jobs after it, resume the workflow."
 
 
 def retried_lines(facts: Sequence[RetryFacts], noun: str) -> Sequence[str]:
@@ -22,7 +23,7 @@ def retried_lines(facts: Sequence[RetryFacts], noun: str) -> Sequence[str]:
     before = agreed(retried, "was retried before and gets", "were retried before and get")
     go_on = agreed(still_open, "retry is open and goes", "retries are open and go")
     found = (
-        (parts, f"{_share(parts, facts, noun)} {part}. {PARTS}"),
+        (parts, f"{_share(parts, facts, noun)} {part}. {_PART if parts == 1 else PARTS}"),
         (retried, f"{_share(retried, facts, noun)} {before} one more run."),
         (still_open, f"{number(still_open)} earlier {go_on} on."),
     )

@@ -26,7 +26,7 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import FINAL, OWNED, RunState
 from tidewheel.settings.api import ApiSettings
 
-_ALONE = "It runs alone: its workflow goes on only by a resume of the failed part, on the workflow's page."
+_ALONE = "It runs alone: to start the jobs after it, resume the failed part on the workflow's page."
 REASON = Field("reason", "Reason (optional)", help="Stored in the audit log.")
 
 

@@ -13,10 +13,10 @@ from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.console.progress import filter_words
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import counted, number, short_id
+from tidewheel.control.console.words import agreed, counted, number, short_id
 from tidewheel.control.reads.backfills import BackfillSummary, backfills
 from tidewheel.control.reads.cancellations import Cancellation, cancellations
-from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary, kind_to_redrive
+from tidewheel.control.reads.dead_letters import COUNTED, DeadLetterFilter, DeadLetterSummary, kind_to_redrive
 from tidewheel.control.reads.redrives import Redriving, going_on
 from tidewheel.errors import Refused
 from tidewheel.jobs.values import format_timestamp
@@ -27,6 +27,10 @@ _ANY: Sequence[object] = (None, {}, [])  # of a filter that names nothing
 _LOOKED_AT = 10  # of the work that is under way, the newest
 _TOGETHER = 3
 _ONCE = "Each dead letter is redriven once."
+_RETRIED_FIRST = (
+    "If you retry these runs first, the redrive leaves them out, so that none runs twice.",
+    "If you retry this run first, the redrive leaves it out, so that it does not run twice.",
+)
 _LEFT_OUT = "It leaves out what is purged before its turn."
 _SOON_SECONDS = 60.0
 _OF_REDRIVES = ("kind", "ids", "key", "status", "error_type", "queue", "lane")
@@ -39,11 +43,13 @@ class UnderWay(NamedTuple):
         words: A sentence about it, and about what it has in common with the dialog.
         address: Its page.
         covers: True if it does all of the dialog soon.
+        left: How many things it leaves for the dialog, if it does the rest of them soon; 0 if that is not known.
     """
 
     words: str
     address: str
     covers: bool = False
+    left: int = 0
 
 
 def cancellation_under_way(
@@ -74,7 +80,7 @@ def cancellation_under_way(
     about = ", ".join(filter_words(found[0])) or "all runs"
     one = f"Cancellation {found[0].cancellation_id} ({about}) is under way and includes"
     which = one if len(found) == 1 else f"{len(found)} cancellations are under way and include"
-    words = f"{which} {share(known, matched, 'run')}.{_adds(known, matched)}"
+    words = f"{which} {share(known, matched, 'run')}.{_rest(known, matched)}"
     address = urls("bulk_work", kind="cancellation", id=found[0].cancellation_id) if len(found) == 1 else urls("bulk")
     return UnderWay(words, address, known >= matched)
 
@@ -150,12 +156,18 @@ def redrive_under_way(
     )
     if not found:
         return None
-    these = f"{share(known, matched, 'dead letter')}.{'' if purges else _adds(known, matched)}"
-    effect = _LEFT_OUT if purges else _ONCE
-    if len(found) == 1:
-        return _named(found[0], these, urls, covers=known >= matched, effect=effect)
+    one, is_soon, left = len(found) == 1, all(map(_is_soon, found)), matched - known
+    these, effect = f"{share(known, matched, 'dead letter')}.", _LEFT_OUT if purges else _ONCE
+    if is_soon and left > 0 and not purges and matched < COUNTED:
+        which = f"Redrive {short_id(found[0].redrive_id)} already includes" if one else f"{len(found)} redrives include"
+        others = agreed(left, "the other one", f"the other {number(left)}")
+        shared = f"{number(matched)} dead letters match. {which} {number(known)} of them"
+        words = f"{shared}, so this redrive takes {others}."
+        return UnderWay(words, _progress(found[0], urls) if one else urls("bulk"), left=left)
+    if one:
+        return _named(found[0], these, urls, covers=left <= 0, effect=effect)
     words = f"{len(found)} redrives have not ended and include {these} {effect}"
-    return UnderWay(words, urls("bulk"), known >= matched and all(map(_is_soon, found)))
+    return UnderWay(words, urls("bulk"), left <= 0 and is_soon)
 
 
 def letter_under_way(connection: Connection, tenant: str, letter: DeadLetterSummary, urls: Urls) -> UnderWay | None:
@@ -172,7 +184,7 @@ def retries_under_way(
     *,
     matched: int,
     noun: str = "run",
-    effect: str = "A redrive leaves out what is retried before.",
+    effect: str = "",
 ) -> UnderWay | None:
     """Return the redrive that has most of these dead letters; None if there is none.
 
@@ -183,7 +195,7 @@ def retries_under_way(
         urls: Writes the address.
         matched: How many of the noun the dialog retries.
         noun: What the dialog counts.
-        effect: What the redrive leaves out then, in a sentence.
+        effect: What the redrive leaves out then, in a sentence; by default, what is retried first.
     """
     letters = DeadLetters(connection).list(ids=ids, limit=len(ids)).dead_letters if ids else ()
     rows = _going_on(connection, tenant) if letters else ()
@@ -191,8 +203,8 @@ def retries_under_way(
     most, row = max(counts, key=lambda each: each[0], default=(0, None))
     if row is None or not most:
         return None
-    found = _named(row, f"{share(most, matched, noun)}.", urls, covers=False)
-    return found._replace(words=f"{found.words} {effect}")
+    retried = _RETRIED_FIRST[matched == 1]
+    return _named(row, f"{share(most, matched, noun)}.", urls, covers=False, effect=effect or retried)
 
 
 def letters_under_way(
@@ -201,7 +213,7 @@ def letters_under_way(
     """Return the address of the redrive that has each of some dead letters; the rest are in none."""
     rows = _going_on(connection, tenant) if any(letter.redriven_at is None for letter in letters) else ()
     found = {letter.id: next((row for row in rows if row.includes(letter)), None) for letter in letters}
-    return {letter: urls("bulk_work", kind="redrive", id=row.redrive_id) for letter, row in found.items() if row}
+    return {letter: _progress(row, urls) for letter, row in found.items() if row}
 
 
 def _going_on(connection: Connection, tenant: str) -> Sequence[Redriving]:
@@ -215,7 +227,11 @@ def _named(row: Redriving, these: str, urls: Urls, *, covers: bool, effect: str 
         f"Redrive {short_id(row.redrive_id)} is {'paused' if row.state == 'paused' else 'under way'} and includes "
         f"{these} {effect}"
     )
-    return UnderWay(words, urls("bulk_work", kind="redrive", id=row.redrive_id), covers and _is_soon(row))
+    return UnderWay(words, _progress(row, urls), covers and _is_soon(row))
+
+
+def _progress(row: Redriving, urls: Urls) -> str:
+    return urls("bulk_work", kind="redrive", id=row.redrive_id)
 
 
 def _is_soon(row: Redriving) -> bool:
@@ -224,9 +240,9 @@ def _is_soon(row: Redriving) -> bool:
     return row.state != "paused" and not row.rejected_count and (row.rate is None or rest / row.rate <= _SOON_SECONDS)
 
 
-def _adds(known: int, matched: int) -> str:
-    """Return how many things a dialog adds to those in work under way."""
-    return f" This one adds {number(matched - known)}." if known < matched else ""
+def _rest(known: int, matched: int) -> str:
+    """Return how many runs a dialog cancels beside those of cancellations under way."""
+    return f" This one cancels the other {number(matched - known)}." if known < matched else ""
 
 
 def _union(

@@ -18,7 +18,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now
-from tidewheel.control.console.words import counted, state, when
+from tidewheel.control.console.words import agreed, counted, state, when
 from tidewheel.control.console.workflow_graph import Picture, depths, is_met, picture_of
 from tidewheel.control.reads.audit_log import AuditEntry, list_audit_log
 from tidewheel.control.reads.waits import Wait, read_waits
@@ -29,6 +29,7 @@ from tidewheel.runs import DEAD_LETTERED, RunState
 ROWS = 200
 """Jobs in one page of the list."""
 
+_NAMED = 3  # jobs that a sentence names
 _FITS = 980  # pixels of a graph that are seen at once
 _GENERATIONS = 20  # that the page links to
 _WAITING = {RunState.QUEUED, RunState.BUFFERED, RunState.RETRYING, RunState.WAITING}  # not those that wait for parents
@@ -70,8 +71,26 @@ def about_workflow(found: Workflow, pause: AuditEntry | None, now: datetime) -> 
         paused = f"Paused{by}{f': {found.summary.reason}' if found.summary.reason else ''}. "
     states = Counter(node.state for node in found.nodes)
     parts = ", ".join(f"{number:,} {state(each)}" for each, number in states.most_common())
-    again = f" A resume repeats {counted(len(found.again), 'job')}." if found.again else ""
-    return f"{paused}{counted(len(found.nodes), 'job')}: {parts}.{again}"
+    return f"{paused}{counted(len(found.nodes), 'job')}: {parts}.{_again(found)}"
+
+
+def _again(found: Workflow) -> str:
+    """Return which jobs a resume runs for certain, and which ones if their parents then end as required."""
+    again = set(found.again)
+    if not again:
+        return ""
+    later = [node.key for node in found.nodes if node.key in again and any(each.key in again for each in node.parents)]
+    certain = _few([key for key in found.again if key not in set(later)])
+    if not later:
+        return f" A resume makes a new run of {certain}."
+    their = agreed(len(later), "its", "their")
+    met = f"if the conditions on {their} parents are then met"
+    return f" A resume makes a new run of {certain}, and of {_few(later)} {met}."
+
+
+def _few(keys: Sequence[str]) -> str:
+    """Return the names of a few jobs, else their number."""
+    return ", ".join(keys) if len(keys) <= _NAMED else f"each of {counted(len(keys), 'job')}"
 
 
 @dataclass(frozen=True, slots=True)

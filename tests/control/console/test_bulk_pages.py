@@ -106,8 +106,8 @@ def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient
             assert "3 dead letters not redriven, 2 of them in a redrive." in listed
             assert 'data-label="count">3, 2 of them in a redrive</td>' in listed
             assert "3 dead letters are not redriven, 2 of them in a redrive<" in shown(pages, "/")
-            assert "Redrive 3 dead letters" in shown(pages, path), "one is in no redrive"
-            assert "is under way and includes 2 of these 3 dead letters. This one adds 1." in shown(pages, path)
+            assert "Redrive 1 dead letter" in shown(pages, path), "two are in a redrive"
+            assert "already includes 2 of them, so this redrive takes the other one." in shown(pages, path)
             later = database.value("SELECT max(id) FROM dead_letters")
             assert "is under way" not in shown(pages, f"/dead-letters/{later}"), "it was made later"
             done(posted(pages, path, **counted(pages, path)))
@@ -431,7 +431,7 @@ def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiCl
     for words in (
         "Retry 3 runs?",
         "2 of these 3 runs have dead letters, which then count as redriven.",
-        "1 of these 3 runs is a part of a workflow. Each runs alone: only a resume of its workflow starts",
+        "1 of these 3 runs is a part of a workflow. It runs alone: to start the jobs after it, resume",
         "1 of these 3 runs was retried before and gets one more run.",
         "1 earlier retry is open and goes on.",
         "Of these, 1 run cannot be retried: the job is deleted",
@@ -440,9 +440,9 @@ def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiCl
     redrive = shown(pages, "/dead-letters/redrive")
     for words in (
         "Redrive 3 dead letters?",
-        "1 of these 2 dead letters is a part of a workflow. Each runs alone",
+        "1 of these 2 dead letters is a part of a workflow. It runs alone",
         "1 of them is rejected. The redrive rejects those whose job is deleted",
-        "A dead letter that a retry or another redrive takes first is left out.",
+        "One that a retry or another redrive takes first is left out.",
     ):
         assert words in redrive, words
     assert "Retried before" not in redrive
@@ -450,8 +450,8 @@ def test_dialogs_of_many_retries_count_what_the_button_does_to_them(pages: ApiCl
     assert "Nothing would change. The redrive rejects" in shown(pages, "/dead-letters/redrive?job=other")
     assert "It cannot be retried: its job is deleted." in shown(pages, f"/runs/{gone}/retry")
     place = done(posted(pages, "/dead-letters/redrive"))
-    assert "includes 2 of these 3 runs. Each dead letter is redriven once." in shown(pages, path)
-    assert "includes this run. Each dead letter is redriven once." in shown(pages, f"/runs/{plain}/retry")
+    assert "includes 2 of these 3 runs. If you retry these runs first, the redrive" in shown(pages, path)
+    assert "includes this run. If you retry this run first, the" in shown(pages, f"/runs/{plain}/retry")
     done(posted(pages, path))
     assert "3 runs queued. 1 could not be retried." in shown(pages, "/runs")
     work_off(database)
