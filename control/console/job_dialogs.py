@@ -64,8 +64,8 @@ class TriggerJob:
             fields=(
                 Field("payload", "payload, as JSON", "long", help=has),
                 Field("delay", "delay", help="Such as 10m. If empty, it runs now."),
-                Field("labels", "labels of the run", "long", help="One name=value per line; they replace the job's.",
-                      rows=2),
+                Field("labels", "labels of the run", "long", rows=2,
+                      help="One name=value per line. A label replaces the job's label of the same name."),
             ),
             keep="Back",
         )  # fmt: skip
@@ -115,12 +115,15 @@ class DeleteJob:
                 f"Delete {key}?", "", urls.job(key, job.summary.job_id), place="jobs", will=(words,), keep="Back"
             )
         waiting = Runs(connection).cancel_matching({"key": key, "include_started": False}, None, dry_run=True)
-        many = counted(waiting.matched, "run", at_least=waiting.at_least)
-        have = agreed(waiting.matched, "has not started and is", "have not started and are")
+        ends = "The job stops firing. It has no run that waits to start."
+        if waiting.matched:
+            many = counted(waiting.matched, "run", at_least=waiting.at_least)
+            have = agreed(waiting.matched, "that has not started is", "that have not started are")
+            ends = f"The job stops firing, and the {many} {have} cancelled."
         return Dialog(
             f"Delete {key}?", f"Delete {key}", urls.job(key, job.summary.job_id), place="jobs", danger=True,
             will=(
-                f"It fires no more. {many} {have} cancelled.",
+                ends,
                 "You can submit it again: its version numbers then continue.",
             ),
             stays=("Runs under way end as they are. Runs that ended stay as long as runs are kept.",),

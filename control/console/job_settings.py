@@ -76,7 +76,7 @@ def settings_of(job: Mapping[str, object]) -> Iterator[Setting]:
     """Yield all settings in the order of the specification, those of the job with their values.
 
     >>> [(each.path, each.value) for each in settings_of({"retry": {"max_attempts": 3}}) if not each.is_default]
-    [('retry.max_attempts', '3')]
+    [('retry', 'as follows'), ('retry.max_attempts', '3')]
     """
     for name, (meaning, default) in _meanings().items():
         if name in _APART:
@@ -84,8 +84,11 @@ def settings_of(job: Mapping[str, object]) -> Iterator[Setting]:
         if name not in job:
             yield Setting(name, default, is_default=True, meaning=meaning)
             continue
-        for at, (path, value) in enumerate(_flattened(job[name], name)):
-            yield Setting(path, value, is_default=False, meaning="" if at else meaning)
+        values = list(_flattened(job[name], name))
+        if values[0][0] != name:  # the meaning is that of the whole object
+            yield Setting(name, "as follows", is_default=False, meaning=meaning)
+        for path, value in values:
+            yield Setting(path, value, is_default=False, meaning=meaning if path == name else "")
 
 
 def _flattened(value: object, path: str) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,15 @@ from tidewheel.runs import DEAD_LETTERED, RunState
 
 _SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
 _LONGEST = 300  # characters of an error in a sentence
+_UNFIRED = {
+    "overlap": "another run of the job was active (overlap)",
+    "misfire": "not fired in time (misfire)",
+    "paused": "the job was paused",
+    "frozen": "a freeze was in force",
+    "excluded": "a calendar excludes the day",
+    "manual": "by request",
+    "catch_up_limit": "more were missed than catch_up fires",
+}
 
 
 def about_job(
@@ -146,7 +155,7 @@ def _failed_of(ended: Sequence[RunSummary], failed: Sequence[RunSummary], now: d
 def _well(streak: int, skipped: str, failed: str) -> str:
     if streak > 1 and not skipped and not failed:
         return f"Runs well: the last {streak} runs succeeded."
-    return f"{failed}The last {f'{streak} runs' if streak > 1 else 'run'} succeeded{skipped}."
+    return f"{failed}The last {f'{streak} runs' if streak > 1 else 'run'} that ended succeeded.{skipped}"
 
 
 def _skipped(unfired: Sequence[Unfired], *, at_least: bool) -> str:
@@ -155,9 +164,9 @@ def _skipped(unfired: Sequence[Unfired], *, at_least: bool) -> str:
         return ""
     occurrences = sum(each.occurrences for each in unfired)
     found = number(occurrences, at_least=at_least or not all(each.exact for each in unfired))
-    were = "occurrence was" if occurrences == 1 else "occurrences were"
-    reasons = ", ".join(dict.fromkeys(state(each.reason) for each in unfired))
-    return f", but {found} {were} skipped in the time shown: {reasons}"
+    were = f"occurrence{' in the time shown was' if occurrences == 1 else 's in the time shown were'}"
+    reasons = ", ".join(dict.fromkeys(_UNFIRED.get(each.reason, state(each.reason)) for each in unfired))
+    return f" {found} {were} skipped: {reasons}."
 
 
 def _coming(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:

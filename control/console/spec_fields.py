@@ -155,7 +155,8 @@ GROUPS: Sequence[Group] = (
     Group("Timeouts", (
         _of("start_to_close", "start_to_close", "span", "The longest time of one attempt."),
         _of("schedule_to_start", "schedule_to_start", "span", "The longest time until the first attempt begins."),
-        _of("schedule_to_close", "schedule_to_close", "span", "The longest time of all attempts together."),
+        _of("schedule_to_close", "schedule_to_close", "span",
+            "The longest time from the scheduled time to the end of the run, with all attempts and the waits between."),
         _of("heartbeat", "heartbeat", "span", "The longest time between two heartbeats of an attempt."),
     )),
     Group("Overlap and limits", (
@@ -172,7 +173,8 @@ GROUPS: Sequence[Group] = (
         SpecField("dedupe.key", "dedupe key", help="Triggers with this key share one run per window."),
         SpecField("dedupe.window", "dedupe window", "span", help="Such as 10m, from the first trigger on."),
         SpecField("dedupe.mode", "dedupe mode", options=_options(JobDedupe, "mode"), default="reject",
-                  help="reject drops a later trigger. replace takes its inputs. debounce also postpones the run."),
+                  help="reject drops a later trigger. replace gives the waiting run the inputs of the later trigger. "
+                       "debounce does that and also postpones the run."),
         SpecField("dedupe.longest", "longest dedupe delay", "span", default="ten windows",
                   help="The longest time by which debounce delays a run."),
     )),

@@ -428,6 +428,21 @@ def record_deleted(oldest_day: datetime) -> str:
     return f"It was an occurrence, and its record is deleted: runs are kept from {oldest_day:%Y-%m-%d} on."
 
 
+def after_pause(on_resume: CatchUp, window: timedelta) -> str:
+    """Return what the end of a pause does with its occurrences.
+
+    >>> after_pause(CatchUp.FIRE_ONCE, timedelta(hours=6))
+    'Of the occurrences that come due during the pause, only the latest then fires, because on_resume is fire_once.'
+    """
+    due = "ccurrences that come due during the pause"
+    effect = {
+        CatchUp.SKIP: f"O{due} are then skipped",
+        CatchUp.FIRE_ONCE: f"Of the o{due}, only the latest then fires",
+        CatchUp.FIRE_ALL: f"Of the o{due}, at most the newest {MAX_CAUGHT_UP:,} of the last {length(window)} then fire",
+    }[on_resume]
+    return f"{effect}, because on_resume is {on_resume}."
+
+
 def policy_effect(field: str, policy: CatchUp, window: timedelta) -> str:
     """Return the effect of `catch_up` or `on_resume` on occurrences that did not fire.
 

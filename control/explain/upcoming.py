@@ -19,10 +19,10 @@ from tidewheel.control.explain.text import (
     FOLLOWS,
     MANUAL,
     NO_FURTHER_OCCURRENCE,
+    after_pause,
     only_next_known,
     override_source,
     paused,
-    policy_effect,
     postponed,
     quarantined,
 )
@@ -311,9 +311,7 @@ def _words_without_freezes(connection: Conn, job: JobPosition, version_span: Ver
         return quarantined(read_job_error(connection, job.job_id))
     if job.paused:
         policies = version_span.policies
-        return (
-            f"{paused(job.paused_until)} After that, {policy_effect('on_resume', policies.on_resume, policies.window)}"
-        )
+        return f"{paused(job.paused_until)} {after_pause(policies.on_resume, policies.window)}"
     if isinstance(version_span.schedule, Manual):
         return FOLLOWS if version_span.schedule.follows else MANUAL
     if isinstance(version_span.schedule, FixedDelay):

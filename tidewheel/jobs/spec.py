@@ -126,7 +126,7 @@ class JobSpec(WithPayload):
         history_limit: Retention keeps this many of its latest finished runs.
         labels: Names with values, by which lists, cancellations and freezes select its runs.
         description: A text for people.
-        paused: Read only when the job is created; no part of its versions.
+        paused: Tidewheel uses this only when it creates the job; versions do not contain it.
     """
 
     elsewhere: ClassVar[Mapping[str, str]] = {

@@ -55,7 +55,7 @@ def test_reason_for_no_occurrences_is_shown(spring: ClockedDatabase) -> None:
     tidewheel(spring, "job", "pause", "nightly")
     lines = tidewheel(spring, "job", "next", "nightly", "-n", 1).lines
     assert "CEST paused" in " ".join(" ".join(lines).split())
-    assert lines[-1].startswith("The job is paused")
+    assert lines[-2].startswith("The job is paused")
     [refusal] = tidewheel(spring, "job", "next", "weekly").refusals
     assert refusal.startswith("key: tenant 'default' has no job 'weekly'")
 

@@ -209,7 +209,7 @@ def test_list_of_jobs_shows_the_last_runs_and_whose_last_run_failed(pages: ApiCl
     unwell = shown(pages, "/jobs?status=unwell")
     assert ('href="/jobs/charge"' in unwell, 'href="/jobs/well"' in unwell) == (True, False)
     assert 'aria-current="page">Last run failed</a>' in unwell
-    assert "Jobs whose latest run of the last 7 days failed or timed out, and quarantined jobs." in unwell
+    assert "Jobs whose latest run in the last 7 days failed or timed out, and quarantined jobs." in unwell
     succeed(pages.database, begun(pages.database, "charge"))
     assert 'href="/jobs/charge"' not in shown(pages, "/jobs?status=unwell")
 

@@ -55,7 +55,7 @@ def test_trigger_of_a_root_names_the_jobs_that_follow_it(pages: ApiClient) -> No
     assert re.search(r"It is the root of a workflow: (b, c|c, b) may follow\.", shown(pages, "/jobs/a/trigger"))
     assert "This job runs alone. A trigger of the root runs the whole workflow." in shown(pages, "/jobs/b/trigger")
     assert re.search(r"It cannot be deleted: (b, c|c, b) come after it\.", shown(pages, "/jobs/a/delete"))
-    assert "have not started and are cancelled" in shown(pages, "/jobs/d/delete")
+    assert "It has no run that waits to start." in shown(pages, "/jobs/d/delete")
 
 
 def test_part_that_waits_names_the_reason_and_the_command_against_it(pages: ApiClient) -> None:

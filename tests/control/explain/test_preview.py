@@ -65,7 +65,8 @@ def test_preview_and_next_share_the_sentence_about_a_pause(clocked: ClockedDatab
         done(clocked, "job.pause", until=until)
         assert previewed(clocked, schedule=DAILY).words[-1] == f"The job is paused {end}."
         assert coming(clocked).words == (
-            f"The job is paused {end}. After that, on_resume is skip: occurrences that did not fire are skipped."
+            f"The job is paused {end}. "
+            "Occurrences that come due during the pause are then skipped, because on_resume is skip."
         )
 
 
