@@ -151,8 +151,8 @@ FREEZES: Json = {"freezes": [{
 RESUMPTION: Json = {
     "jobs": [{"key": "nightly", "fires": 1, "skips": 13, "at_least": False}], "fires": 1, "skips": 13,
     "at_least": False, "words": [
-        "Of the occurrences that came due meanwhile, 1 fires at once and 13 of 1 job are skipped.",
-        "Only a backfill runs a skipped occurrence.",
+        "14 occurrences came due during the pause.", "1 fires at once, and 13 are skipped.",
+        "To run a skipped occurrence later, use a backfill.",
     ],
 }  # fmt: skip
 _RUN: dict[str, Json] = {

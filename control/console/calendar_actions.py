@@ -17,7 +17,7 @@ from tidewheel.control.console.confirming import as_shown, ensure_as_shown
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
-from tidewheel.control.console.words import counted
+from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.ical import days_of
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
@@ -137,7 +137,10 @@ class PutCalendar:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return its days."""
         found = calendar_of_page(connection, caller, request)
-        use = f"{counted(found.jobs, 'job')} that name it follow at once." if found.jobs else "No job names it."
+        follow = agreed(found.jobs, "uses this calendar and follows", "use this calendar and follow")
+        use = (
+            f"{counted(found.jobs, 'job')} {follow} the change at once." if found.jobs else "No job uses this calendar."
+        )
         return Dialog(
             f"Change calendar {found.name}", "Save the days", urls("calendar", name=found.name), place="jobs",
             will=(use,), stays=("Runs that exist stay.",), fields=(as_shown(str(found.version)), *_fields(found)),
@@ -171,14 +174,17 @@ class DeleteCalendar:
         """Return what is deleted."""
         found = calendar_of_page(connection, caller, request)
         if found.jobs:
-            words = f"It cannot be deleted: {counted(found.jobs, 'job')} name it. Remove it from them first."
+            use = agreed(
+                found.jobs, "job uses it. Remove the calendar from that job", "jobs use it. Remove it from these"
+            )
             return Dialog(
                 f"Delete calendar {found.name}?", "", urls("calendar", name=found.name), place="jobs",
-                will=(words.replace("1 job name ", "1 job names "),), sample=found.keys[:5], keep="Back",
+                will=(f"This calendar cannot be deleted while {number(found.jobs)} {use} first.",),
+                sample=found.keys[:5], keep="Back",
             )  # fmt: skip
         return Dialog(
             f"Delete calendar {found.name}?", f"Delete {found.name}", urls("calendar", name=found.name), place="jobs",
-            will=(f"Its {counted(len(found.days), 'day')} and weekdays are removed.", "No job names it."), danger=True,
+            will=(f"Its {counted(len(found.days), 'day')} and weekdays are removed.", "No job uses it."), danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

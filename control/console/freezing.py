@@ -39,8 +39,9 @@ _STANDING = 10_000  # freezes with which the scope of a dialog is compared
 _EXECUTORS = 500  # whose queues are compared with that of a freeze
 _TAKEN_OVER = "A key of the tenant has begun it. You take it over: no key of the tenant ends it any more."
 _OPERATORS = "An operator has begun it: only an operator, or a key of all tenants, ends it."
-_NO_OCCURRENCES = "No job of it has a further occurrence: none is held."
+_NO_OCCURRENCES = "None of its jobs has an occurrence to come, so the freeze holds none."
 _SKIPS = "If the on_resume of a job is skip, the thaw skips these, and only a backfill can run them."
+_HELD = ("{} will not start before a thaw of that one too.", "No open run waits.")
 _NARROW = ("queue", "labels", "key_prefix")
 
 
@@ -116,7 +117,7 @@ class FreezeScope:
                     f"Occurrences of {many} that come due meanwhile are held until the thaw.", _SKIPS)),
                 "Triggers meanwhile are accepted, and their runs wait for the thaw.",
             ),
-            stays=(f"{_under_way(found)} under way and not stopped.",),
+            stays=(_under_way(found),),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),
             keep="Let it run", warnings=unknown,
         )  # fmt: skip
@@ -160,10 +161,10 @@ class ThawScope:
         if not caller.all_tenants and _is_tenant(document) and not _is_own_pause(connection, caller):
             return Dialog(f"Thaw {words}?", "", _to(query, urls), will=(frozen, _OPERATORS), keep="Back")
         found, due = _count(connection, caller, document), query.preview_thaw(connection, caller)
-        waits = _also_frozen(others, document, f"{_waiting(found)} will not start before a thaw of that one too.")
+        waits = _also_frozen(others, document, _HELD[not found.waiting].format(_waiting(found)))
         return Dialog(
             f"Thaw {words}?", f"Thaw {words}", _to(query, urls),
-            will=(*(waits or (f"{_waiting(found)} may start again, each from its time on.",)), *due.words),
+            will=(*(waits or (_released(found),)), *due.words),
             stays=(frozen, *_narrower(others, document), "Jobs that are paused stay paused."), keep="Keep it frozen",
             sample=[each.words for each in due.jobs[:SAMPLE]],
         )  # fmt: skip
@@ -227,8 +228,22 @@ def _waiting(found: Freezable) -> str:
 
 
 def _under_way(found: Freezable) -> str:
-    runs = counted(found.under_way, "run", at_least=found.at_least)
-    return f"{runs} {'is' if found.under_way == 1 and not found.at_least else 'are'}"
+    if not found.under_way:
+        return "No run is under way."
+    continues = "is under way and continues" if _is_one(found.under_way, found) else "are under way and continue"
+    return f"{counted(found.under_way, 'run', at_least=found.at_least)} {continues}."
+
+
+def _released(found: Freezable) -> str:
+    """Return how many runs a thaw releases."""
+    if not found.waiting:
+        return "No open run waits for this thaw."
+    before = "not before its own start time" if _is_one(found.waiting, found) else "none before its own start time"
+    return f"{_waiting(found)} may start again, {before}."
+
+
+def _is_one(count: int, found: Freezable) -> bool:
+    return count == 1 and not found.at_least
 
 
 def _standing(

@@ -204,10 +204,10 @@ class CancelMatching:
             boxes = (Field(_STARTED, "", kind="hidden", value="yes"),)
         elif started or (found.at_least and query.status not in _NOT_STARTED):  # the box decides how many are cancelled
             fewer = counted(waiting.matched, "run", at_least=waiting.at_least)
-            question, any_state, who = f"Cancel {fewer}{of_job}, or {many} with the started ones?", _BY_BOX, _IF_CHECKED
+            question, any_state, who = f"Cancel {'runs' if of_job else 'open runs'}{of_job}?", _BY_BOX, _IF_CHECKED
             boxes = (
                 Field(_STARTED, "Cancel runs that have started too", kind="check", button=button,
-                      help=f"Without the box: {fewer}. With it: {many}."),
+                      help=f"Select this to cancel {many} instead of {number(waiting.matched)}."),
                 Field(_WITH_STARTED, "", kind="hidden", value=str(found.matched)),
             )  # fmt: skip
             button = f"Cancel {fewer}"
@@ -253,16 +253,16 @@ class CancelMatching:
 
 def _ends(waiting: str, started: int, between: int = 0, *, who: str = "An attempt", rest: str = "") -> Sequence[str]:
     """Return the ends of cancelled runs: those that wait, have started, and are between attempts."""
-    have = "run has" if waiting == "1" else "runs have"
-    never = f"{waiting} {have} not started. None of these starts any more, and each ends as cancelled."
-    signal = f"{who} under way gets a signal, and the run ends as cancelled unless it finishes first."
+    have = "run has not started; it ends" if waiting == "1" else "runs have not started; they end"
+    never = f"{waiting} {have} as cancelled without starting."
+    signal = f"{who} under way gets a signal, and its run ends as cancelled unless it finishes first."
     parts = (
         (waiting != "0", never),
         (started > 0, f"{counted(started, 'run')} {agreed(started, 'has', 'have')} started. {signal}{rest}"),
         (
             between > 0,
             f"{counted(between, 'run')} {agreed(between, 'is', 'are')} between two attempts. "
-            "No further attempt starts, and each ends as cancelled.",
+            f"No further attempt starts, and {agreed(between, 'it ends', 'they end')} as cancelled.",
         ),
     )
     return [words for applies, words in parts if applies]
@@ -270,8 +270,9 @@ def _ends(waiting: str, started: int, between: int = 0, *, who: str = "An attemp
 
 _NOT_BEGUN = "A cancellation does not filter by state: it concerns all runs that have not started. Started ones go on."
 _ANY_STATE = "A cancellation does not filter by state: it concerns runs of all open states."
-_BY_BOX = "A cancellation does not filter by state. The box decides whether it concerns runs that have started."
-_IF_CHECKED, _BETWEEN = "With the box, an attempt", " A run between two attempts ends at once."
+_BY_BOX = "A cancellation does not filter by state. It concerns runs that have started only if you select that below."
+_IF_CHECKED = 'If you select "Cancel runs that have started too", an attempt'
+_BETWEEN = " A run between two attempts ends at once."
 _STARTED, _WITH_STARTED = "include_started", "with_started"
 _NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
 _NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")

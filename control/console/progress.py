@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from tidewheel.control.console.words import counted, number
+from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.reads.backfills import ENDS, BackfillSummary
 from tidewheel.control.reads.cancellations import Cancellation
 from tidewheel.control.reads.dead_letters import COUNTED
@@ -68,10 +68,12 @@ class Work:
 def of_backfill(row: BackfillSummary, now: datetime) -> Work:
     """Return the progress of a backfill: occurrences that are processed."""
     about = [row.key, f"{row.first_at:%-d %b %Y} to {row.last_at:%-d %b %Y}"]
-    many = f"{counted(row.expected_count, 'run')} for {counted(row.occurrences, 'occurrence')}"
-    rest = row.occurrences - row.expected_count
-    about += [f"{many}, of which {number(rest)} need none" if rest > 0 else many]
-    about += [f"{row.max_concurrent} at once"]
+    need, rest = row.expected_count, row.occurrences - row.expected_count
+    needs = (
+        f": {number(need)} {agreed(need, 'needs', 'need')} a run and {number(rest)} {agreed(rest, 'does', 'do')} not"
+    )
+    about += [f"{counted(row.occurrences, 'occurrence')}{needs if rest > 0 else ''}"]
+    about += [f"at most {counted(row.max_concurrent, 'run')} open at once"]
     state = "ending" if row.ending else row.state
     done = row.created_count + row.existing_count
     work = Work("backfill", str(row.backfill_id), state, about, done, row.occurrences, row.created_at,

@@ -44,10 +44,10 @@ class CancelRun:
         if is_cancelled(summary):
             words = "Its cancel is requested already: a second one would change nothing."
             return Dialog(question, "", back, will=(words,), keep="Back", place="runs")
-        will = f"It is {state(summary.status)} and ends as cancelled: no attempt starts any more."
+        will = f"It is {state(summary.status)} and ends as cancelled. No further attempt starts."
         if summary.status in OWNED:
             where = f" on {run.executor}" if run.executor else ""
-            signal = "It gets a signal, and the run ends as cancelled unless it finishes first."
+            signal = "It gets a signal, and its run ends as cancelled unless it finishes first."
             will = f"Attempt {summary.attempt} is under way{where}. {signal}"
         return Dialog(
             question, "Cancel 1 run", back,
@@ -90,7 +90,7 @@ class RetryRun:
         if summary.status == RunState.RETRYING:
             return _next_attempt(run, page_now(connection), urls)
         if summary.status not in FINAL:
-            refuse("run_id", f"the run is {state(summary.status)}", "wait for its end, or cancel it")
+            refuse("", f"the run is {state(summary.status)}", "wait for its end, or cancel it")
         with connection.snapshot() as reading:
             facts = read_retry_facts(reading, [run_id])
         if all(each.is_deleted for each in facts):
@@ -171,5 +171,5 @@ def _open_run(connection: Connection, caller: Caller, request: Request) -> RunDe
     with connection.snapshot() as reading:
         run = show_run(reading, caller.tenant, run_id_of(request))
     if run.summary.status in FINAL:
-        refuse("run_id", f"the run has ended: {state(run.summary.status)}", "retry it for a new run")
+        refuse("", f"the run has already ended as {state(run.summary.status)}", "retry it for a new run")
     return run

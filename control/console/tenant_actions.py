@@ -23,13 +23,14 @@ from tidewheel.errors import FieldError, InvalidInput, refuse
 
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")  # as pages show a number; 0,5 is none
 _HELP = {
-    "jobs": ("Jobs", "More jobs are refused."),
-    "in_flight": ("Active runs", "Runs that may be active at once; more wait."),
+    "jobs": ("Jobs", "A job above this number is refused."),
+    "in_flight": ("Active runs", "How many runs may be active at once; more wait."),
     "triggers_per_second": ("Triggers per second", "Triggers above this rate are delayed."),
     "payload_bytes": ("Payload, in bytes", "A larger payload is refused."),
     "weight": (
         "Weight",
-        "How many of its runs leave in each turn while executors cannot keep up: 1 to 100.",
+        "This tenant's share while executors cannot keep up, 1 to 100:"
+        " a tenant of weight 2 starts twice as many runs as one of weight 1.",
     ),
 }
 """By the limit as REST writes it: its label, and the effect."""
@@ -43,8 +44,8 @@ def _fields(tenant: TenantSummary | None, usage: TenantUsage | None) -> Sequence
     for each in gauges(tenant, usage):
         used = ""
         if each.used is not None:
-            is_used = agreed(each.used.count, "is", "are")
-            used = f" {number(each.used.count, at_least=each.used.at_least)} {is_used} in use now."
+            noun = "job" if each.name == "jobs" else "active run"
+            used = f" The tenant has {counted(each.used.count, noun, at_least=each.used.at_least)} now."
         value = "" if each.limit is None else f"{each.limit:.10g}"
         label, text = _HELP[each.name]
         made.append(Field(each.name, label, "number", value, text + used))

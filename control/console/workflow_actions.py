@@ -63,13 +63,13 @@ class ResumeWorkflow:
         summary, again = found.summary, found.again
         if summary.finished_at is None:
             if summary.state != "paused":
-                refuse("run_id", f"the workflow is {state(summary.state)}", "resume one that is paused or has failed")
+                refuse("", f"the workflow is {state(summary.state)}", "resume one that is paused or has failed")
             return Dialog(
                 f"Go on with this workflow of {summary.key}?", "Resume 1 workflow", _page(urls, request),
                 will=("The jobs whose conditions are met get their runs.",), keep="Keep it paused", place="runs",
             )  # fmt: skip
         if not again:
-            refuse("run_id", "no part of it failed", "trigger its root for a new occurrence")
+            refuse("", "no part of this workflow failed", _NEW)
         done = sum(node.key not in set(again) for node in found.nodes)
         beside, letters = _beside(connection, found)
         return Dialog(
@@ -135,7 +135,10 @@ def _change(connection: Connection, kind: str, form: Form, request: Request) -> 
 def _open_workflow(connection: Connection, request: Request) -> Workflow:
     found = Workflows(connection).get(root_of(request))
     if found.summary.finished_at is not None:
-        refuse("run_id", f"the workflow has ended: {state(found.summary.state)}", "resume it if a part failed")
+        words = (
+            f"this workflow has already ended as {state(found.summary.state)}, so there is nothing to pause or cancel"
+        )
+        refuse("", words, "resume its failed part to continue it" if found.again else _NEW)
     return found
 
 
@@ -151,6 +154,7 @@ def _under_way(found: Workflow) -> int:
     return sum(node.state in OPEN for node in found.nodes)
 
 
+_NEW = "trigger its root for a new occurrence"
 _LEFT_OUT = "It leaves out those that count as redriven by the resume."
 _COUNTED = 200  # runs at most whose facts a dialog reads
 

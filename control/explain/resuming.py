@@ -110,13 +110,13 @@ def preview_thaw(
     if connection.execute(_FIND_FREEZE, columns).fetchone() is None:
         named = {"key_prefix": key_prefix, "labels": labels, "queue": queue}
         raise UnknownFreeze(next((name for name, value in named.items() if value), "scope"))
-    return _resumption(connection, _READ_FROZEN_TIMERS, columns)
+    return _resumption(connection, _READ_FROZEN_TIMERS, columns, "freeze")
 
 
 def preview_resume(connection: Conn, tenant: str, job_ids: Sequence[UUID]) -> Resumption:
     """Return what the end of the pauses of these jobs does."""
     columns: dict[str, object] = {"tenant": tenant, "job_ids": uuids(job_ids), "limit": MAX_JOBS + 1}
-    return _resumption(connection, _READ_PAUSED_TIMERS, columns)
+    return _resumption(connection, _READ_PAUSED_TIMERS, columns, "pause")
 
 
 class _HeldTimer(NamedTuple):
@@ -130,7 +130,7 @@ class _HeldTimer(NamedTuple):
     overridden: bool
 
 
-def _resumption(connection: Conn, statement: LiteralString, columns: dict[str, object]) -> Resumption:
+def _resumption(connection: Conn, statement: LiteralString, columns: dict[str, object], hold: str) -> Resumption:
     with connection.cursor(row_factory=class_row(_HeldTimer), binary=True) as cursor:
         found = cursor.execute(statement, columns).fetchall()
     timers, now = found[:MAX_JOBS], read_now(connection)
@@ -140,21 +140,27 @@ def _resumption(connection: Conn, statement: LiteralString, columns: dict[str, o
     fires, skips = sum(each.fires for each in jobs), sum(each.skips for each in jobs)
     at_least = len(found) > MAX_JOBS or any(each.at_least for each in jobs)
     losing = sum(each.skips > 0 for each in jobs)
-    return Resumption(tuple(jobs), fires, skips, at_least, tuple(_words(fires, skips, losing, at_least=at_least)))
+    words = tuple(_words(fires, skips, losing, hold, at_least=at_least))
+    return Resumption(tuple(jobs), fires, skips, at_least, words)
 
 
-def _words(fires: int, skips: int, losing: int, *, at_least: bool) -> Iterator[str]:
-    least = "at least " if at_least else ""
-    parts = [f"{least}{fires:,} fire{'s' if fires == 1 else ''} at once"] if fires else []
-    if skips:
-        jobs = f"{losing:,} job{'' if losing == 1 else 's'}"
-        parts.append(f"{least}{skips:,} of {jobs} {'is' if skips == 1 else 'are'} skipped")
-    if parts:
-        yield f"Of the occurrences that came due meanwhile, {' and '.join(parts)}."
+def _words(fires: int, skips: int, losing: int, hold: str, *, at_least: bool) -> Iterator[str]:
+    count, least = fires + skips, "at least " if at_least else ""
+    if not count:
+        yield f"No occurrence came due during the {hold}."
+        return
+    yield f"{least.capitalize()}{count:,} occurrence{'' if count == 1 else 's'} came due during the {hold}."
+    fire = "fires" if fires == 1 else "fire"
+    are = "is" if skips == 1 else "are"
+    of_jobs = f" of {losing:,} jobs" if losing > 1 else ""
+    if fires and skips:
+        yield f"{least.capitalize()}{fires:,} {fire} at once, and {least}{skips:,}{of_jobs} {are} skipped."
+    elif fires:
+        yield "It fires at once." if count == 1 else "They fire at once."
     else:
-        yield "No occurrence came due meanwhile."
+        yield "It is skipped." if count == 1 else "They are skipped."
     if skips:
-        yield "Only a backfill runs a skipped occurrence."
+        yield "To run a skipped occurrence later, use a backfill."
 
 
 def _decide(timer: _HeldTimer, inputs: DecisionInputs, now: datetime) -> ResumedJob | None:

@@ -284,14 +284,14 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
     triggered(pages.database, "other", 2)
     path = "/runs/cancel-all?job=other"
     dialog = shown(pages, path)
-    assert "Cancel 2 runs of other, or 3 runs with the started ones?" in dialog
-    assert "Without the box: 2 runs. With it: 3 runs." in dialog
+    assert "Cancel runs of other?" in dialog
+    assert "Select this to cancel 3 runs instead of 2." in dialog
     assert 'name="include_started" value="yes" aria' in dialog, "it is not checked"
     assert '<button class="danger unchecked"><bdi>Cancel 2 runs</bdi></button>' in dialog, "the box decides the number"
     assert '<button class="danger checked"><bdi>Cancel 3 runs</bdi></button>' in dialog
     assert 'name="with_started" value="3"' in dialog
-    assert "2 runs have not started. None of these starts any more" in dialog
-    assert "1 run has started. With the box, an attempt under way gets a signal" in dialog
+    assert "2 runs have not started; they end as cancelled without starting." in dialog
+    assert "1 run has started. If you select" in dialog
     assert "A run between two attempts ends at once." in dialog
     form = fields_of(pages.get(path)) | counted(pages, path)
     grown = pages.post(path, data=form | {"include_started": "yes", "with_started": "2"})
@@ -314,7 +314,7 @@ def test_dialog_of_selected_runs_counts_those_between_two_attempts_apart(pages: 
     requeue(pages.database, retried, AttemptOutcome.FAILED, timedelta(hours=1))
     dialog = shown(pages, f"/runs/cancel?run={retried.run_id}&run={started.run_id}&run={queued}")
     for words in (
-        "1 run has not started.", "1 run has started. An attempt under way",
+        "1 run has not started; it ends", "1 run has started. An attempt under way",
         "1 run is between two attempts. No further attempt",
     ):  # fmt: skip
         assert words in dialog
@@ -541,8 +541,8 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     assert "Nothing would change. It is frozen since" in again
     assert '<button class="primary">' not in again
     thaw = link(shown(pages, "/runs"), "Thaw…")
-    assert "1 open run may start again, each from its time on." in shown(pages, thaw)
-    assert "No occurrence came due meanwhile." in shown(pages, thaw)
+    assert "1 open run may start again, not before its own start time." in shown(pages, thaw)
+    assert "No occurrence came due during the freeze." in shown(pages, thaw)
     done(posted(pages, thaw))
     text = shown(pages, "/")
     assert "<bdi>Thawed: " in text
@@ -560,7 +560,7 @@ def test_freeze_of_a_queue_that_nothing_has_names_one_like_it_and_stays_possible
     assert "no job, no open run and no executor has queue report" in dialog
     assert "did you mean exports? The freeze is for what comes later." in dialog
     apply_batch(pages.database, submission("manual", queue="calls"))
-    assert "No job of it has a further occurrence: none is held." in shown(pages, "/freeze/scope?queue=calls")
+    assert "None of its jobs has an occurrence to come, so the" in shown(pages, "/freeze/scope?queue=calls")
     for known in ("reports", "exports", "calls"):
         assert "no executor has queue" not in shown(pages, f"/freeze/scope?queue={known}")
     assert done(posted(pages, path)) == "/"

@@ -56,7 +56,7 @@ def test_calendar_is_created_changed_and_deleted(pages: ApiClient) -> None:
     assert year.count('<td class="weekly"') == 102  # of 104, two are days of its own
     submit(pages.database, "a/b", schedule={"cron": "0 9 * * *"}, exclude_calendars=["holidays"])
     assert 'href="/jobs/id:' in pages.get("/calendars/holidays").text
-    assert "It cannot be deleted: 1 job names it." in refused(pages, "/calendars/holidays/delete")
+    assert "cannot be deleted while 1 job uses it." in refused(pages, "/calendars/holidays/delete")
     days = {"days": "2027-01-01", "weekdays": "", "ics": "", "source": ""}
     seen = posted(pages, "/calendars/holidays/edit", **days)
     assert seen.status_code == HTTPStatus.OK

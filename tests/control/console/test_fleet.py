@@ -71,9 +71,7 @@ def test_silent_executors_come_first_and_many_are_grouped(pages: ApiClient) -> N
     page = pages.get("/fleet").text
     assert "51 executors" in page
     assert page.index("silent 1 h") > page.index("51 executors")
-    words = (
-        "Executor worker-1 is silent: its attempts end as lost, and other executors take over the runs that allow it"
-    )
+    words = "Executor worker-1 is silent: its attempts end as lost, and other executors retry its runs, except"
     assert words in page
     assert f'<a href="/fleet"><bdi>{words}' in pages.get("/").text, "it needs attention"
     executor(pages.database, "other", queue="reports", silent="2 h")
