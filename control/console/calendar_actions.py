@@ -175,7 +175,7 @@ class DeleteCalendar:
         found = calendar_of_page(connection, caller, request)
         if found.jobs:
             use = agreed(
-                found.jobs, "job uses it. Remove the calendar from that job", "jobs use it. Remove it from these"
+                found.jobs, "job uses it. Remove the calendar from that job", "jobs use it. Remove it from these jobs"
             )
             return Dialog(
                 f"Delete calendar {found.name}?", "", urls("calendar", name=found.name), place="jobs",
