@@ -1184,7 +1184,8 @@ SELECT tidewheel_now(), f.*
 -- Returns what decides for what open runs wait: their rows, active runs, executors, and the executors that could run them.
 -- Index: job_runs_pkey, active_runs_pkey, run_keys_pkey, executors_pkey, pending_cancels_by_run, cancellations_open, cancelled_jobs_pkey,
 -- workflows_pkey, joins_pkey; executors as a whole, a row a process, for each queue and handler; for a run that its tenant's rate
--- holds tenant_rates_pkey and at most `look` entries of job_runs_waiting. No lock.
+-- holds tenant_rates_pkey and at most `look` entries of job_runs_waiting; of a tenant that limits its active runs run_keys_by_key,
+-- and while the scheduler has not counted these yet at most `most` entries of job_runs_by_tenant. No lock.
 WITH able AS MATERIALIZED (
     SELECT n.queue, n.handler, count(*) FILTER (WHERE x.is_live AND x.has_handler) AS able,
            count(*) FILTER (WHERE x.is_live) AS serving, max(x.last_heartbeat_at) FILTER (WHERE x.has_handler) AS able_seen_at
@@ -1197,16 +1198,28 @@ WITH able AS MATERIALIZED (
          WHERE n.queue = ANY (g.queues)
       ) AS x
      GROUP BY n.queue, n.handler
+), limited AS MATERIALIZED (
+    SELECT n.tenant, n.in_flight AS at_once,
+           greatest(k.running, CASE WHEN n.in_flight_since IS NOT NULL THEN (
+               SELECT count(*) FILTER (WHERE y.state = ANY (%(active)s::text[]))
+                 FROM (SELECT r.state FROM job_runs AS r WHERE r.tenant = n.tenant AND r.shard >= 0 ORDER BY r.run_id LIMIT %(most)s) AS y
+           ) END)::integer AS running
+      FROM tenants AS n
+      LEFT JOIN run_keys AS k ON k.tenant = n.tenant AND k.key COLLATE "C" = ''
+     WHERE n.in_flight IS NOT NULL AND n.tenant = ANY (ARRAY(SELECT r.tenant FROM job_runs AS r WHERE r.run_id = ANY (%(run_ids)s)))
 )
-SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'infinity') AS publish_at,
+SELECT o.run_id, o.tenant, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'infinity') AS publish_at,
        o.publish_at > (SELECT tidewheel_now()) AS is_ahead, o.started_at, o.external_deadline_at,
        t.run_id AS behind_run_id, b.state AS behind_state, o.executor_id, e.name AS executor, e.last_heartbeat_at AS seen_at,
        coalesce(e.last_heartbeat_at <= (SELECT tidewheel_now()) - coalesce(e.lease, %(lease)s::interval), true) AS is_silent,
        EXISTS (SELECT FROM pending_cancels AS c WHERE c.run_id = o.run_id) AS cancel_requested,
        (SELECT min(c.id) FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(o)}}) AS cancellation_id,
        coalesce(f.able, 0) AS able, coalesce(f.serving, 0) AS serving, f.able_seen_at,
-       CASE WHEN o.waits_for IS NOT NULL THEN coalesce(k.key, o.concurrency_key) END AS waits_for_key, k.running AS key_running,
-       k.at_once AS key_at_once, k.wake_at AS key_wake_at, o.workflow_run_id, coalesce(w.state = 'paused', false) AS workflow_is_paused,
+       CASE WHEN o.waits_for IS NOT NULL THEN coalesce(k.key, o.concurrency_key)
+            WHEN h.key IS NOT NULL THEN h.key
+            WHEN l.tenant IS NOT NULL THEN '' END AS waits_for_key,
+       coalesce(k.running, h.running, l.running) AS key_running, coalesce(k.at_once, h.at_once, l.at_once) AS key_at_once,
+       k.wake_at AS key_wake_at, o.workflow_run_id, coalesce(w.state = 'paused', false) AS workflow_is_paused,
        g.parents, g.marked AS parents_ended, t.held_by AS behind_workflow,
        q.key AS order_key, q.head AS order_head, q.blocked_by AS order_blocked_by,
        z.per_second AS rate_per_second, z.first_bucket AS rate_first_bucket, z.used AS rate_used, z.ahead AS rate_ahead,
@@ -1217,6 +1230,8 @@ SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'i
   LEFT JOIN job_runs AS b ON b.run_id = t.run_id
   LEFT JOIN executors AS e ON e.executor_id = o.executor_id
   LEFT JOIN run_keys AS k ON k.key_id = o.waits_for
+  LEFT JOIN run_keys AS h ON h.key_id = o.key_id AND o.waits_for IS NULL AND o.gates & %(holds_key)s = 0 AND h.running >= h.at_once
+  LEFT JOIN limited AS l ON l.tenant = o.tenant AND o.waits_for IS NULL AND o.gates & %(holds_tenant)s = 0 AND l.running >= l.at_once
   LEFT JOIN order_keys AS q ON q.key_id = o.waits_for
   LEFT JOIN workflows AS w ON w.root_run_id = o.workflow_run_id
   LEFT JOIN joins AS g ON g.child_run_id = o.run_id AND o.state = 'blocked'

@@ -20,7 +20,7 @@ from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.values import RESERVED, format_second
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import OWNED, AttemptOutcome, Move, RunState, sources
+from tidewheel.runs import IN_FLIGHT, OWNED, AttemptOutcome, Gate, Move, RunState, sources
 from tidewheel.transitions.rate_ring import Ring
 
 _SQL = Statements("tidewheel.control")
@@ -33,6 +33,7 @@ LEASE = timedelta(seconds=30)
 """The lease of an executor that has recorded none."""
 
 _LOOK = 100_000  # held runs that are counted for a page of runs: about 10 ms
+_MOST = 10_000  # open runs among which the active ones are counted, for the seconds in which no scheduler has: about 10 ms
 
 _CLAIMABLE = frozenset(sources(Move.CLAIM))
 
@@ -90,6 +91,7 @@ class WaitFacts:
 
     Args:
         run_id: The run.
+        tenant: Its tenant.
         state: Its state.
         queue: Its queue.
         handler: The handler or capability that its executor must have.
@@ -109,7 +111,7 @@ class WaitFacts:
         able: The number of live executors that can run it.
         serving: The number of live executors of its queue.
         able_seen_at: The last heartbeat of any executor that could run it.
-        waits_for_key: The concurrency key of which it awaits a place.
+        waits_for_key: The concurrency key of which it awaits a place, or that has none for it now; empty for its tenant.
         key_running: The places of that key that runs hold.
         key_at_once: The places of that key; None for no bound.
         key_wake_at: When the rate of that key lets the next run start.
@@ -132,6 +134,7 @@ class WaitFacts:
     """
 
     run_id: UUID
+    tenant: str
     state: str
     queue: str
     handler: str
@@ -177,7 +180,10 @@ def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
     """Return the reasons of those of these runs that are open, by three statements at most."""
     if not run_ids:
         return {}
-    columns: dict[str, object] = {"run_ids": list(run_ids), "lease": LEASE, "look": _LOOK // len(run_ids) + 1}
+    columns: dict[str, object] = {
+        "run_ids": list(run_ids), "lease": LEASE, "look": _LOOK // len(run_ids) + 1, "active": list(IN_FLIGHT),
+        "most": _MOST, "holds_key": Gate.HOLDS_KEY, "holds_tenant": Gate.HOLDS_TENANT,
+    }  # fmt: skip
     with connection.cursor(row_factory=class_row(WaitFacts), binary=True) as cursor:
         found = cursor.execute(_READ_WAITS, columns).fetchall()
     claimable = [facts.run_id for facts in found if facts.state in _CLAIMABLE]
@@ -237,6 +243,8 @@ def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...], last: "_LastAttemp
 
 
 def _due(facts: WaitFacts) -> Wait:
+    if facts.able and facts.waits_for_key is not None:
+        return _key(facts, facts.waits_for_key)
     if facts.able:
         who = "the live executor" if facts.able == 1 else f"one of {facts.able} live executors"
         words = f"waits until {who} of queue {facts.queue} claims it"
@@ -262,7 +270,8 @@ def _retrying(facts: WaitFacts, last: "_LastAttempt") -> Wait:
         words = f"{failed}; the next one may start from {_at(facts.publish_at)} on"
         return Wait(WaitCode.RETRY, words, until=facts.publish_at)
     due = _due(facts)
-    return replace(due, words=f"{failed}; the next one {due.words}" if facts.able else f"{failed}; {due.words}")
+    waits = "the next one " if due.code in {WaitCode.SLOT, WaitCode.KEY} else ""
+    return replace(due, words=f"{failed}; {waits}{due.words}")
 
 
 def read_lack(connection: Conn, tenant: str, key: str) -> Wait | None:
@@ -332,9 +341,10 @@ def _parents(facts: WaitFacts) -> Wait:
 def _key(facts: WaitFacts, key: str) -> Wait:
     held, places = facts.key_running or 0, facts.key_at_once
     if not key:
-        runs = "run is" if held == 1 else "runs are"
-        words = f"waits for a place of its tenant: {held} {runs} in flight, of {held if places is None else places}"
-        return Wait(WaitCode.TENANT, words, "raise the limit by `tidewheel tenant limits NAME --in-flight`")
+        most = held if places is None else places
+        words = f"tenant {facts.tenant} has {held} of {most} active runs: the end of one starts the oldest that waits"
+        remedy = f"raise the limit by `tidewheel tenant limits {facts.tenant} --in-flight N`"
+        return Wait(WaitCode.TENANT, words, remedy)
     if places is not None and held >= places:
         words = f"waits for a place of the concurrency key {key!r}: runs hold {held} of {places}"
         return Wait(

@@ -78,7 +78,10 @@ def test_runs_beyond_the_limit_wait_and_an_end_starts_the_oldest(database: Datab
     [third] = executor.claim(runs[2])
     with database.transaction() as connection:
         wait = read_waits(connection, [runs[3]])[runs[3]]
-    assert (wait.code, wait.words) == ("tenant", "waits for a place of its tenant: 2 runs are in flight, of 2")
+    assert (wait.code, wait.words) == (
+        "tenant",
+        "tenant default has 2 of 2 active runs: the end of one starts the oldest that waits",
+    )
     for one in (started[1], third):
         succeed(database, one)
     for one in executor.claim(runs[3], newcomer):

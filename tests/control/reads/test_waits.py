@@ -127,6 +127,39 @@ def test_run_without_a_place_has_its_key(database: Database) -> None:
     )  # fmt: skip
 
 
+def test_due_run_names_the_limit_of_its_tenant_before_a_claim_has_looked(job: Database) -> None:
+    executor(job, HANDLER, executor_id=EXECUTOR)
+    begun, waiting = begin(job, trigger(job)), trigger(job)
+    failed = begin(job, trigger(job))
+    requeue(job, failed, AttemptOutcome.FAILED)
+    with Client(job.url) as client:
+        client.tenants.limit("default", in_flight=1)
+    words = "tenant default has 1 of 1 active runs: the end of one starts the oldest that waits"
+    found = why(job, waiting)
+    assert (found.code, found.words) == (WaitCode.TENANT, words), "no scheduler has counted the active runs yet"
+    assert found.remedy == "raise the limit by `tidewheel tenant limits default --in-flight N`"
+    job.execute("UPDATE tenants SET in_flight_since = NULL")
+    assert why(job, waiting).code is WaitCode.SLOT, "the row of the tenant counts"
+    job.execute("UPDATE run_keys SET running = 1")
+    assert (why(job, waiting).words, why(job, begun.run_id).code) == (words, WaitCode.RUNNING)
+    assert why(job, failed.run_id).words == f"attempt 1 of 4 failed: ValueError; {words}"
+    with Client(job.url) as client:
+        client.tenants.limit("default", in_flight=2)
+    assert why(job, waiting).code is WaitCode.SLOT
+
+
+def test_due_run_names_its_full_key_before_a_claim_has_looked(database: Database) -> None:
+    executor(database, HANDLER)
+    submit(database, concurrency_key={"key": "acme", "at_once": 1})
+    first, second = trigger(database), trigger(database)
+    assert why(database, second).code is WaitCode.SLOT
+    begin(database, first)
+    found = why(database, second)
+    assert (found.code, found.words) == (
+        WaitCode.KEY, "waits for a place of the concurrency key 'acme': runs hold 1 of 1",
+    )  # fmt: skip
+
+
 def test_run_that_its_tenants_rate_holds_has_the_time_at_which_it_goes_on(job: Database) -> None:
     with Client(job.url) as client:
         client.tenants.limit("default", triggers_per_second=1)
