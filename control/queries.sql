@@ -862,28 +862,7 @@ SELECT r.redrive_id, r.state, r.kind, r.ids, j.key, r.status, r.error_type, r.qu
 -- job_runs_due or job_runs_pkey; timers_frozen, job_versions_pkey. No lock.
 SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, f.created_at AS since,
        CASE WHEN f.by_job THEN (SELECT count(*) FROM frozen_jobs AS k WHERE k.freeze_id = f.id) END AS jobs,
-       (SELECT count(*) FROM (
-            SELECT FROM (
-                (SELECT o.tenant, o.queue, o.state, o.publish_at
-                   FROM (SELECT k.job_id FROM frozen_jobs AS k WHERE f.by_job AND k.freeze_id = f.id) AS named
-                   JOIN job_runs AS o ON o.job_id = named.job_id
-                  LIMIT %(look)s)
-                UNION ALL
-                (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
-                  WHERE NOT f.by_job AND s.tenant IS NOT NULL AND o.tenant = s.tenant AND o.shard >= 0
-                  LIMIT %(look)s)
-                UNION ALL
-                (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
-                  WHERE NOT f.by_job AND s.tenant IS NULL AND f.queue IS NOT NULL AND o.queue = f.queue
-                    AND o.lane IN ('critical', 'standard', 'batch') AND o.publish_at <= (SELECT tidewheel_now())
-                  LIMIT %(look)s)
-                UNION ALL
-                (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
-                  WHERE NOT f.by_job AND s.tenant IS NULL AND f.queue IS NULL
-                  ORDER BY o.run_id LIMIT %(look)s)) AS o
-             WHERE (s.tenant IS NULL OR o.tenant = s.tenant) AND (f.queue IS NULL OR o.queue = f.queue)
-               AND o.state = ANY (%(states)s) AND o.publish_at <= (SELECT tidewheel_now())
-             LIMIT %(limit)s) AS counted) AS waiting,
+       w.open_runs, w.waiting,
        (SELECT count(*) FROM (
             SELECT FROM timers AS t
               JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
@@ -893,6 +872,35 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
              LIMIT %(limit)s) AS counted) AS held
   FROM freezes AS f
  CROSS JOIN LATERAL (SELECT coalesce(f.tenant, %(only)s::text) AS tenant) AS s
+ CROSS JOIN LATERAL (
+    SELECT least(count(*), %(limit)s) AS open_runs,
+           least(count(*) FILTER (WHERE o.publish_at <= (SELECT tidewheel_now())), %(limit)s) AS waiting
+      FROM ((SELECT o.tenant, o.queue, o.state, o.publish_at
+               FROM (SELECT k.job_id FROM frozen_jobs AS k WHERE f.by_job AND k.freeze_id = f.id) AS named
+               JOIN job_runs AS o ON o.job_id = named.job_id
+              LIMIT %(look)s)
+            UNION ALL
+            (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
+              WHERE NOT f.by_job AND s.tenant IS NOT NULL AND o.tenant = s.tenant AND o.shard >= 0
+              LIMIT %(look)s)
+            UNION ALL
+            (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
+              WHERE NOT f.by_job AND s.tenant IS NULL AND f.queue IS NOT NULL AND o.queue = f.queue
+                AND o.lane IN ('critical', 'standard', 'batch') AND o.publish_at <= (SELECT tidewheel_now())
+              LIMIT %(look)s)
+            UNION ALL
+            (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
+              WHERE NOT f.by_job AND s.tenant IS NULL AND f.queue IS NOT NULL AND o.queue = f.queue
+                AND o.lane IN ('critical', 'standard', 'batch') AND o.publish_at > (SELECT tidewheel_now())
+                AND o.publish_at < 'infinity'
+              LIMIT %(look)s)
+            UNION ALL
+            (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
+              WHERE NOT f.by_job AND s.tenant IS NULL AND f.queue IS NULL
+              ORDER BY o.run_id LIMIT %(look)s)) AS o
+     WHERE (s.tenant IS NULL OR o.tenant = s.tenant) AND (f.queue IS NULL OR o.queue = f.queue)
+       AND o.state = ANY (%(states)s)
+ ) AS w
  WHERE f.thawed_at IS NULL AND (f.tenant IS NULL OR f.tenant = %(tenant)s)
  ORDER BY f.id
 
@@ -939,20 +947,22 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
  LIMIT %(limit)s
 
 -- name: count_freezable
--- Returns how many of the first `look` open runs of a scope wait to start and are under way, and the number looked at; null as the
--- tenant means all tenants.
+-- Returns how many of the first `look` open runs of a scope wait to start, are due of these, and are under way, and the number looked
+-- at; null as the tenant means all tenants.
 -- Index: job_runs_by_tenant if a tenant is given; jobs_pkey for labels and keys. No lock.
-SELECT count(*) FILTER (WHERE o.named AND o.state = ANY (%(waiting)s)), count(*) FILTER (WHERE o.named AND o.state = ANY (%(under_way)s)), count(*)
-  FROM (SELECT r.state, (%(queue)s::text IS NULL OR r.queue = %(queue)s)
+SELECT count(*) FILTER (WHERE o.named AND o.state = ANY (%(waiting)s)),
+       count(*) FILTER (WHERE o.named AND o.state = ANY (%(waiting)s) AND o.publish_at <= (SELECT tidewheel_now())),
+       count(*) FILTER (WHERE o.named AND o.state = ANY (%(under_way)s)), count(*)
+  FROM (SELECT r.state, r.publish_at, (%(queue)s::text IS NULL OR r.queue = %(queue)s)
                AND ((%(labels)s::jsonb IS NULL AND %(key_prefix)s::text IS NULL)
                     OR EXISTS (SELECT FROM jobs AS j
                                 WHERE j.job_id = r.job_id AND (%(labels)s::jsonb IS NULL OR j.labels @> %(labels)s)
                                   AND (%(key_prefix)s::text IS NULL OR starts_with(j.key, %(key_prefix)s)))) AS named
-          FROM ((SELECT t.state, t.queue, t.job_id FROM job_runs AS t
+          FROM ((SELECT t.state, t.queue, t.job_id, t.publish_at FROM job_runs AS t
                   WHERE t.tenant = %(tenant)s AND t.shard >= 0
                   LIMIT %(look)s)
                 UNION ALL
-                (SELECT a.state, a.queue, a.job_id FROM job_runs AS a
+                (SELECT a.state, a.queue, a.job_id, a.publish_at FROM job_runs AS a
                   WHERE %(tenant)s::text IS NULL
                   LIMIT %(look)s)) AS r) AS o
 

@@ -146,7 +146,7 @@ FREEZES: Json = {"freezes": [{
         "tenant": "default", "queue": "reports", "labels": None, "key_prefix": None, "by": "anna",
         "reason": "printer swap", "since": _AT,
     },
-    "jobs": None, "waiting": 312, "held": 14,
+    "jobs": None, "open_runs": 340, "waiting": 312, "held": 14,
 }]}  # fmt: skip
 RESUMPTION: Json = {
     "jobs": [{"key": "nightly", "fires": 1, "skips": 13, "at_least": False}], "fires": 1, "skips": 13,

@@ -18,11 +18,12 @@ from tidewheel.control.console.frozen import scope_address, thaw_filters
 from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
-from tidewheel.control.console.words import agreed, counted
+from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.freezes import (
     Freezable,
     Freeze,
+    FreezeSummary,
     all_freezes,
     count_freezable,
     is_paused_by_tenant,
@@ -41,7 +42,7 @@ _TAKEN_OVER = "A key of the tenant has begun it. You take it over: no key of the
 _OPERATORS = "An operator has begun it: only an operator, or a key of all tenants, ends it."
 _NO_OCCURRENCES = "None of its jobs has an occurrence to come, so the freeze holds none."
 _SKIPS = "If the on_resume of a job is skip, the thaw skips these, and only a backfill can run them."
-_HELD = ("{} will not start before a thaw of that one too.", "No open run waits.")
+_HELD = ("{}, will not start before a thaw of that one too.", "No open run waits.")
 _NARROW = ("queue", "labels", "key_prefix")
 
 
@@ -74,7 +75,7 @@ class ChooseFreezePage:
             now = read_now(reading)
             freezes = list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)
             standing = all_freezes(reading) if caller.all_tenants else ()
-        rows = [(each, thaw_filters(each.freeze)) for each in freezes]
+        rows = [(each, thaw_filters(each.freeze), _waiting(each, at_least=each.is_capped)) for each in freezes]
         others = [(each, thaw_filters(each)) for each in standing if each.tenant not in {None, caller.tenant}]
         return View({"now": now, "rows": rows, "others": others, "may_freeze_fleet": _may_fleet(caller), "back": back})
 
@@ -101,18 +102,19 @@ class FreezeScope:
         with connection.snapshot(all_tenants=fleet) as reading:
             jobs = None if fleet else _jobs_of(reading, caller.tenant, document)
             held = None if fleet else _jobs_of(reading, caller.tenant, document, occurs=True)
-        is_empty = not (found.waiting or found.under_way or jobs is None or jobs.total)
+        is_empty = not (found.open_runs or found.under_way or jobs is None or jobs.total)
         is_queue = query.queue is not None and document.keys() <= {"scope", "queue"}
         unknown = _unknown_queue(connection, caller, str(query.queue)) if is_queue and is_empty else ()
         many = "all jobs" if held is None else counted(held.total, "job", at_least=held.at_least)
         has_none = held is not None and not held.total and not held.at_least
-        starts = f"{_waiting(found)} will not start until the thaw: neither a first attempt nor a retry."
+        runs = _waiting(found, at_least=found.at_least)
+        starts = f"{runs}, will not start until the thaw: neither a first attempt nor a retry."
         return Dialog(
             f"Freeze {words}?", f"Freeze {words}", urls("freeze", next=_back(query)),
             will=(
                 *((f"It is {same.words}. {_TAKEN_OVER}",) if same else ()),
                 *_also_frozen(others, document, "This freeze goes on after a thaw of that one."),
-                *((starts,) if found.waiting else ()),
+                *((starts,) if found.open_runs else ()),
                 *((_NO_OCCURRENCES,) if has_none else (
                     f"Occurrences of {many} that come due meanwhile are held until the thaw.", _SKIPS)),
                 "Triggers meanwhile are accepted, and their runs wait for the thaw.",
@@ -161,7 +163,8 @@ class ThawScope:
         if not caller.all_tenants and _is_tenant(document) and not _is_own_pause(connection, caller):
             return Dialog(f"Thaw {words}?", "", _to(query, urls), will=(frozen, _OPERATORS), keep="Back")
         found, due = _count(connection, caller, document), query.preview_thaw(connection, caller)
-        waits = _also_frozen(others, document, _HELD[not found.waiting].format(_waiting(found)))
+        runs = _waiting(found, at_least=found.at_least)
+        waits = _also_frozen(others, document, _HELD[not found.open_runs].format(runs))
         return Dialog(
             f"Thaw {words}?", f"Thaw {words}", _to(query, urls),
             will=(*(waits or (_released(found),)), *due.words),
@@ -222,9 +225,13 @@ def _count(connection: Connection, caller: Caller, document: Mapping[str, object
         return count_freezable(reading, None if everywhere else caller.tenant, **narrowed)
 
 
-def _waiting(found: Freezable) -> str:
-    """Return the number of runs that a freeze keeps from starting."""
-    return counted(found.waiting, "open run", at_least=found.at_least)
+def _waiting(found: Freezable | FreezeSummary, *, at_least: bool) -> str:
+    """Return the number of runs that a freeze keeps from starting, with those that are due."""
+    runs = counted(found.open_runs, "open run", at_least=at_least)
+    if not found.open_runs:
+        return runs
+    due = number(found.waiting, at_least=at_least) if found.waiting else "none"
+    return f"{runs}, of which {due} {agreed(max(found.waiting, 1), 'is', 'are')} due now"
 
 
 def _under_way(found: Freezable) -> str:
@@ -236,10 +243,10 @@ def _under_way(found: Freezable) -> str:
 
 def _released(found: Freezable) -> str:
     """Return how many runs a thaw releases."""
-    if not found.waiting:
+    if not found.open_runs:
         return "No open run waits for this thaw."
-    before = "not before its own start time" if _is_one(found.waiting, found) else "none before its own start time"
-    return f"{_waiting(found)} may start again, {before}."
+    before = "not before its own start time" if _is_one(found.open_runs, found) else "none before its own start time"
+    return f"{_waiting(found, at_least=found.at_least)}, may start again, {before}."
 
 
 def _is_one(count: int, found: Freezable) -> bool:

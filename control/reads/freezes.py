@@ -131,20 +131,22 @@ class FreezeSummary:
     Args:
         freeze: The freeze.
         jobs: The number of its jobs, if it names labels or a key prefix.
-        waiting: The number of its runs that would start without it and other freezes, `MAX_WAITING` at most, of the
-            first 20,000 open ones.
+        open_runs: The number of its runs that would start without it and other freezes, now or later, `MAX_WAITING` at
+            most, of the first 20,000 open ones.
+        waiting: The number of those that are due now.
         held: The number of jobs whose timer it has held, `MAX_WAITING` at most.
     """
 
     freeze: Freeze
     jobs: int | None
+    open_runs: int
     waiting: int
     held: int
 
     @property
     def is_capped(self) -> bool:
-        """True if more runs may wait than `waiting`."""
-        return self.waiting >= MAX_WAITING
+        """True if there may be more runs than `open_runs`."""
+        return self.open_runs >= MAX_WAITING
 
 
 def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> list[FreezeSummary]:
@@ -164,7 +166,7 @@ def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> l
     }
     with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
         rows = cursor.execute(_LIST_FREEZES, columns).fetchall()
-    return [FreezeSummary(row.freeze, row.jobs, row.waiting, row.held) for row in rows]
+    return [FreezeSummary(row.freeze, row.jobs, row.open_runs, row.waiting, row.held) for row in rows]
 
 
 def freeze_changes(connection: Conn, tenant: str, since: datetime, until: datetime) -> list[FreezeChange]:
@@ -216,11 +218,13 @@ class Freezable:
     """The open runs that a freeze would concern.
 
     Args:
-        waiting: The number of runs that it would keep from starting.
+        open_runs: The number of runs that it would keep from starting.
+        waiting: The number of those that are due now.
         under_way: The number of runs that would go on.
-        at_least: True if there may be more of both.
+        at_least: True if there may be more of each.
     """
 
+    open_runs: int
     waiting: int
     under_way: int
     at_least: bool
@@ -248,8 +252,8 @@ def count_freezable(
         "waiting": sources(Move.CLAIM), "under_way": sorted(_UNDER_WAY), "look": _LOOKED_AT,
     }  # fmt: skip
     row = connection.execute(_COUNT_FREEZABLE, columns, binary=True).fetchone()
-    waiting, under_way, seen = cast("tuple[int, int, int]", row)
-    return Freezable(waiting, under_way, at_least=seen >= _LOOKED_AT)
+    open_runs, waiting, under_way, seen = cast("tuple[int, int, int, int]", row)
+    return Freezable(open_runs, waiting, under_way, at_least=seen >= _LOOKED_AT)
 
 
 def freezes_of(connection: Conn, tenant: str, job_id: UUID, queue: str | None = None) -> tuple[Freeze, ...]:
@@ -269,6 +273,7 @@ def freezes_of(connection: Conn, tenant: str, job_id: UUID, queue: str | None = 
 @dataclass(frozen=True, slots=True)
 class _Row(Freeze):
     jobs: int | None
+    open_runs: int
     waiting: int
     held: int
 

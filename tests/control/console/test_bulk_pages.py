@@ -529,7 +529,7 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     path = f"/freeze/scope?{scope}"
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert f"Freeze {words}?" in dialog
-    assert "1 open run will not start until the thaw: neither a first attempt nor a retry." in dialog
+    assert "1 open run, of which 1 is due now, will not start until the thaw: neither a first attempt nor a retry." in dialog
     assert f"Occurrences of {jobs} that come due meanwhile" in dialog, "the manual ones have none"
     assert "Triggers meanwhile are accepted, and their runs wait for the thaw." in dialog
     assert done(posted(pages, path, reason=REASON)) == "/"
@@ -541,7 +541,7 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     assert "Nothing would change. It is frozen since" in again
     assert '<button class="primary">' not in again
     thaw = link(shown(pages, "/runs"), "Thaw…")
-    assert "1 open run may start again, not before its own start time." in shown(pages, thaw)
+    assert "1 open run, of which 1 is due now, may start again, not before its own start time." in shown(pages, thaw)
     assert "No occurrence came due during the freeze." in shown(pages, thaw)
     done(posted(pages, thaw))
     text = shown(pages, "/")
@@ -601,10 +601,10 @@ def test_dialogs_of_a_narrower_freeze_name_the_wider_one(pages: ApiClient) -> No
     assert "A wider freeze" not in shown(pages, "/freeze/scope?scope=tenant")
     done(posted(pages, f"/freeze/scope?{path}"))
     thaw = shown(pages, f"/thaw?{path}")
-    assert "1 open run will not start before a thaw of that one too." in thaw
+    assert "1 open run, of which 1 is due now, will not start before a thaw of that one too." in thaw
     assert "may start again" not in thaw
     done(posted(pages, "/thaw?queue=reports"))
-    assert "1 open run may start again" in shown(pages, f"/thaw?{path}")
+    assert "1 open run, of which 1 is due now, may start again" in shown(pages, f"/thaw?{path}")
 
 
 def test_operator_takes_a_pause_of_a_tenant_over_and_its_keys_do_not_end_it(pages: ApiClient) -> None:

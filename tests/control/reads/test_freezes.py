@@ -12,6 +12,7 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.reads.freezes import count_freezable
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.scheduler.freezing import Thaws
 
@@ -40,6 +41,11 @@ def test_run_job_and_occurrence_say_frozen(frozen: ClockedDatabase) -> None:
         assert freeze.words.endswith(words)
         [found] = client.freezes.list()
         assert (found.freeze, found.waiting, found.held, found.jobs) == (freeze, 1, 1, 1)
+        trigger(frozen, delay="1h")
+        [found] = client.freezes.list()
+        assert (found.open_runs, found.waiting) == (2, 1), "an instant equal to now is due"
+        counted = count_freezable(frozen.connection(), "default")
+        assert (counted.open_runs, counted.waiting) == (2, 1)
         held = client.explain("job", frozen.now())
         assert (held.outcome, held.reason) == (OccurrenceOutcome.PAUSED, "frozen")
         assert words in held.words
