@@ -20,6 +20,7 @@ from tidewheel.control.console.timing import timing
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, part
 from tidewheel.control.console.words import target
+from tidewheel.control.explain.why_late import why_late
 from tidewheel.control.reads.fleet import AbleExecutors, able_executors
 from tidewheel.control.reads.freezes import FreezeChange, freeze_changes
 from tidewheel.control.reads.run_payload import Payload, read_run_payload
@@ -120,6 +121,12 @@ class RunPage:
             names = partial(FreezeChange.names, queue=summary.queue, key=summary.key, labels=run.labels)
             return next((each for each in found if not each.begins and names(each)), None)
 
+        def read_late() -> str | None:
+            if run.late is None:
+                return None
+            with connection.snapshot() as reading:
+                return why_late(reading, caller.tenant, run)
+
         places = part(read_places) if is_stored else None
         completion = places.completion if query.kafka and isinstance(places, RunPlaces) else None
         log = part(read_output) if is_stored else None
@@ -128,6 +135,7 @@ class RunPage:
             {
                 "now": now, "run": run, "summary": run.summary, "sentence": about_run(run, now),
                 "timing": timing(run, now), "thaw": part(read_thaw) if is_stored else None,
+                "why_late": part(read_late),
                 "is_final": run.summary.status in FINAL, "able": part(read_able),
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": part(read_payload) if is_stored else None,

@@ -6,6 +6,8 @@ from datetime import timedelta
 from http import HTTPStatus
 from uuid import UUID
 
+import pytest
+
 from tests.control.api.answering import ApiClient, answering
 from tests.control.client.test_logs import flush
 from tests.control.console.pages import HTML, console, fields_of, key_of, posted, shown, signed_in
@@ -31,6 +33,7 @@ from tidewheel.control.api import run_places
 from tidewheel.control.client.client import Client
 from tidewheel.control.console.json_view import json_view
 from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.scheduler.freezing import Thaws
 
 _PAGE_BYTES = 300_000
 
@@ -74,8 +77,41 @@ def test_run_that_catch_up_made_has_that_on_its_page(clocked: ClockedDatabase) -
         client.headers.update(HTML)
         page = shown(client, f"/runs/{run.run_id}")
         assert "<span>timer, caught up</span>" in page
-        assert re.search(r"This run was created [\w .]+ after its time", page)
+        assert re.search(r"This run was created [\w .]+ after its time: <bdi>the occurrence was missed</bdi>", page)
         assert "caught up" not in shown(client, f"/runs/{trigger(clocked)}").lower()
+
+
+@pytest.mark.parametrize("hold", ["pause", "freeze"])
+def test_run_that_was_due_in_a_pause_or_a_freeze_has_who_ended_it(clocked: ClockedDatabase, hold: str) -> None:
+    submit(clocked, schedule={"interval": "1h"}, on_resume="fire_once")
+    with Client(clocked.url) as client:
+        client.freezes.freeze(queue="default") if hold == "freeze" else client.pause("job")
+        clocked.advance(timedelta(hours=1, minutes=10))
+        fire_due(clocked)
+        client.freezes.thaw(queue="default") if hold == "freeze" else client.resume("job")
+    if hold == "freeze":
+        thaws = Thaws(clocked.session(), clocked.installation)
+        while thaws.step():
+            pass
+    fire_due(clocked)
+    [run] = job_runs(clocked)
+    with answering(clocked) as client:
+        client.headers.update(HTML)
+        page = shown(client, f"/runs/{run.run_id}")
+    scope = r" \(queue=default\)" if hold == "freeze" else ""
+    assert re.search(rf"its time: <bdi>the occurrence came due in a {hold}{scope}, which \S+ ended</bdi>", page)
+
+
+def test_run_of_a_time_before_its_job_has_that(clocked: ClockedDatabase) -> None:
+    at = clocked.now() - timedelta(minutes=10)
+    submit(clocked, schedule={"once": at.isoformat()}, catch_up="fire_once")
+    fire_due(clocked)
+    [run] = job_runs(clocked)
+    with answering(clocked) as client:
+        client.headers.update(HTML)
+        assert "after its time: <bdi>it was past when version 1 of the job was submitted</bdi>" in shown(
+            client, f"/runs/{run.run_id}"
+        )
 
 
 def test_raw_log_is_a_file_of_the_bytes_that_were_written(pages: ApiClient) -> None:
