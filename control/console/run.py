@@ -18,7 +18,7 @@ from tidewheel.control.console.run_log import attempts_with_logs, is_over, more_
 from tidewheel.control.console.sentences import about_run
 from tidewheel.control.console.timing import timing
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View, page_now, part
+from tidewheel.control.console.view import Failed, View, page_now, part
 from tidewheel.control.console.words import target
 from tidewheel.control.explain.why_late import why_late
 from tidewheel.control.reads.fleet import AbleExecutors, able_executors
@@ -128,18 +128,20 @@ class RunPage:
                 return why_late(reading, caller.tenant, run)
 
         places = part(read_places) if is_stored else None
+        neighbours = part(read_neighbours_of) if is_stored and run.workflow_run_id else None
+        sentence = about_run(run, now, None if isinstance(neighbours, Failed) else neighbours)
         completion = places.completion if query.kafka and isinstance(places, RunPlaces) else None
         log = part(read_output) if is_stored else None
         follows = picked is not None and is_stored and not is_over(run, picked)
         return View(
             {
-                "now": now, "run": run, "summary": run.summary, "sentence": about_run(run, now),
+                "now": now, "run": run, "summary": run.summary, "sentence": sentence,
                 "timing": timing(run, now), "thaw": part(read_thaw) if is_stored else None,
                 "why_late": part(read_late),
                 "is_final": run.summary.status in FINAL, "able": part(read_able),
                 "newest": run.attempts[: -_OPEN_ROWS - 1 : -1], "older": run.attempts[: -_OPEN_ROWS][::-1],
                 "payload": part(read_payload) if is_stored else None,
-                "neighbours": part(read_neighbours_of) if is_stored and run.workflow_run_id else None,
+                "neighbours": neighbours,
                 "target": part(read_target) if run.handler.startswith(RESERVED) else None,
                 "most": _NEIGHBOURS, "places": places, "claims": claims_of(run), "looked": query.kafka,
                 "command": read_command(completion) if completion else None,

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 
 from tidewheel.control.console.words import between, counted, duration, number, reason_words, state, when
+from tidewheel.control.console.workflow_graph import is_met
 from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.explain.resuming import Resumption
 from tidewheel.control.explain.text import paused_by
@@ -18,6 +19,7 @@ from tidewheel.control.reads.runs import RunSummary
 from tidewheel.control.reads.waits import Wait
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import DEAD_LETTERED, RunState
+from tidewheel.transitions.parents import Neighbours
 
 _SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
 _LONGEST = 300  # characters of an error in a sentence
@@ -57,8 +59,8 @@ def about_job(
     return f"{_present(job, latest, _skipped(unfired, at_least=more_unfired), now)} {coming_words}".strip()
 
 
-def about_run(run: RunDetail, now: datetime) -> str:
-    """Return how a run ended, or for what it waits."""
+def about_run(run: RunDetail, now: datetime, neighbours: Neighbours | None = None) -> str:
+    """Return how a run ended, or for what it waits; its neighbours show which parent skipped it."""
     summary = run.summary
     took = duration(between(summary.started_at, summary.finished_at))
     error = _cut(": ".join(part for part in (summary.error_type, run.error_message) if part))
@@ -72,12 +74,21 @@ def about_run(run: RunDetail, now: datetime) -> str:
                 f"{how} after {counted(summary.attempt, 'attempt')}{': ' if reason else ''}{reason}".rstrip(".") + "."
             )
         case RunState.CANCELLED | RunState.SKIPPED:
-            reason = f": {reason_words(summary.reason)}" if summary.reason else ""
+            unmet = _unmet(neighbours) if summary.reason == "parents" and neighbours is not None else ""
+            reason = f": {unmet or reason_words(summary.reason)}" if summary.reason else ""
             return f"{state(summary.status).capitalize()} {when(summary.finished_at, now)}{reason}."
         case _ if summary.why is not None:
             return _waits(summary.why, now)
         case status:
             return f"{state(status).capitalize()}."
+
+
+def _unmet(neighbours: Neighbours) -> str:
+    """Return the first parent that did not end as its condition requires; empty if no run shows it."""
+    for key, when_, parent in neighbours.parents:
+        if parent is not None and not is_met(when_, parent.state):
+            return f"the parent {key} ended as {state(parent.state)}, and the condition is {when_}"
+    return ""
 
 
 def is_cancelled(run: RunSummary) -> bool:

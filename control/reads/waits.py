@@ -33,7 +33,9 @@ LEASE = timedelta(seconds=30)
 """The lease of an executor that has recorded none."""
 
 _LOOK = 100_000  # held runs that are counted for a page of runs: about 10 ms
-_MOST = 10_000  # open runs among which the active ones are counted, for the seconds in which no scheduler has: about 10 ms
+_MOST = (
+    10_000  # open runs among which the active ones are counted, for the seconds in which no scheduler has: about 10 ms
+)
 
 _CLAIMABLE = frozenset(sources(Move.CLAIM))
 

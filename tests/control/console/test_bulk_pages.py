@@ -529,7 +529,10 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     path = f"/freeze/scope?{scope}"
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert f"Freeze {words}?" in dialog
-    assert "1 open run, of which 1 is due now, will not start until the thaw: neither a first attempt nor a retry." in dialog
+    assert (
+        "1 open run, of which 1 is due now, will not start until the thaw: neither a first attempt nor a retry."
+        in dialog
+    )
     assert f"Occurrences of {jobs} that come due meanwhile" in dialog, "the manual ones have none"
     assert "Triggers meanwhile are accepted, and their runs wait for the thaw." in dialog
     assert done(posted(pages, path, reason=REASON)) == "/"
