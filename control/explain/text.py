@@ -178,12 +178,11 @@ def _skipped_in_hold(facts: InstantFacts, span: SkipSpan, version_span: VersionS
     if override is not None and override.moved_to is not None:
         within = f"It was moved to {instant(override.moved_to)}, {override_source(override)}, which was in a {hold}"
     policy = f" (on_resume is {version_span.policies.on_resume})" if version_span else ""
+    edited = version_span is not None and version_span.until == span.created_at
+    ended = "the job changed" if edited else f"the {hold} ended"
     # A backfill cannot create runs of the future.
     remedy = "Backfill the range to run it." if facts.at <= facts.job.now else "Trigger the job to run it."
-    return (
-        f"{within}. It was skipped at {instant(span.created_at)}, when the {hold} ended or the job changed{policy}. "
-        f"{remedy}"
-    )
+    return f"{within}. It was skipped at {instant(span.created_at)}, when {ended}{policy}. {remedy}"
 
 
 def _among(span: SkipSpan) -> str:
