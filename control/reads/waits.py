@@ -33,9 +33,7 @@ LEASE = timedelta(seconds=30)
 """The lease of an executor that has recorded none."""
 
 _LOOK = 100_000  # held runs that are counted for a page of runs: about 10 ms
-_MOST = (
-    10_000  # open runs among which the active ones are counted, for the seconds in which no scheduler has: about 10 ms
-)
+_MOST = 10_000  # open runs that are looked at for active ones until a scheduler has counted these: about 10 ms
 
 _CLAIMABLE = frozenset(sources(Move.CLAIM))
 
@@ -113,7 +111,7 @@ class WaitFacts:
         able: The number of live executors that can run it.
         serving: The number of live executors of its queue.
         able_seen_at: The last heartbeat of any executor that could run it.
-        waits_for_key: The concurrency key of which it awaits a place, or that has none for it now; empty for its tenant.
+        waits_for_key: The concurrency key that has no place for it; empty for its tenant.
         key_running: The places of that key that runs hold.
         key_at_once: The places of that key; None for no bound.
         key_wake_at: When the rate of that key lets the next run start.
@@ -234,7 +232,8 @@ def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...], last: "_LastAttemp
         words = "its cancel is accepted, and a scheduler ends it shortly"
         return Wait(WaitCode.CANCEL, words)
     if freezes:
-        words = "\n".join(freeze.words for freeze in freezes)
+        failed = "" if last is None else f"{_failed(facts, last)}; "
+        words = failed + "\n".join(freeze.words for freeze in freezes)
         action = "; ".join(f"`{freeze.thaw_command}`" for freeze in freezes)
         return Wait(WaitCode.FROZEN, words, action, freezes=freezes)
     if last is not None:
@@ -256,6 +255,17 @@ def _due(facts: WaitFacts) -> Wait:
 
 
 def _retrying(facts: WaitFacts, last: "_LastAttempt") -> Wait:
+    failed = _failed(facts, last)
+    if facts.is_ahead and facts.publish_at is not None:
+        words = f"{failed}; the next one may start from {_at(facts.publish_at)} on"
+        return Wait(WaitCode.RETRY, words, until=facts.publish_at)
+    due = _due(facts)
+    waits = "the next one " if due.code in {WaitCode.SLOT, WaitCode.KEY} else ""
+    return replace(due, words=f"{failed}; {waits}{due.words}")
+
+
+def _failed(facts: WaitFacts, last: "_LastAttempt") -> str:
+    """Return how the last attempt of a retrying run ended."""
     most = RetryPolicy.model_validate(last.retry or {}).attempts
     # An attempt that was lost, released or snoozed does not count against the limit.
     of = f" of {most}" if last.failed_attempts == facts.attempt else ""
@@ -267,13 +277,7 @@ def _retrying(facts: WaitFacts, last: "_LastAttempt") -> Wait:
             failed = f"timed out{error}"
         case _:
             failed = f"failed{error}"
-    failed = f"attempt {facts.attempt}{of} {failed}"
-    if facts.is_ahead and facts.publish_at is not None:
-        words = f"{failed}; the next one may start from {_at(facts.publish_at)} on"
-        return Wait(WaitCode.RETRY, words, until=facts.publish_at)
-    due = _due(facts)
-    waits = "the next one " if due.code in {WaitCode.SLOT, WaitCode.KEY} else ""
-    return replace(due, words=f"{failed}; {waits}{due.words}")
+    return f"attempt {facts.attempt}{of} {failed}"
 
 
 def read_lack(connection: Conn, tenant: str, key: str) -> Wait | None:

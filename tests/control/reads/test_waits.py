@@ -104,6 +104,9 @@ def test_retrying_run_has_its_failed_attempt_and_the_time_of_the_next(job: Datab
         WaitCode.SLOT,
         "attempt 1 was lost with its executor; the next one waits until the live executor of queue default claims it",
     )
+    with Client(job.url) as client:
+        client.freezes.freeze(queue="default")
+    assert why(job, failed.run_id).words.startswith("attempt 1 of 4 failed: ValueError; frozen since ")
 
 
 def test_run_behind_its_jobs_active_run_has_its_id(database: Database) -> None:
