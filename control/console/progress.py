@@ -67,7 +67,7 @@ class Work:
 
 def of_backfill(row: BackfillSummary, now: datetime) -> Work:
     """Return the progress of a backfill: occurrences that are processed."""
-    about = [row.key, f"{row.first_at:%-d %b %Y} to {row.last_at:%-d %b %Y}"]
+    about = [row.key, _range(row.first_at, row.last_at)]
     need, rest = row.expected_count, row.occurrences - row.expected_count
     needs = (
         f": {number(need)} {agreed(need, 'needs', 'need')} a run and {number(rest)} {agreed(rest, 'does', 'do')} not"
@@ -105,6 +105,17 @@ def ordered(found: Sequence[Work]) -> list[Work]:
     """Return bulk work in the order of the page: what has not ended first, then the newest."""
     newest = sorted(found, key=lambda each: each.created_at, reverse=True)
     return sorted(newest, key=lambda each: each.finished_at is not None)
+
+
+def _range(first: datetime, last: datetime) -> str:
+    """Return a range of instants, with its times if both are of one day.
+
+    >>> _range(datetime(2026, 11, 21, 9), datetime(2026, 11, 21, 11))
+    '21 Nov 2026 09:00 to 11:00 UTC'
+    """
+    if first.date() == last.date():
+        return f"{first:%-d %b %Y %H:%M} to {last:%H:%M} UTC"
+    return f"{first:%-d %b %Y} to {last:%-d %b %Y}"
 
 
 def _bounded(work: Work, most: int) -> Work:
