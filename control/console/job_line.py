@@ -122,7 +122,9 @@ def sentence(along: Axis, timeline: JobTimeline, coming: Sequence[Counted]) -> s
     """Return the sentence of a timeline: what ended, what failed, what did not fire, what comes."""
     good, bad, under_way, cancelled = _totals(timeline)
     since = "" if timeline.complete_since is None else f", complete since {along.clock(timeline.complete_since)}"
-    parts = [f"In the time shown, {_with_day(along, along.begin)} to {_with_day(along, along.end)}{since}: "]
+    future = along.end - max(along.now, along.begin)
+    ahead = f", {duration(future)} of it ahead" if future > timedelta(0) else ""
+    parts = [f"In the time shown, {_with_day(along, along.begin)} to {_with_day(along, along.end)}{ahead}{since}: "]
     ended = "none succeeded or failed" if cancelled else "no run ended"
     parts.append(f"{counted(good, 'run')} succeeded, {number(bad) if bad else 'none'} failed" if good + bad else ended)
     parts += [f", {number(runs)} {end}" for runs, end in ((under_way, "open"), (cancelled, "cancelled")) if runs]
@@ -133,9 +135,9 @@ def sentence(along: Axis, timeline: JobTimeline, coming: Sequence[Counted]) -> s
     if skipped:
         exact = all(each.exact for each in timeline.skips) and not timeline.more_skips
         parts.append(f"; {counted(skipped, 'occurrence', at_least=not exact)} did not fire")
-    ahead = sum(each.fires for each in coming)
-    if ahead:
-        parts.append(f"; {counted(ahead, 'occurrence', at_least=not all(each.exact for each in coming))} to come")
+    fires = sum(each.fires for each in coming)
+    if fires:
+        parts.append(f"; {counted(fires, 'occurrence', at_least=not all(each.exact for each in coming))} to come")
     return "".join(parts) + "."
 
 
