@@ -1,4 +1,4 @@
-"""Say why a run was made after its time, by the versions of its job and by the audit log."""
+"""The reason for which a run was made after its time, by the versions of its job and the audit log."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta

@@ -172,7 +172,7 @@ def test_pause_names_author_reason_and_effect(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:05:30")
     inside = explanation_of(clocked, t("03-02T08:03"))
     assert (inside.outcome, inside.reason) == (OccurrenceOutcome.PAUSED, "paused")
-    for part in ("since 2026-03-02T08:00:30Z", "maintenance", "until 2026-03-02T08:10:00Z", "fire_once"):
+    for part in ("paused at 2026-03-02T08:00:30Z", "maintenance", "ends at 2026-03-02T08:10:00Z", "fire_once"):
         assert part in inside.words
     assert explanation_of(clocked, t("03-02T08:08")).outcome is OccurrenceOutcome.PAUSED
     assert explanation_of(clocked, t("03-02T08:11")).outcome is OccurrenceOutcome.SCHEDULED
@@ -354,7 +354,7 @@ def test_fixed_delay_knows_only_recorded_occurrences(clocked: ClockedDatabase) -
     assert first.outcome is OccurrenceOutcome.FIRED
     open_now = explanation_of(clocked, t("03-02T08:05"))
     assert open_now.outcome is OccurrenceOutcome.NO_OCCURRENCE
-    assert "after the open run ends" in open_now.words
+    assert "after the end of the open run" in open_now.words
     succeed(clocked, begin(clocked, run_of("03-02T08:00")))
     assert explanation_of(clocked, t("03-02T08:10")).outcome is OccurrenceOutcome.SCHEDULED
     between = explanation_of(clocked, t("03-02T08:05"))
