@@ -310,7 +310,7 @@ COMMANDS: Mapping[str, Command | Group] = {
     "audit-log": Command(
         "audit_log",
         "audit_log",
-        "List changes and operations, the newest first: when, by whom, by which door, with which result.",
+        "List changes and operations with actor, door, result and reason, the newest first.",
     ),
     "archive": Group(
         "The archive of finished runs.",
