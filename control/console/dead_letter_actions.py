@@ -55,7 +55,9 @@ class RedriveLetters:
         under_way = redrive_under_way(connection, caller.tenant, filters, urls, matched=found.matched)
         count = (under_way.left if under_way else 0) or found.matched
         many, is_one = counted(count, "dead letter", at_least=found.at_least), count == 1
-        if query.kind == "message" or (found.first and found.first[0].kind == "message"):
+        stays = (_STAYS[is_one], *_left_out(query))
+        if _are_messages(query.kind, found):
+            stays = (_SENT[is_one],)
             which = "The message" if is_one else "Each message"
             question, will = f"Send {many} again?", [f"{which} goes to its topic once more, byte for byte."]
         else:
@@ -77,11 +79,11 @@ class RedriveLetters:
             question, question.removesuffix("?") if found.matched else "", _back(query, urls), place="dead_letters",
             will=will,
             fields=(
-                Field("rate", "How many per second at most", value=_RATE, help="Leave it empty for no bound."),
+                Field("rate", "How many per second at most", value=_RATE, help="Leave it empty for no limit."),
                 Field("reason", "Reason (optional)", help="Stored with the redrive."), *bound(found.matched, now),
             ),
             sample=_sample(found.first, found.matched), warnings=() if found.matched else (_NOTHING,),
-            stays=(_STAYS[is_one], *_left_out(query)), keep="Leave it" if is_one else "Leave them",
+            stays=stays, keep="Leave it" if is_one else "Leave them",
             under_way=under_way,
         )  # fmt: skip
 
@@ -89,14 +91,15 @@ class RedriveLetters:
         """Accept the redrive; schedulers work it off."""
         filters = _filter(read_query(request, ChosenQuery), until_of(form, page_now(connection)))
         letters, rate = DeadLetters(connection), _rate(text_of(form, "rate"))
-        matched = letters.redrive(dry_run=True, **filters).matched
-        ensure_counted(form, matched)
-        beside = redrive_under_way(connection, caller.tenant, filters, urls, matched=matched)
+        before = letters.redrive(dry_run=True, **filters)
+        ensure_counted(form, before.matched)
+        beside = redrive_under_way(connection, caller.tenant, filters, urls, matched=before.matched)
         found = letters.redrive(rate=rate, reason=text_of(form, "reason"), request_id=request_id_of(form), **filters)
         if found.redrive_id is None:
             refuse(_NOTHING.path, _NOTHING.problem, _NOTHING.remedy)
-        left = beside.left if beside else 0
-        words = f"{number(left or found.matched, at_least=found.at_least)} to redrive. Schedulers work it off."
+        count = (beside.left if beside else 0) or found.matched
+        again = "sent again" if _are_messages(filters.get("kind"), before) else "redriven"
+        words = f"{counted(count, 'dead letter', at_least=found.at_least)} {agreed(count, 'is', 'are')} being {again}."
         words += f" {beside.words}" if beside else ""
         return Done(urls("bulk_work", kind="redrive", id=found.redrive_id), words)
 
@@ -142,7 +145,16 @@ _STAYS = (
     "Dead letters stay listed, each with what it became. One that a retry or another redrive takes first is left out.",
     "The dead letter stays listed, with what it became. If a retry or another redrive takes it first, it is left out.",
 )
+_SENT = (
+    "The dead letters stay listed. One that another redrive takes first is left out.",
+    "The dead letter stays listed. If another redrive takes it first, it is left out.",
+)
 _COUNTED = 200  # dead letters at most whose runs a dialog looks at: as many as a list selects
+
+
+def _are_messages(kind: str | None, found: RedriveResult) -> bool:
+    """Return True if a redrive sends messages again."""
+    return kind == "message" or any(each.kind == "message" for each in found.first[:1])
 
 
 def _facts(connection: Connection, filters: DeadLetterFilter, found: RedriveResult) -> Sequence[RetryFacts] | None:

@@ -21,7 +21,7 @@ from tidewheel.control.console.confirming import bound, confirmation, counted_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.retried import retried_lines
 from tidewheel.control.console.sentences import is_cancelled
-from tidewheel.control.console.under_way import cancellation_under_way, retries_under_way, share
+from tidewheel.control.console.under_way import UnderWay, cancellation_under_way, retries_under_way, share
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted, number
@@ -194,26 +194,38 @@ class CancelMatching:
         started, any_state = max(found.matched - waiting.matched, 0), _ANY_STATE
         if query.status in _NOT_STARTED:
             found, started, any_state = waiting, 0, _NOT_BEGUN
+            document |= {"include_started": False}
         stays = _ended_too(connection, caller, query, found)
-        many = counted(found.matched, "run", at_least=found.at_least)
+        by_box = bool(started) or (found.at_least and query.status not in _NOT_STARTED)
+        under_way, left = _left(connection, caller, document, found, urls, rest=not by_box)
+        few = left
+        if by_box:
+            _, few = _left(connection, caller, {**document, "include_started": False}, waiting, urls)
+        many = counted(left, "run", at_least=found.at_least)
         of_job = f" of {query.job}" if query.job else f" of queue {query.queue}" if query.queue else ""
         question, button, who = f"Cancel {many}{of_job}?", f"Cancel {many}", "An attempt"
         boxes: Sequence[Field] = ()
-        counts = (*confirmation(found.matched), *bound(found.matched, now))
-        if started and not waiting.matched:
+        counts = (*confirmation(left), *bound(found.matched, now), Field("left", "", kind="hidden", value=str(left)))
+        if started and not few:
             boxes = (Field(_STARTED, "", kind="hidden", value="yes"),)
-        elif started or (found.at_least and query.status not in _NOT_STARTED):  # the box decides how many are cancelled
-            fewer = counted(waiting.matched, "run", at_least=waiting.at_least)
+        elif by_box:  # the box decides how many are cancelled
+            fewer = counted(few, "run", at_least=waiting.at_least)
             question, any_state, who = f"Cancel {'runs' if of_job else 'open runs'}{of_job}?", _BY_BOX, _IF_CHECKED
             boxes = (
                 Field(_STARTED, "Cancel runs that have started too", kind="check", button=button,
-                      help=f"Select this to cancel {many} instead of {number(waiting.matched)}."),
-                Field(_WITH_STARTED, "", kind="hidden", value=str(found.matched)),
+                      help=f"Select this to cancel {many} instead of {number(few)}."),
+                Field(_WITH_STARTED, "", kind="hidden", value=f"{found.matched} {left}"),
             )  # fmt: skip
             button = f"Cancel {fewer}"
-            counts = (*confirmation(found.matched, "the number on the button"), *bound(waiting.matched, now))
-        under_way = cancellation_under_way(connection, caller.tenant, document, urls, matched=found.matched)
-        ends = _ends(number(waiting.matched, at_least=waiting.at_least), started, who=who, rest=_BETWEEN)
+            counts = (
+                *confirmation(left, "the number on the button"), *bound(waiting.matched, now),
+                Field("left", "", kind="hidden", value=str(few)),
+            )  # fmt: skip
+        unstarted = few if by_box else left
+        ends = _ends(
+            number(unstarted, at_least=waiting.at_least), max(left - unstarted, 0) or int(found.at_least and by_box),
+            who=who, rest=_BETWEEN,
+        )  # fmt: skip
         if under_way is not None and under_way.covers and not found.at_least:
             return Dialog(
                 question, "", urls("runs", **_shown(query)), place="runs", keep="Back", under_way=under_way,
@@ -226,29 +238,43 @@ class CancelMatching:
             will=[any_state, *ends] if query.status else ends,
             stays=(*stays, "Runs that are created from now on are not cancelled."), keep="Keep them",
             fields=(*boxes, _REASON, *counts),
-            sample=[f"{name} {value}" for name, value in document.items() if name != "created_before"],
+            sample=[f"{name} {value}" for name, value in document.items() if name not in _HIDDEN],
             warnings=() if found.matched else (_NONE_MATCHES,),
             under_way=under_way,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Accept the cancellation; schedulers work it off."""
-        del caller
         runs = Runs(connection)
         document: dict[str, object] = {
             **_document(read_query(request, MatchingQuery), until_of(form, page_now(connection))),
             "include_started": _STARTED in form, "reason": text_of(form, "reason"),
         }  # fmt: skip
         if _STARTED in form and _WITH_STARTED in form:
-            form = Form([*form.items(), ("counted", form[_WITH_STARTED])])
+            every, _, others = form[_WITH_STARTED].partition(" ")
+            form = Form([*form.items(), ("counted", every), ("left", others)])
         found = runs.cancel_matching(document, None, dry_run=True)
         if not found.matched and not counted_of(form):  # the runs of a repeat may have ended
             refuse(_NONE_MATCHES.path, _NONE_MATCHES.problem, _NONE_MATCHES.remedy)
-        ensure_confirmed(form, found.matched)
+        under_way, left = _left(connection, caller, document, found, urls)
+        ensure_confirmed(form, found.matched, left)
         done = runs.cancel_matching(document, request_id_of(form))
-        many = counted(done.matched, "run", at_least=done.at_least)
-        to = urls("bulk_work", kind="cancellation", id=done.cancellation_id)
-        return Done(to, f"{many} to cancel. No executor starts one any more.")
+        count = left or done.matched  # a repeat finds its first cancellation under way
+        many, are = counted(count, "run", at_least=done.at_least), agreed(count, "is", "are")
+        words = f"{many} {are} being cancelled: no executor starts {agreed(count, 'it', 'them')} any more."
+        words += f" {under_way.words}" if under_way is not None else ""
+        return Done(urls("bulk_work", kind="cancellation", id=done.cancellation_id), words)
+
+
+def _left(
+    connection: Connection, caller: Caller, document: Mapping[str, object], found: CancelResult, urls: Urls,
+    *, rest: bool = True,
+) -> tuple[UnderWay | None, int]:  # fmt: skip
+    """Return the cancellations under way that have runs of a filter, and how many runs they leave for another one."""
+    under_way = cancellation_under_way(
+        connection, caller.tenant, document, urls, matched=found.matched, rest=rest and not found.at_least
+    )
+    return under_way, found.matched if under_way is None or found.at_least else under_way.left
 
 
 def _ends(waiting: str, started: int, between: int = 0, *, who: str = "An attempt", rest: str = "") -> Sequence[str]:
@@ -274,6 +300,7 @@ _BY_BOX = "A cancellation does not filter by state. It concerns runs that have s
 _IF_CHECKED = 'If you select "Cancel runs that have started too", an attempt'
 _BETWEEN = " A run between two attempts ends at once."
 _STARTED, _WITH_STARTED = "include_started", "with_started"
+_HIDDEN = frozenset({"created_before", "include_started"})
 _NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
 _NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")
 _NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")

@@ -31,7 +31,8 @@ _RETRIED_FIRST = (
     "If you retry these runs first, the redrive leaves them out, so that none runs twice.",
     "If you retry this run first, the redrive leaves it out, so that it does not run twice.",
 )
-_LEFT_OUT = "It leaves out what is purged before its turn."
+_LEFT_OUT = ("They leave out what is purged before its turn.", "It leaves out what is purged before its turn.")
+_BULK = "Their progress"
 _SOON_SECONDS = 60.0
 _OF_REDRIVES = ("kind", "ids", "key", "status", "error_type", "queue", "lane")
 
@@ -44,16 +45,18 @@ class UnderWay(NamedTuple):
         address: Its page.
         covers: True if it does all of the dialog soon.
         left: How many things it leaves for the dialog, if it does the rest of them soon; 0 if that is not known.
+        link: The words that lead to its page.
     """
 
     words: str
     address: str
     covers: bool = False
     left: int = 0
+    link: str = "Its progress"
 
 
 def cancellation_under_way(
-    connection: Connection, tenant: str, filters: Mapping[str, object], urls: Urls, *, matched: int
+    connection: Connection, tenant: str, filters: Mapping[str, object], urls: Urls, *, matched: int, rest: bool = True
 ) -> UnderWay | None:
     """Return the cancellation that has most of the runs which a filter matches; None if there is none.
 
@@ -63,6 +66,7 @@ def cancellation_under_way(
         filters: The document of the dialog.
         urls: Writes the address.
         matched: How many runs the filter matches.
+        rest: True if the sentence counts the others.
     """
     with connection.snapshot() as reading:
         rows = [row for row in cancellations(reading, tenant) if row.finished_at is None][:_LOOKED_AT]
@@ -80,9 +84,11 @@ def cancellation_under_way(
     about = ", ".join(filter_words(found[0])) or "all runs"
     one = f"Cancellation {found[0].cancellation_id} ({about}) is under way and includes"
     which = one if len(found) == 1 else f"{len(found)} cancellations are under way and include"
-    words = f"{which} {share(known, matched, 'run')}.{_rest(known, matched)}"
-    address = urls("bulk_work", kind="cancellation", id=found[0].cancellation_id) if len(found) == 1 else urls("bulk")
-    return UnderWay(words, address, known >= matched)
+    words, left = f"{which} {share(known, matched, 'run')}.", max(matched - known, 0)
+    words += f" This one cancels {_others(left)}." if rest and left else ""
+    if len(found) > 1:
+        return UnderWay(words, urls("bulk"), not left, left, _BULK)
+    return UnderWay(words, urls("bulk_work", kind="cancellation", id=found[0].cancellation_id), not left, left)
 
 
 def backfill_under_way(
@@ -142,7 +148,7 @@ def redrive_under_way(
         matched: How many dead letters the filter matches.
         purges: True for a dialog that purges them.
     """
-    letters, given = DeadLetters(connection), {**filters, "kind": kind_to_redrive(filters)}
+    letters, given = DeadLetters(connection), filters if purges else {**filters, "kind": kind_to_redrive(filters)}
 
     def filter_of(row: Redriving) -> Mapping[str, Any]:
         own = {name: getattr(row, name) for name in _OF_REDRIVES}
@@ -157,17 +163,17 @@ def redrive_under_way(
     if not found:
         return None
     one, is_soon, left = len(found) == 1, all(map(_is_soon, found)), matched - known
-    these, effect = f"{share(known, matched, 'dead letter')}.", _LEFT_OUT if purges else _ONCE
+    these, effect = f"{share(known, matched, 'dead letter')}.", _LEFT_OUT[one] if purges else _ONCE
     if is_soon and left > 0 and not purges and matched < COUNTED:
         which = f"Redrive {short_id(found[0].redrive_id)} already includes" if one else f"{len(found)} redrives include"
-        others = agreed(left, "the other one", f"the other {number(left)}")
         shared = f"{number(matched)} dead letters match. {which} {number(known)} of them"
-        words = f"{shared}, so this redrive takes {others}."
-        return UnderWay(words, _progress(found[0], urls) if one else urls("bulk"), left=left)
+        words = f"{shared}, so this redrive takes {_others(left)}."
+        address, link = (_progress(found[0], urls), "Its progress") if one else (urls("bulk"), _BULK)
+        return UnderWay(words, address, left=left, link=link)
     if one:
         return _named(found[0], these, urls, covers=left <= 0, effect=effect)
     words = f"{len(found)} redrives have not ended and include {these} {effect}"
-    return UnderWay(words, urls("bulk"), left <= 0 and is_soon)
+    return UnderWay(words, urls("bulk"), left <= 0 and is_soon, link=_BULK)
 
 
 def letter_under_way(connection: Connection, tenant: str, letter: DeadLetterSummary, urls: Urls) -> UnderWay | None:
@@ -240,9 +246,9 @@ def _is_soon(row: Redriving) -> bool:
     return row.state != "paused" and not row.rejected_count and (row.rate is None or rest / row.rate <= _SOON_SECONDS)
 
 
-def _rest(known: int, matched: int) -> str:
-    """Return how many runs a dialog cancels beside those of cancellations under way."""
-    return f" This one cancels the other {number(matched - known)}." if known < matched else ""
+def _others(left: int) -> str:
+    """Return the things that bulk work under way leaves to a dialog."""
+    return agreed(left, "the other one", f"the other {number(left)}")
 
 
 def _union(

@@ -123,6 +123,37 @@ def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient
         assert "is under way" not in shown(pages, path)
 
 
+def test_cancellation_beside_another_counts_what_that_leaves(pages: ApiClient) -> None:
+    path = "/runs/cancel-all?queue=reports"
+    triggered(pages.database, "other", 2)
+    done(posted(pages, path, **counted(pages, path)))
+    triggered(pages.database, "other", 1)
+    beside = shown(pages, path)
+    assert "Cancel 1 run of queue reports?" in re.sub(r"</?bdi>", "", beside)
+    assert "includes 2 of these 3 runs. This one cancels the other one." in beside
+    assert "1 run has not started; it ends as cancelled" in beside
+    begun(pages.database, "other")
+    beside = shown(pages, path)
+    assert '<button class="danger unchecked"><bdi>Cancel 1 run</bdi></button>' in beside
+    assert '<button class="danger checked"><bdi>Cancel 2 runs</bdi></button>' in beside
+    assert "includes 2 of these 4 runs. <a" in beside, "the box decides the rest"
+    form = fields_of(pages.get(path)) | counted(pages, path) | {"include_started": "yes", "with_started": "4 2"}
+    receipt = shown(pages, done(pages.post(path, data=form)))
+    assert "2 runs are being cancelled: no executor starts them any more." in receipt
+    assert "includes 2 of these 4 runs." in receipt
+
+
+def test_purge_counts_the_redrives_of_messages_too(pages: ApiClient) -> None:
+    fail(pages.database)
+    garble(pages.database, 0)
+    receipt = shown(pages, done(posted(pages, "/dead-letters/redrive?kind=message", counted="1")))
+    assert "1 dead letter is being sent again." in receipt
+    done(posted(pages, "/dead-letters/redrive?kind=run", counted="1"))
+    dialog = shown(pages, "/dead-letters/purge")
+    assert "2 redrives have not ended and include all of these dead letters. They leave out" in dialog
+    assert '<a href="/bulk">Their progress</a>' in dialog
+
+
 def work_off_cancellations(database: Database) -> None:
     cancelling = BulkCancel(database.session(), database.installation)
     while database.value("SELECT count(*) FROM cancellations WHERE finished_at IS NULL"):
@@ -289,7 +320,7 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
     assert 'name="include_started" value="yes" aria' in dialog, "it is not checked"
     assert '<button class="danger unchecked"><bdi>Cancel 2 runs</bdi></button>' in dialog, "the box decides the number"
     assert '<button class="danger checked"><bdi>Cancel 3 runs</bdi></button>' in dialog
-    assert 'name="with_started" value="3"' in dialog
+    assert 'name="with_started" value="3 3"' in dialog
     assert "2 runs have not started; they end as cancelled without starting." in dialog
     assert "1 run has started. If you select" in dialog
     assert "A run between two attempts ends at once." in dialog
@@ -297,7 +328,7 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
     grown = pages.post(path, data=form | {"include_started": "yes", "with_started": "2"})
     assert "3 match now, and 2 when they were counted" in grown.text
     assert 'value="yes" checked aria' in grown.text, "a refusal keeps the choice"
-    assert "2 runs to cancel" in shown(pages, done(pages.post(path, data=form)))
+    assert "2 runs are being cancelled" in shown(pages, done(pages.post(path, data=form)))
 
 
 def test_dialog_of_a_cancellation_of_started_runs_alone_has_no_box(pages: ApiClient) -> None:
@@ -306,7 +337,7 @@ def test_dialog_of_a_cancellation_of_started_runs_alone_has_no_box(pages: ApiCli
     dialog = shown(pages, path)
     assert '<button class="danger"><bdi>Cancel 1 run</bdi></button>' in dialog
     assert "1 run has started. An attempt under way gets a signal" in dialog
-    assert "1 run to cancel" in shown(pages, done(posted(pages, path, include_started="yes")))
+    assert "1 run is being cancelled: no executor starts it" in shown(pages, done(posted(pages, path, include_started="yes")))
 
 
 def test_dialog_of_selected_runs_counts_those_between_two_attempts_apart(pages: ApiClient) -> None:
