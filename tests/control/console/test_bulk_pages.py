@@ -337,7 +337,7 @@ def test_dialog_of_a_cancellation_of_started_runs_alone_has_no_box(pages: ApiCli
     dialog = shown(pages, path)
     assert '<button class="danger"><bdi>Cancel 1 run</bdi></button>' in dialog
     assert "1 run has started. An attempt under way gets a signal" in dialog
-    assert "1 run is being cancelled: no executor starts it" in shown(pages, done(posted(pages, path, include_started="yes")))
+    assert "1 run is being cancelled" in shown(pages, done(posted(pages, path, include_started="yes")))
 
 
 def test_dialog_of_selected_runs_counts_those_between_two_attempts_apart(pages: ApiClient) -> None:
