@@ -90,7 +90,7 @@ TIMELINE: Json = {
     "complete_since": None, "more_skips": False, "took_p95": "PT4.9S",
     "skips": [{
         "at": "2026-11-15T01:00:00Z", "last_at": "2026-11-16T01:00:00Z", "occurrences": 2, "exact": True,
-        "reason": "paused", "words": "It was in a pause.",
+        "reason": "paused", "words": "It came due in a pause.",
     }],
     "pauses": [{"since": "2026-11-14T09:00:00Z", "until": "2026-11-16T09:00:00Z", "by": "anna"}],
     "versions": [{"number": 3, "at": "2026-11-14T09:00:00Z"}],

@@ -174,23 +174,39 @@ def _in_quarantine(facts: InstantFacts, span: SkipSpan) -> str:
 
 
 def _skipped_in_hold(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | None, hold: str) -> str:
-    override, within = facts.own_override, f"It was in a {hold}{_among(span)}"
+    override, due = facts.own_override, f"It came due in a {hold}"
     if override is not None and override.moved_to is not None:
-        within = f"It was moved to {instant(override.moved_to)}, {override_source(override)}, which was in a {hold}"
-    policy = f" (on_resume is {version_span.policies.on_resume})" if version_span else ""
+        due = f"{moved(override)} It came due there in a {hold}"
     edited = version_span is not None and version_span.until == span.created_at
     ended = "the job changed" if edited else f"the {hold} ended"
+    skips = f"{due} and was skipped when {ended} at {instant(span.created_at)}{_because(version_span)}."
+    if span.occurrences > 1:
+        skips += f" The {hold} skipped {_occurrences(span)}."
     # A backfill cannot create runs of the future.
     remedy = "Backfill the range to run it." if facts.at <= facts.job.now else "Trigger the job to run it."
-    return f"{within}. It was skipped at {instant(span.created_at)}, when {ended}{policy}. {remedy}"
+    return f"{skips} {remedy}"
+
+
+def _because(version_span: VersionSpan | None) -> str:
+    """Return the policy that skips an occurrence at the end of a hold, as a part of a sentence."""
+    if version_span is None:
+        return ""
+    policies = version_span.policies
+    if policies.on_resume is CatchUp.SKIP:
+        return f", because on_resume is {policies.on_resume}"
+    return f". {policy_effect('on_resume', policies.on_resume, policies.window).rstrip('.')}"
 
 
 def _among(span: SkipSpan) -> str:
     """Return the span's occurrences as a part of a sentence; empty for a single one."""
     if span.occurrences == 1:
         return ""
+    return f", one of {_occurrences(span)}"
+
+
+def _occurrences(span: SkipSpan) -> str:
     least = "" if span.exact else "at least "
-    return f", one of {least}{span.occurrences} occurrences from {instant(span.first_at)} to {instant(span.last_at)}"
+    return f"{least}{span.occurrences} occurrences from {instant(span.first_at)} to {instant(span.last_at)}"
 
 
 def _caught_up(span: SkipSpan, version_span: VersionSpan | None) -> str:
@@ -350,8 +366,8 @@ def paused(
         return f"The job is paused until {instant(until) if until else 'it is resumed'}."
     who = f" by {paused_by(by)}" if by else ""
     why = f": {reason.rstrip('.')}" if reason else ""
-    end = f"at {instant(until)}" if until else "when the job is resumed"
-    return f"The job was paused at {instant(since)}{who}{why}. The pause ends {end}."
+    end = f"The pause ends at {instant(until)}." if until else "It stays paused until it is resumed."
+    return f"The job was paused at {instant(since)}{who}{why}. {end}"
 
 
 def in_pause(facts: InstantFacts, due: datetime) -> str:
@@ -363,7 +379,7 @@ def in_pause(facts: InstantFacts, due: datetime) -> str:
 
 def in_freeze(facts: InstantFacts, freezes: Sequence[Freeze], due: datetime) -> str:
     """Return the freezes that hold an occurrence, and the effect of their end."""
-    words = f"The job is {'; '.join(freeze.words for freeze in freezes)}."
+    words = f"The job has been {'; '.join(freeze.words for freeze in freezes)}."
     version_span = facts.version_span
     return f"{words} {_on_resume(facts, version_span, due, 'freeze')}" if version_span else words
 
@@ -371,15 +387,19 @@ def in_freeze(facts: InstantFacts, freezes: Sequence[Freeze], due: datetime) -> 
 def _on_resume(facts: InstantFacts, version_span: VersionSpan, due: datetime, hold: str = "pause") -> str:
     if isinstance(version_span.schedule, Once | FixedDelay):
         return f"It fires when the {hold} ends."
-    on_resume = version_span.policies.on_resume
-    effect = policy_effect("on_resume", on_resume, version_span.policies.window)
-    if due != facts.at:
-        skipped_or_not = "are skipped" if on_resume is CatchUp.SKIP else "fire"
-        effect = f"on_resume is {on_resume}: moved occurrences {skipped_or_not}."
-    if due > facts.job.now:
-        still = "paused" if hold == "pause" else "frozen"
-        return f"If it is still {still} then, on_resume applies when the {hold} ends. {effect}"
-    return f"on_resume applies when the {hold} ends. {effect}"
+    policies = version_span.policies
+    effect = {
+        CatchUp.SKIP: "is skipped",
+        CatchUp.FIRE_ONCE: "fires if it is the latest",
+        CatchUp.FIRE_ALL: f"fires if it is of the last {length(policies.window)} and of the newest {MAX_CAUGHT_UP:,}",
+    }[policies.on_resume]
+    if due != facts.at and policies.on_resume is not CatchUp.SKIP:
+        effect = "fires"  # a moved one, whichever others come due
+    then = f"he occurrence {effect} when the {hold} ends, because on_resume is {policies.on_resume}."
+    if due <= facts.job.now:
+        return f"T{then}"
+    still = "paused" if hold == "pause" else "frozen"
+    return f"If the job is still {still} at {instant(due)}, t{then}"
 
 
 def not_yet(first_at: datetime | None) -> str:

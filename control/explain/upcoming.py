@@ -302,7 +302,7 @@ def upcoming_words(
     connection: Conn, job: JobPosition, version_span: VersionSpan, shown: int, freezes: Sequence[Freeze]
 ) -> str:
     """Return the reason for a hold, or for no occurrence where none is shown; empty without one."""
-    held = f"The job is {'; '.join(freeze.words for freeze in freezes)}." if freezes else ""
+    held = f"The job has been {'; '.join(freeze.words for freeze in freezes)}." if freezes else ""
     return f"{held} {_words_without_freezes(connection, job, version_span, shown)}".strip()
 
 

@@ -26,8 +26,7 @@ def test_occurrence_moved_into_a_pause_is_paused_before_and_after_its_time(clock
         held = explanation_of(clocked, NINE)
         assert (held.outcome, held.moved_to) == (OccurrenceOutcome.PAUSED, t("03-02T08:30"))
         assert "It was moved to 2026-03-02T08:30:00Z, into a pause, by request" in held.words
-        assert "on_resume applies when the pause ends" in held.words
-        assert "on_resume is skip: moved occurrences are skipped." in held.words
+        assert "he occurrence is skipped when the pause ends, because on_resume is skip." in held.words
         line = coming(clocked, 1).occurrences[0]
         assert (line.at, line.outcome, line.leaves_at) == (NINE, OccurrenceOutcome.PAUSED, t("03-02T08:30"))
     clocked.stop_clock(t("03-02T08:46"))
@@ -42,7 +41,8 @@ def test_occurrence_moved_into_a_pause_is_paused_before_and_after_its_time(clock
 
 def test_occurrence_moved_into_a_pause_fires_after_it_unless_skipped(clocked: ClockedDatabase) -> None:
     moved_into_a_pause(clocked, "fire_once")
-    assert "on_resume is fire_once: moved occurrences fire." in explanation_of(clocked, NINE).words
+    words = explanation_of(clocked, NINE).words
+    assert "the occurrence fires when the pause ends, because on_resume is fire_once." in words
     clocked.stop_clock(t("03-02T08:46"))
     fire_all(clocked)
     assert explanation_of(clocked, NINE).outcome is OccurrenceOutcome.FIRED
@@ -62,14 +62,14 @@ def test_pause_counts_its_occurrences_and_names_its_cause(clocked: ClockedDataba
     submit(clocked, schedule=DAILY, on_resume="fire_once")
     done(clocked, "job.pause")
     clocked.execute("UPDATE jobs SET paused_by = 'failures'")
-    assert " by pause_on_failure. The pause ends when the job is resumed." in explanation_of(clocked, NINE).words
+    assert " by pause_on_failure. It stays paused until it is resumed." in explanation_of(clocked, NINE).words
     clocked.stop_clock(t("03-05T10:00"))
     done(clocked, "job.resume")
     fire_all(clocked)
     words = explanation_of(clocked, NINE).words
-    assert words.startswith(
-        "It was in a pause, one of 3 occurrences from 2026-03-02T09:00:00Z to 2026-03-04T09:00:00Z."
-    )
+    assert words.startswith("It came due in a pause and was skipped when the pause ended at 2026-03-05T10:00:00Z. ")
+    assert "on_resume is fire_once: only the latest occurrence fires. The pause skipped 3 occurrences from " in words
+    assert "from 2026-03-02T09:00:00Z to 2026-03-04T09:00:00Z." in words
     caught_up = explanation_of(clocked, t("03-05T09:00"))
     assert caught_up.words.startswith("It fired 1h late, caught up after downtime, a pause or ")
     assert caught_up.run is not None
@@ -86,5 +86,5 @@ def test_skip_in_a_pause_has_whether_the_pause_ended_or_the_job_changed(clocked:
     done(clocked, "job.resume")
     fire_all(clocked)
     changed, ended = explanation_of(clocked, NINE).words, explanation_of(clocked, t("03-03T07:00")).words
-    assert "It was skipped at 2026-03-02T10:00:00Z, when the job changed (on_resume is skip)." in changed
-    assert "It was skipped at 2026-03-03T10:00:00Z, when the pause ended (on_resume is skip)." in ended
+    assert " was skipped when the job changed at 2026-03-02T10:00:00Z, because on_resume is skip." in changed
+    assert " was skipped when the pause ended at 2026-03-03T10:00:00Z, because on_resume is skip." in ended
