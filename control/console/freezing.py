@@ -15,7 +15,6 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.frozen import scope_address, thaw_filters
-from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
 from tidewheel.control.console.words import agreed, counted, number
@@ -28,6 +27,7 @@ from tidewheel.control.reads.freezes import (
     count_freezable,
     is_paused_by_tenant,
     list_freezes,
+    narrow_scope,
     standing_freezes,
 )
 from tidewheel.control.reads.jobs import JobPage, list_jobs
@@ -96,7 +96,7 @@ class FreezeScope:
         words = _scope_words(document, caller.tenant)
         same, others = _standing(connection, caller, document)
         if same is not None and not _takes_over(connection, caller, document):
-            unchanged = f"Nothing would change. It is {same.words}."
+            unchanged = f"Nothing would change. It has been {same.words}."
             return Dialog(f"Freeze {words}?", "", _to(query, urls), will=(unchanged,), keep="Back")
         found = _count(connection, caller, document)
         with connection.snapshot(all_tenants=fleet) as reading:
@@ -112,7 +112,7 @@ class FreezeScope:
         return Dialog(
             f"Freeze {words}?", f"Freeze {words}", urls("freeze", next=_back(query)),
             will=(
-                *((f"It is {same.words}. {_TAKEN_OVER}",) if same else ()),
+                *((f"It has been {same.words}. {_TAKEN_OVER}",) if same else ()),
                 *_also_frozen(others, document, "This freeze goes on after a thaw of that one."),
                 *((starts,) if found.open_runs else ()),
                 *((_NO_OCCURRENCES,) if has_none else (
@@ -159,7 +159,7 @@ class ThawScope:
         freeze, others = _standing(connection, caller, document)
         if freeze is None:
             raise UnknownFreeze(path="scope")
-        words, frozen = _scope_words(document, caller.tenant), f"It is {freeze.words}."
+        words, frozen = _scope_words(document, caller.tenant), f"It has been {freeze.words}."
         if not caller.all_tenants and _is_tenant(document) and not _is_own_pause(connection, caller):
             return Dialog(f"Thaw {words}?", "", _to(query, urls), will=(frozen, _OPERATORS), keep="Back")
         found, due = _count(connection, caller, document), query.preview_thaw(connection, caller)
@@ -230,6 +230,8 @@ def _waiting(found: Freezable | FreezeSummary, *, at_least: bool) -> str:
     runs = counted(found.open_runs, "open run", at_least=at_least)
     if not found.open_runs:
         return runs
+    if found.waiting == found.open_runs and not at_least:
+        return f"{runs}, {'all ' if found.waiting > 1 else ''}due now"
     due = number(found.waiting, at_least=at_least) if found.waiting else "none"
     return f"{runs}, of which {due} {agreed(max(found.waiting, 1), 'is', 'are')} due now"
 
@@ -265,11 +267,11 @@ def _standing(
 
 
 def _also_frozen(others: Sequence[Freeze], document: Mapping[str, Any], effect: str) -> Sequence[str]:
-    """Return a sentence about a wider freeze that names all of a scope; none without one."""
+    """Return a sentence about a wider freeze that covers all of a scope; none without one."""
     scope = _Scope.of(document)
     for each in others:
         if _scope_of(each).covers(scope):
-            return (f"A wider freeze names all of it: {each.words}. {effect}",)
+            return (f"A wider freeze covers all of it: {each.words}. {effect}",)
     return ()
 
 
@@ -338,12 +340,11 @@ def _document(query: ScopeQuery) -> dict[str, object]:
     return named
 
 
-def _scope_words(document: Mapping[str, object], tenant: str) -> str:
-    parts = ["the fleet"] if document.get("scope") == "fleet" else []
-    parts += [f"queue {document['queue']}"] if "queue" in document else []
-    parts += [f"label {each}" for each in pairs(cast("Mapping[str, str]", document.get("labels") or {}))]
-    parts += [f"keys that begin with {document['key_prefix']}"] if "key_prefix" in document else []
-    return ", ".join(parts) or f"tenant {tenant}"
+def _scope_words(document: Mapping[str, Any], tenant: str) -> str:
+    narrow = narrow_scope(*(document.get(name) for name in _NARROW))
+    if document.get("scope") == "fleet":
+        return f"{narrow} of the fleet" if narrow else "the fleet"
+    return narrow or f"tenant {tenant}"
 
 
 def _may_fleet(caller: Caller) -> bool:

@@ -55,7 +55,7 @@ class TriggerJob:
         own = "the payload of the job" if {"payload", "payload_base64"} & job.job.keys() else "no payload"
         has = f"If empty, the run has {own}."
         paused = ("The job is paused, but this trigger runs nevertheless.",) if job.summary.paused else ()
-        frozen = ("A freeze names the job: the run starts after the thaw.",) if job.freezes else ()
+        frozen = ("A freeze covers the job: the run starts after the thaw.",) if job.freezes else ()
         followers = _followers(connection, caller, job)
         return Dialog(
             f"Trigger {key}?", f"Trigger {key}", urls.job(key, job.summary.job_id), place="jobs",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from tidewheel.control.console.words import agreed, counted, number
+from tidewheel.control.console.words import NO_REASON, agreed, counted, number
 from tidewheel.control.reads.backfills import ENDS, BackfillSummary
 from tidewheel.control.reads.cancellations import Cancellation
 from tidewheel.control.reads.dead_letters import COUNTED
@@ -88,7 +88,7 @@ def of_cancellation(row: Cancellation, now: datetime) -> Work:
     state = "running" if row.finished_at is None else "finished"
     total = None if row.named_count is None else max(row.named_count, row.cancelled_count)
     work = Work("cancellation", str(row.cancellation_id), state, about, row.cancelled_count, total, row.created_at,
-                finished_at=row.finished_at, reason=row.reason)  # fmt: skip
+                finished_at=row.finished_at, reason=None if row.reason == NO_REASON else row.reason)  # fmt: skip
     return _paced(_bounded(work, LOOKED_AT), now)
 
 

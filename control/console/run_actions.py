@@ -142,7 +142,7 @@ def _next_attempt(run: RunDetail, now: datetime, urls: Urls) -> Dialog:
         return Dialog(
             question, "", back, will=(f"Nothing would change{words}.",), keep="Back", place="runs"
         )  # fmt: skip
-    frozen = ("A freeze names the run: the attempt starts after the thaw.",) if why and why.freezes else ()
+    frozen = ("A freeze covers the run: the attempt starts after the thaw.",) if why and why.freezes else ()
     return Dialog(
         question, f"Start attempt {attempt} now", back, place="runs", keep="Let it wait",
         will=(f"Attempt {attempt}{of} is due now rather than {when(summary.publish_at, now)}.", *frozen),

@@ -22,6 +22,9 @@ from tidewheel.runs import SCHEDULED, AttemptOutcome, RunState
 NONE = "\u2013"
 """A dash, where there is no value."""
 
+NO_REASON = "requested"
+"""The stored reason of a cancellation that gives none."""
+
 _DAY = timedelta(days=1)
 _LONGEST_KEY = 44  # characters in a table
 _TEN = 10
@@ -45,7 +48,7 @@ _TARGETS: Mapping[str, str] = {"handler": "name", "http": "url", "kafka": "topic
 _REASONS = {
     "overlap": "another run of the job was active",
     "parents": "a parent did not end as the condition requires",
-    "requested": "by request, without a reason",
+    NO_REASON: "by request, without a reason",
 }
 _SYMBOLS: Mapping[str, str] = {
     "pending": "blocked", "not_reached": "skipped", "open": "running", "timing_out": "cancelling",

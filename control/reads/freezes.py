@@ -59,16 +59,11 @@ class Freeze:
 
         >>> from datetime import UTC
         >>> Freeze(None, "reports", None, None, None, None, datetime(2026, 11, 22, tzinfo=UTC)).scope
-        'the fleet, queue reports'
+        'queue reports of the fleet'
         """
-        parts = ["the fleet" if self.tenant is None else f"tenant {self.tenant}"]
-        if self.queue is not None:
-            parts.append(f"queue {self.queue}")
-        if self.labels:
-            parts += [f"label {name}={value}" for name, value in self.labels.items()]
-        if self.key_prefix is not None:
-            parts.append(f"keys that begin with {self.key_prefix!r}")
-        return ", ".join(parts)
+        owner = "the fleet" if self.tenant is None else f"tenant {self.tenant}"
+        narrow = narrow_scope(self.queue, self.labels, self.key_prefix)
+        return f"{narrow} of {owner}" if narrow else owner
 
     @property
     def words(self) -> str:
@@ -92,6 +87,18 @@ class Freeze:
         words += ["--key-prefix", self.key_prefix] if self.key_prefix is not None else []
         is_narrow = self.queue is not None or self.labels or self.key_prefix is not None
         return shlex.join(["tidewheel", "thaw", *words, *([] if self.tenant is None or is_narrow else ["--all"])])
+
+
+def narrow_scope(queue: str | None, labels: Mapping[str, str] | None, key_prefix: str | None) -> str:
+    """Return the parts of a scope below its tenant in words; empty without one.
+
+    >>> narrow_scope("reports", {"team": "billing"}, "etl/")
+    'queue reports, label team=billing, keys that begin with etl/'
+    """
+    parts = [f"queue {queue}"] if queue is not None else []
+    parts += [f"label {name}={value}" for name, value in (labels or {}).items()]
+    parts += [f"keys that begin with {key_prefix}"] if key_prefix is not None else []
+    return ", ".join(parts)
 
 
 class FreezeChange(NamedTuple):

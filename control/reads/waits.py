@@ -212,7 +212,7 @@ def _last_attempts(connection: Conn, retrying: Sequence[WaitFacts]) -> "dict[UUI
 def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = (), last: "_LastAttempt | None" = None) -> Wait:
     """Return the reason for which a run waits."""
     if facts.cancellation_id is not None and facts.state not in OWNED:
-        words = f"cancellation {facts.cancellation_id} names it: no executor starts it, and a scheduler ends it"
+        words = f"cancellation {facts.cancellation_id} includes it, so no executor starts it, and a scheduler ends it"
         return Wait(WaitCode.CANCEL, words, cancellation_id=facts.cancellation_id)
     match facts.state:
         case RunState.BUFFERED:
@@ -407,7 +407,7 @@ def _owned(facts: WaitFacts) -> Wait:
     if facts.state == RunState.CANCELLING:
         runs = f"{runs}; its cancel is requested"
     number = facts.cancellation_id
-    cancel = "" if number is None else f"; cancellation {number} names it, and the attempt gets a signal"
+    cancel = "" if number is None else f"; cancellation {number} includes it, and the attempt gets a signal"
     return Wait(WaitCode.RUNNING, f"{name} {runs}{cancel}", executor_id=facts.executor_id, cancellation_id=number)
 
 

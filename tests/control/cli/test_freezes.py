@@ -19,7 +19,7 @@ def test_freeze_is_listed_with_author_reason_and_what_waits(database: Database) 
     assert (found["waiting"], found["held"], found["jobs"]) == (1, 0, None)
     [heading, row] = tidewheel(database, "freezes").lines
     assert heading.split("  ")[0] == "scope"
-    assert row.startswith("tenant default, queue reports")
+    assert row.startswith("queue reports of tenant default")
     assert tidewheel(database, "thaw", "--queue", "reports").lines == ["thawed"]
     assert tidewheel(database, "freezes").lines == ["nothing is frozen"]
 

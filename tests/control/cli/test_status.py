@@ -109,7 +109,7 @@ def test_status_has_what_is_due_and_each_freeze(database: Database) -> None:
         found = answer_of(client.get("/api/v1/status"))
     assert found["due"] == []
     [freeze] = [each for each in found["problems"] if each["check"] == "freezes"]
-    assert freeze["what"] == "a freeze is in force: runs of tenant default, queue default do not start"
+    assert freeze["what"] == "a freeze is in force: runs of queue default of tenant default do not start"
 
 
 def test_database_that_is_away_and_one_that_no_setting_names_differ(monkeypatch: pytest.MonkeyPatch) -> None:

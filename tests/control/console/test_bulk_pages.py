@@ -175,7 +175,7 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     assert "of version 2, the oldest first. They failed in version 1." in dialog
     place = done(posted(pages, path, rate="0.5", reason=REASON))
     progress = shown(pages, place)
-    assert "0 of 3 dead letters" in progress
+    assert "0 of the 3 dead letters that it began with" in progress
     assert "No scheduler is alive" in progress
     assert '<span class="word">waits for a scheduler</span>' in progress
     assert "0.5 a second at most" in progress
@@ -187,7 +187,7 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     database.execute("UPDATE redrives SET rate = NULL")
     work_off(database)
     assert "3 redriven" in shown(pages, place)
-    made = re.search(r'href="([^"]+)">The dead letters that it named', shown(pages, place))
+    made = re.search(r'href="([^"]+)">The dead letters that it included', shown(pages, place))
     assert made
     listed = shown(pages, unescape(made[1]))
     for run in database.rows("SELECT redriven_run_id FROM dead_letters WHERE redriven_run_id IS NOT NULL"):
@@ -202,11 +202,11 @@ def test_redrive_names_the_dead_letters_that_left_it(pages: ApiClient) -> None:
     first, _ = fail(pages.database), fail(pages.database)
     place = done(posted(pages, "/dead-letters/redrive?kind=run", **counted(pages, "/dead-letters/redrive?kind=run")))
     done(posted(pages, f"/runs/{first}/retry"))
-    assert "0 of 2 dead letters at its start" in shown(pages, place)
-    assert "0 of 2 at its start" in shown(pages, "/bulk")
+    assert "0 of the 2 dead letters that it began with" in shown(pages, place)
+    assert "0 of 2" in shown(pages, "/bulk")
     work_off(pages.database)
     ended = shown(pages, place)
-    assert "1 of 2 dead letters at its start" in ended
+    assert "1 of the 2 dead letters that it began with" in ended
     assert "1 redriven. A retry, another redrive or a purge took 1 dead letter first." in ended
 
 
@@ -281,10 +281,10 @@ def test_what_comes_after_the_count_of_a_dialog_is_left_alone(pages: ApiClient) 
     done(posted(pages, purge, **before[purge]))
     assert "1 dead letter purged." in shown(pages, "/dead-letters")
     assert database.value("SELECT count(*) FROM dead_letters WHERE topic IS NOT NULL") == 1
-    assert "0 of 2 runs" in shown(pages, done(posted(pages, runs, include_started="yes", **before[runs])))
+    assert "0 of the 2 runs" in shown(pages, done(posted(pages, runs, include_started="yes", **before[runs])))
     work_off_cancellations(database)
     assert database.value("SELECT count(*) FROM job_runs WHERE job_id = %s", (job_id("default", "other"),)) == 1
-    assert "0 of 1 dead letter" in shown(pages, done(posted(pages, letters, **before[letters])))
+    assert "0 of the 1 dead letter that it began with" in shown(pages, done(posted(pages, letters, **before[letters])))
 
 
 def test_repeat_of_a_redrive_leads_to_the_first_one(pages: ApiClient) -> None:
@@ -405,11 +405,11 @@ def test_all_runs_that_match_are_cancelled_by_their_number(pages: ApiClient) -> 
     assert "Type 300 to confirm" in dialog
     assert posted(pages, path, include_started="yes").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     place = done(posted(pages, path, include_started="yes", typed="300", counted="300", reason=REASON))
-    assert "0 of 300 runs" in shown(pages, place)
+    assert "0 of the 300 runs that it began with" in shown(pages, place)
     work_off_cancellations(database)
     text = shown(pages, place)
     assert "300 runs" in text
-    assert "No run that it names is left." in text
+    assert "No run that it includes is left." in text
     assert "&lt;script&gt;" in text
     assert pages.get(f"{place}/cancel").status_code == HTTPStatus.NOT_FOUND
     assert database.value("SELECT count(*) FROM job_runs") == 1
@@ -560,10 +560,7 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     path = f"/freeze/scope?{scope}"
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert f"Freeze {words}?" in dialog
-    assert (
-        "1 open run, of which 1 is due now, will not start until the thaw: neither a first attempt nor a retry."
-        in dialog
-    )
+    assert "1 open run, due now, will not start until the thaw: neither a first attempt nor a retry." in dialog
     assert f"Occurrences of {jobs} that come due meanwhile" in dialog, "the manual ones have none"
     assert "Triggers meanwhile are accepted, and their runs wait for the thaw." in dialog
     assert done(posted(pages, path, reason=REASON)) == "/"
@@ -572,10 +569,10 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
         assert "Frozen: " in text
         assert "&lt;script&gt;" in text
     again = shown(pages, path)
-    assert "Nothing would change. It is frozen since" in again
+    assert "Nothing would change. It has been frozen since" in again
     assert '<button class="primary">' not in again
     thaw = link(shown(pages, "/runs"), "Thaw…")
-    assert "1 open run, of which 1 is due now, may start again, not before its own start time." in shown(pages, thaw)
+    assert "1 open run, due now, may start again, not before its own start time." in shown(pages, thaw)
     assert "No occurrence came due during the freeze." in shown(pages, thaw)
     done(posted(pages, thaw))
     text = shown(pages, "/")
@@ -629,16 +626,16 @@ def test_dialogs_of_a_narrower_freeze_name_the_wider_one(pages: ApiClient) -> No
     done(posted(pages, "/freeze/scope?queue=reports", reason="stock"))
     path = "queue=reports&label=team%3Dbilling"
     dialog = shown(pages, f"/freeze/scope?{path}")
-    assert "A wider freeze names all of it: frozen since" in dialog
+    assert "A wider freeze covers all of it: frozen since" in dialog
     assert "This freeze goes on after a thaw of that one." in dialog
     assert "A wider freeze" not in shown(pages, "/freeze/scope?key_prefix=oth")
     assert "A wider freeze" not in shown(pages, "/freeze/scope?scope=tenant")
     done(posted(pages, f"/freeze/scope?{path}"))
     thaw = shown(pages, f"/thaw?{path}")
-    assert "1 open run, of which 1 is due now, will not start before a thaw of that one too." in thaw
+    assert "1 open run, due now, will not start before a thaw of that one too." in thaw
     assert "may start again" not in thaw
     done(posted(pages, "/thaw?queue=reports"))
-    assert "1 open run, of which 1 is due now, may start again" in shown(pages, f"/thaw?{path}")
+    assert "1 open run, due now, may start again" in shown(pages, f"/thaw?{path}")
 
 
 def test_operator_takes_a_pause_of_a_tenant_over_and_its_keys_do_not_end_it(pages: ApiClient) -> None:

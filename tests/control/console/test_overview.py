@@ -155,7 +155,7 @@ def test_freezes_of_the_time_shown_are_drawn_and_named(pages: ApiClient) -> None
     assert len(re.findall(r'<rect class="frozen"', page)) == 4, "two, for both widths"
     assert "a run that a freeze held counts as late" in page
     pages.database.execute("UPDATE freezes SET created_at = created_at - interval '3 h'")
-    assert ": tenant default, queue reports." in shown(pages, "/")
+    assert ": queue reports of tenant default." in shown(pages, "/")
 
 
 def test_first_steps_are_ticked_off(pages: ApiClient) -> None:

@@ -32,7 +32,7 @@ def frozen(clocked: ClockedDatabase) -> ClockedDatabase:
 
 
 def test_run_job_and_occurrence_say_frozen(frozen: ClockedDatabase) -> None:
-    words = "by anna (tenant default, label team=billing): audit"
+    words = "by anna (label team=billing of tenant default): audit"
     run_id = trigger(frozen)
     with Client(frozen.url) as client:
         why = client.runs.detail(run_id).summary.why
@@ -50,7 +50,7 @@ def test_run_job_and_occurrence_say_frozen(frozen: ClockedDatabase) -> None:
         assert (held.outcome, held.reason) == (OccurrenceOutcome.PAUSED, "frozen")
         assert words in held.words
         ahead = client.explain("job", frozen.now() + MINUTE)
-        assert "If it is still frozen then" in ahead.words
+        assert "If the job is still frozen at 20" in ahead.words
         coming = client.next("job", 2)
         assert {each.outcome for each in coming.occurrences} == {OccurrenceOutcome.PAUSED}
         assert words in coming.words
@@ -102,7 +102,7 @@ def test_skipped_occurrence_says_frozen_after_the_thaw(frozen: ClockedDatabase) 
             pass
         skipped = client.explain("job", at)
         assert (skipped.outcome, skipped.reason) == (OccurrenceOutcome.SKIPPED, "frozen")
-        assert skipped.words.startswith("It was in a freeze, one of 2 occurrences")
+        assert skipped.words.startswith("It came due in a freeze and was skipped")
         why = client.runs.detail(trigger(frozen)).summary.why
         assert why is not None
         assert why.freezes == ()

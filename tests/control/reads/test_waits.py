@@ -212,7 +212,7 @@ def test_frozen_run_has_its_freezes_and_one_to_cancel_its_cancel(job: Database) 
         client.freezes.freeze(queue="default", reason="printer swap", by="anna")
     found = why(job, run_id)
     assert (found.code, len(found.freezes)) == (WaitCode.FROZEN, 1)
-    assert found.words.endswith("by anna (tenant default, queue default): printer swap")
+    assert found.words.endswith("by anna (queue default of tenant default): printer swap")
     job.execute("INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%s, 'default', 'cancelled')", [run_id])
     assert why(job, run_id).code is WaitCode.CANCEL
 
@@ -246,7 +246,7 @@ def test_run_that_a_cancellation_names_waits_for_its_end(job: Database) -> None:
     number = job.value("SELECT id FROM cancellations")
     assert reply.unchanged is False
     found = why(job, run_id)
-    words = f"cancellation {number} names it: no executor starts it, and a scheduler ends it"
+    words = f"cancellation {number} includes it, so no executor starts it, and a scheduler ends it"
     assert (found.code, found.words, found.cancellation_id) == (WaitCode.CANCEL, words, number)
     assert why(job, started.run_id).code is not WaitCode.CANCEL, "an executor has its attempt"
     job.execute("UPDATE cancellations SET finished_at = tidewheel_now()")
