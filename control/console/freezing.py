@@ -31,7 +31,7 @@ from tidewheel.control.reads.freezes import (
     standing_freezes,
 )
 from tidewheel.control.reads.jobs import JobPage, list_jobs
-from tidewheel.errors import FieldError, UnknownFreeze, refuse
+from tidewheel.errors import FieldError, refuse
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 
@@ -157,9 +157,11 @@ class ThawScope:
         if document.get("scope") == "fleet":
             ensure_all_tenants(caller)
         freeze, others = _standing(connection, caller, document)
+        words = _scope_words(document, caller.tenant)
         if freeze is None:
-            raise UnknownFreeze(path="scope")
-        words, frozen = _scope_words(document, caller.tenant), f"It has been {freeze.words}."
+            unchanged = "Nothing would change. No freeze of exactly this scope is in force."
+            return Dialog(f"Thaw {words}?", "", _to(query, urls), will=(unchanged,), keep="Back")
+        frozen = f"It has been {freeze.words}."
         if not caller.all_tenants and _is_tenant(document) and not _is_own_pause(connection, caller):
             return Dialog(f"Thaw {words}?", "", _to(query, urls), will=(frozen, _OPERATORS), keep="Back")
         found, due = _count(connection, caller, document), query.preview_thaw(connection, caller)
@@ -336,7 +338,7 @@ def _document(query: ScopeQuery) -> dict[str, object]:
     if query.scope == "fleet" or (query.scope == "tenant" and not named):
         named = {"scope": query.scope, **named}
     if not named:
-        refuse("scope", "no scope is named", "choose the tenant, a queue, a label or the beginning of keys")
+        refuse("", "nothing is chosen", "choose the tenant, a queue, a label or the beginning of keys")
     return named
 
 

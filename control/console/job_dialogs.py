@@ -316,7 +316,7 @@ def _current(version: int) -> str:
 def _in_form(refused: Refused, version: int) -> InvalidInput:
     """Return the refusal of a backfill with the fields and choices of the form in its remedies."""
     words = {TAKE_CURRENT: f'choose "{_current(version)}" in versions', TAKE_ALL: f'choose "{_EVEN_FIRED}" in which'}
-    errors = list(refused.errors)
+    errors = [replace(each, path="versions") if each.remedy == TAKE_CURRENT else each for each in refused.errors]
     for remedy, choice in words.items():
         errors = [replace(each, remedy=each.remedy.replace(remedy, choice)) for each in errors]
     return InvalidInput(errors)

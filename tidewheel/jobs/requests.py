@@ -449,8 +449,8 @@ class RunsCancel(_Request):
     @model_validator(mode="after")
     def _narrow(self) -> Self:
         if not any((self.key, self.labels, self.queue, self.lane, self.handler, self.cause)):
-            remedy = "write at least one of key, labels, queue, lane, handler and cause"
-            raise InvalidValue(problem="it names every run there is", remedy=remedy, path="key")
+            remedy = "filter by at least one of key, labels, queue, lane, handler and cause"
+            raise InvalidValue(problem="without a filter it includes every run there is", remedy=remedy)
         return self
 
 

@@ -208,6 +208,7 @@ def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
     early = fields | {"from_": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z", "versions": "as_of"}
     refused = posted(pages, "/jobs/nightly/backfill", None, **early).text
     assert "choose &#34;version 1 for all&#34; in versions</bdi>" in refused, "as the form words it"
+    assert "aria-invalid" not in refused, "the range is right, the choice is not"
     counted = posted(pages, "/jobs/nightly/backfill", None, **fields)
     assert counted.status_code == HTTPStatus.OK
     assert re.search(r"Make \d+ runs? of nightly", counted.text), counted.text
