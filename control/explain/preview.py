@@ -37,9 +37,11 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Overlap
+from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import Override
 from tidewheel.schedules.describe import describe, to_zone
+from tidewheel.schedules.policies import policies_from_text
 from tidewheel.schedules.schedule import TICK, Schedule
 from tidewheel.schedules.simple import FixedDelay, Interval, Once
 from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
@@ -75,7 +77,7 @@ class Preview:
         occurrences: Its next occurrences in order, and those between them that are excluded or skipped, which are not
             counted.
         exhausted: True if there are no more.
-        drops: A sentence about the moves by request that a save drops; empty without one.
+        drops: Sentences about the moves that a save drops and the skips that it ends, by request; empty without one.
     """
 
     key: str | None
@@ -121,7 +123,7 @@ def preview(
     version = _version(connection, tenant, request.job, now)
     row, begin = version.job, after or now
     overrides = read_upcoming_overrides(connection, [row.job_id], now)[row.job_id] if row.exists else {}
-    lost = lost_moves(overrides, version.effective, now)
+    lost, ended = lost_moves(overrides, version.effective, now), _ended_skips(connection, overrides, version, now)
     kept = [each for at, each in overrides.items() if at > begin and at not in lost]
     state = _timer_state(connection, tenant, version, begin, kept)
     schedule, zone, n = state.schedule, zone_name(state.schedule), min(max(n, 0), MAX_SHOWN)
@@ -130,7 +132,7 @@ def preview(
     words = tuple(_words(version, state, now, misfire_after))
     return Preview(
         request.job.key, version.number, zone, now, words, lines, exhausted=counted < n and _ends(schedule),
-        drops=_drops(lost),
+        drops=" ".join((*_drops(lost), *_ends_of(ended))),
     )  # fmt: skip
 
 
@@ -194,13 +196,38 @@ def _lines(
     yield from OccurrenceScan(state, version.job.job_id, zone, after).lines(n)
 
 
-def _drops(lost: Sequence[datetime]) -> str:
-    if not lost:
-        return ""
+def _ended_skips(
+    connection: Conn, overrides: Mapping[datetime, Override], version: NextVersion, now: datetime
+) -> list[datetime]:
+    """Return the upcoming instants with a skip that the version in force has and the next one does not."""
+    skips = [at for at, each in overrides.items() if at > now and each.moved_to is None]
+    gone = [at for at in skips if not is_occurrence(version.effective, at)]
+    before, policy = version.job.schedule_json, version.job.policy_json
+    if not gone or before is None or policy is None:
+        return []
+    tenant, job = version.job.tenant, version.job.job_id
+    try:
+        days = read_day_sets(connection, {(tenant, name) for name in policies_from_text(policy).calendars})
+        effective = timer_state(TimerPosition(job, tenant, before, policy, now), days).effective
+    except ValueError:  # the stored schedule of a quarantined job may be unreadable: its skips do not apply
+        return []
+    return [at for at in gone if is_occurrence(effective, at)]
+
+
+def _drops(lost: Sequence[datetime]) -> Iterator[str]:
     if len(lost) == 1:
-        return f"This drops the move by request of {instant(lost[0])}: the new schedule does not have this instant."
-    first = f"{len(lost):,} moves by request, the first that of {instant(lost[0])}"
-    return f"This drops {first}: the new schedule does not have these instants."
+        yield f"This drops the move by request of {instant(lost[0])}: the new schedule does not have this instant."
+    elif lost:
+        first = f"{len(lost):,} moves by request, the first that of {instant(lost[0])}"
+        yield f"This drops {first}: the new schedule does not have these instants."
+
+
+def _ends_of(skips: Sequence[datetime]) -> Iterator[str]:
+    if len(skips) == 1:
+        yield f"The skip of {instant(skips[0])} no longer applies: the new schedule does not have this instant."
+    elif skips:
+        first = f"{len(skips):,} skips by request no longer apply, the first that of {instant(skips[0])}"
+        yield f"{first}: the new schedule does not have these instants."
 
 
 def _ends(schedule: Schedule) -> bool:
