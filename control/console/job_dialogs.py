@@ -338,7 +338,8 @@ def _confirm(key: str, occurrences: int, form: Form, back: str) -> Dialog:
 
 def _then(found: Preview) -> Iterator[str]:
     """Yield the next instants of a job after a rollback, and what becomes of skips and moves."""
-    fire = ", ".join(_instant(each, found.zone) for each in found.occurrences if each.outcome not in NOT_FIRING)
+    fires = (each for each in found.occurrences if each.outcome not in NOT_FIRING and each.last_at is None)
+    fire = ", ".join(_instant(each, found.zone) for each in fires)
     yield f"Its schedule then names {fire}, by the clock of {found.zone}." if fire else "No instant of it then fires."
     skipped = [each for each in found.occurrences if each.outcome is OccurrenceOutcome.WILL_BE_SKIPPED]
     if skipped:

@@ -13,6 +13,7 @@ from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutco
 from tidewheel.control.explain.text import instant, length, paused, policy_effect
 from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, UpcomingOccurrence
 from tidewheel.control.explain.version_timeline import TimerPosition as TimerPosition
+from tidewheel.control.reads.freezes import freezes_of
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id
 from tidewheel.intake.allowed_targets import ensure_allowed
@@ -74,8 +75,8 @@ class Preview:
         zone: The zone of its schedule.
         now: The database's clock.
         words: Its schedule and policies in words, a sentence each.
-        occurrences: Its next occurrences in order, and those between them that are excluded or skipped, which are not
-            counted.
+        occurrences: Its next occurrences in order, also those that a pause or a freeze holds. Those between them that
+            are excluded or skipped are not counted, nor is the span up to the end of a pause.
         exhausted: True if there are no more.
         drops: Sentences about the moves that a save drops and the skips that it ends, by request; empty without one.
     """
@@ -127,9 +128,11 @@ def preview(
     kept = [each for at, each in overrides.items() if at > begin and at not in lost]
     state = _timer_state(connection, tenant, version, begin, kept)
     schedule, zone, n = state.schedule, zone_name(state.schedule), min(max(n, 0), MAX_SHOWN)
-    lines = tuple(_lines(state, version, begin, now, n))
-    counted = sum(line.outcome not in NOT_FIRING for line in lines)
-    words = tuple(_words(version, state, now, misfire_after))
+    freezes = freezes_of(connection, tenant, row.job_id) if row.exists else ()
+    lines = tuple(_lines(state, version, begin, now, n, frozen=bool(freezes)))
+    counted = sum(line.outcome not in NOT_FIRING and line.last_at is None for line in lines)
+    held = [f"The job is {'; '.join(freeze.words for freeze in freezes)}."] if freezes else []
+    words = (*_words(version, state, now, misfire_after), *held)
     return Preview(
         request.job.key, version.number, zone, now, words, lines, exhausted=counted < n and _ends(schedule),
         drops=" ".join((*_drops(lost), *_ends_of(ended))),
@@ -181,19 +184,18 @@ def _timer_state(
 
 
 def _lines(
-    state: TimerState, version: NextVersion, after: datetime, now: datetime, n: int
+    state: TimerState, version: NextVersion, after: datetime, now: datetime, n: int, *, frozen: bool
 ) -> Iterator[UpcomingOccurrence]:
     zone, first = zone_name(state.schedule), version.next_at
     if isinstance(state.schedule, FixedDelay | Once):
         if n and first is not None and (after <= now or first > after):
-            yield UpcomingOccurrence(
-                first,
-                to_zone(first, zone),
-                OccurrenceOutcome.SCHEDULED if first >= now else OccurrenceOutcome.WAITING,
-                first,
-            )
+            outcome = OccurrenceOutcome.SCHEDULED if first >= now else OccurrenceOutcome.WAITING
+            outcome = OccurrenceOutcome.PAUSED if version.paused or frozen else outcome
+            yield UpcomingOccurrence(first, to_zone(first, zone), outcome, first)
         return
-    yield from OccurrenceScan(state, version.job.job_id, zone, after).lines(n)
+    until = None if frozen else version.job.paused_until
+    scan = OccurrenceScan(state, version.job.job_id, zone, after, version.paused or frozen, until)
+    yield from scan.lines(n)
 
 
 def _ended_skips(

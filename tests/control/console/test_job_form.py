@@ -13,7 +13,7 @@ from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, fields_of, key_of, signed_in, typed_in
 from tests.control.console.test_page_costs import MOST_BYTES
 from tests.fixtures.database import Database
-from tests.transitions.acts import submit
+from tests.transitions.acts import about, apply_batch, submit
 from tidewheel.control.client.client import Client
 from tidewheel.control.console.spec_fields import FIELDS
 from tidewheel.control.reads.versions import job_at
@@ -128,6 +128,13 @@ def test_both_columns_of_instants_cover_the_same_time(pages: ApiClient) -> None:
     assert '<ins class="new">' not in answer.text
     assert "The first instant after saving is" in answer.text
     assert "02:45:00 +" not in answer.text
+
+
+def test_check_of_a_paused_job_marks_the_instants_of_both_columns(pages: ApiClient) -> None:
+    submit(pages.database, "job", **FULL)
+    apply_batch(pages.database, about("job.pause", "job"))
+    answer = pressed(pages, "/jobs/job/edit", "check", schedule__cron="45 2 * * *")
+    assert answer.text.count("<bdi>paused</bdi></td>") == 19  # ten of now and nine after saving
 
 
 def test_every_error_stands_at_its_field_and_what_was_typed_stays(pages: ApiClient) -> None:

@@ -58,6 +58,27 @@ def test_order_and_dedupe_are_described(clocked: ClockedDatabase) -> None:
     assert "by the mode reject." in previewed(clocked, schedule="manual", dedupe={"window": "10m"}).words[-1]
 
 
+def test_preview_marks_the_occurrences_that_a_pause_or_a_freeze_holds(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, schedule=DAILY)
+    done(clocked, "job.pause")
+    later = {"cron": "0 10 * * *"}
+    seen = previewed(clocked, 2, schedule=later)
+    assert [line.outcome for line in seen.occurrences] == [OccurrenceOutcome.PAUSED] * 2
+    done(clocked, "job.pause", until="2026-03-04T00:00:00Z")
+    until = previewed(clocked, 1, schedule=later).occurrences
+    assert shown(until) == [
+        ("03-02T10:00:00", OccurrenceOutcome.PAUSED),
+        ("03-04T10:00:00", OccurrenceOutcome.SCHEDULED),
+    ]
+    done(clocked, "job.resume")
+    with Client(clocked.url) as client:
+        client.freezes.freeze(queue="default", reason="closed")
+    seen = previewed(clocked, 2, schedule=later)
+    assert [line.outcome for line in seen.occurrences] == [OccurrenceOutcome.PAUSED] * 2
+    assert seen.words[-1].startswith("The job is frozen")
+
+
 def test_preview_and_next_share_the_sentence_about_a_pause(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked, schedule=DAILY)
