@@ -350,10 +350,14 @@ SELECT *
  ORDER BY attempt
 
 -- name: read_skips_at
--- Returns the ledger rows of one instant, the shortest span first.
--- Index: skips_by_job, walked back from the instant. No lock.
+-- Returns the ledger rows of one instant, the shortest span first, with the newest backfill under way of the instant.
+-- Index: skips_by_job, walked back from the instant; backfills_by_job. No lock.
 -- Why: the spans of one decision may lie within each other and are a few hundred.
-SELECT near.reason, near.first_at, near.last_at, near.occurrences, near.is_exact AS exact, near.created_at, near.job_version
+SELECT near.reason, near.first_at, near.last_at, near.occurrences, near.is_exact AS exact, near.created_at, near.job_version,
+       (SELECT b.backfill_id FROM backfills AS b
+         WHERE b.job_id = %(job_id)s AND b.state IN ('running', 'paused') AND b.first_at <= %(at)s AND b.last_at >= %(at)s
+         ORDER BY b.created_at DESC
+         LIMIT 1) AS backfill_id
   FROM (
     SELECT s.* FROM skips AS s
      WHERE s.job_id = %(job_id)s AND s.first_at <= %(at)s

@@ -137,6 +137,7 @@ class SkipSpan:
         exact: False if `occurrences` is a lower bound.
         created_at: When it was written.
         job_version: The version whose timer wrote it.
+        backfill_id: The newest backfill under way whose range has the instant; None without one.
     """
 
     reason: str
@@ -146,6 +147,7 @@ class SkipSpan:
     exact: bool
     created_at: datetime
     job_version: int
+    backfill_id: UUID | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from tests.control.explain.explaining import coming, done, explanation_of, fire_all, t
 from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.backfills import accept
 from tests.transitions.acts import submit
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 
@@ -36,7 +37,9 @@ def test_occurrence_moved_into_a_pause_is_paused_before_and_after_its_time(clock
     assert over.words.startswith("It was moved to 2026-03-02T08:30:00Z, by request at ")
     assert over.words.endswith("Trigger the job to run it.")
     clocked.stop_clock(t("03-02T09:01"))
-    assert "Backfill the range" in explanation_of(clocked, NINE).words
+    assert explanation_of(clocked, NINE).words.endswith("Backfill the range to run it.")
+    backfill = accept(clocked, NINE, NINE)
+    assert explanation_of(clocked, NINE).words.endswith(f"Backfill {backfill} is under way and includes it.")
 
 
 def test_occurrence_moved_into_a_pause_fires_after_it_unless_skipped(clocked: ClockedDatabase) -> None:
