@@ -1806,14 +1806,18 @@ SELECT width_bucket(t.due_at, %(edges)s::timestamptz[]) - 1 AS bin, count(*) AS 
  GROUP BY 1
 
 -- name: group_open_runs
--- Returns the oldest `look` open runs of a tenant by queue, lane, handler, state and hold, each with the oldest of them.
+-- Returns the oldest `look` open runs of a tenant by queue, lane, handler, state and hold, each with the oldest of them, and with the
+-- number of those that wait for a retry which a cancellation by filter prevents.
 -- A buffered run has no time of a claim: it is due from its scheduled time, and not before its row.
--- Index: job_runs_by_tenant, from the tenant's begin. No lock.
+-- Index: job_runs_by_tenant, from the tenant's begin; cancellations_open for runs that wait for a retry. No lock.
 -- Why: the rows are sorted by instant before they are grouped. To sort them by queue, lane and handler too takes three times as long.
-SELECT o.queue, o.lane, o.handler, o.state, o.is_held, o.ahead, count(*) AS runs, min(o.publish_at) AS oldest_at,
-       (array_agg(o.run_id))[1] AS run_id
-  FROM (SELECT f.*, coalesce(f.publish_at > (SELECT tidewheel_now()), true) AS ahead
+SELECT o.queue, o.lane, o.handler, o.state, o.is_held, o.ahead, count(*) AS runs,
+       count(*) FILTER (WHERE o.is_cancelled) AS cancelled, min(o.publish_at) AS oldest_at, (array_agg(o.run_id))[1] AS run_id
+  FROM (SELECT f.*, coalesce(f.publish_at > (SELECT tidewheel_now()), true) AS ahead,
+               f.state = 'retrying'
+               AND EXISTS (SELECT FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(f)}}) AS is_cancelled
           FROM (SELECT r.queue, r.lane, r.handler, r.state, r.waits_for IS NOT NULL AS is_held, r.run_id,
+                       r.tenant, r.job_id, r.cause, r.created_at, r.attempt,
                        CASE WHEN r.state = 'buffered' THEN greatest(r.scheduled_at, r.created_at)
                             ELSE nullif(r.publish_at, 'infinity') END AS publish_at
                   FROM job_runs AS r

@@ -26,7 +26,7 @@ from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.runs import RunFilter, list_runs
 from tidewheel.control.reads.upcoming import UpcomingJobs, read_upcoming
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.runs import FINAL, RunState
+from tidewheel.runs import FINAL
 
 _FINDINGS = 5
 _BACKLOGS = 8
@@ -129,7 +129,7 @@ class OverviewPage:
                 "further": found[_FINDINGS:],
                 "lists": _lists(urls, now, query), "hour_ago": format_timestamp(now - _HOUR),
                 "needs_count": len(found), "steps": steps,
-                "sentence": _sentence(here, steps, failed, sees_all=sees_fleet(caller)),
+                "sentence": _sentence(here, open_runs, steps, failed, sees_all=sees_fleet(caller)),
                 "query": query, "windows": _WINDOWS, "stages": STAGES,
                 "plot": _plot(along, figures, upcoming, urls, running=running, frozen=frozen),
                 "was_frozen": any(until > now - _HOUR for _, until, _ in frozen),
@@ -219,9 +219,16 @@ def _late(along: Axis, figures: ActivityFigures | Failed, stage: str) -> object:
     return {"lines": lateness.lines(along, p50, p99), "words": lateness.sentence(STAGES[stage], half, most)}
 
 
-def _sentence(here: Now | Failed, steps: Steps | Failed, failed: Sequence[Failed], *, sees_all: bool) -> str:
+def _sentence(
+    here: Now | Failed,
+    open_runs: OpenRuns | Failed,
+    steps: Steps | Failed,
+    failed: Sequence[Failed],
+    *,
+    sees_all: bool,
+) -> str:
     """Return how all is; all is well only where every part was read, the fleet with them."""
-    retrying = here.open.get(RunState.RETRYING, 0) if isinstance(here, Now) else 0
+    retrying = open_runs.to_retry if isinstance(open_runs, OpenRuns) else 0
     again = f" {counted(retrying, 'run')} will be tried again after a failed attempt." if retrying else ""
     if isinstance(here, Now) and here.findings:
         needs = len(here.findings)

@@ -52,12 +52,14 @@ class OpenRuns:
 
     Args:
         states: Their number by state; `scheduled` are those before their time.
+        to_retry: Those that wait for a retry, except those that a cancellation by filter includes.
         at_least: True if there may be more.
         backlogs: What is due, the oldest first.
         waiting: The same by handler and by hold too: these wait for different reasons.
     """
 
     states: Mapping[str, int]
+    to_retry: int
     at_least: bool
     backlogs: tuple[Backlog, ...]
     waiting: tuple[Backlog, ...]
@@ -72,6 +74,7 @@ class _Row:
     is_held: bool
     ahead: bool
     runs: int
+    cancelled: int
     oldest_at: datetime | None
     run_id: UUID
 
@@ -91,6 +94,7 @@ def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
     backlogs = _groups(due, by_reason=False, at_least=at_least)
     return OpenRuns(
         states=dict(states),
+        to_retry=sum(row.runs - row.cancelled for row in rows if row.state == RunState.RETRYING),
         at_least=at_least,
         backlogs=tuple(replace(each, why=waits.get(each.oldest_run_id)) for each in backlogs),
         waiting=tuple(replace(each, why=waits.get(each.oldest_run_id)) for each in waiting),

@@ -13,6 +13,7 @@ from tests.control.explain.explaining import t
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import apply_batch, begun, submit, trigger
 from tests.transitions.figures import end_with_figures, finish, forget_figures
+from tidewheel.control.client.client import Client
 from tidewheel.runs import RunState
 from tidewheel.transitions.claim import Started
 
@@ -108,6 +109,20 @@ def test_figures_lead_to_lists_of_what_they_count(pages: ApiClient) -> None:
     assert [href for href in bars if '<p class="sentence">3 runs match.' in shown(pages, href)]
     assert '<div class="tile"><small>Due, next minute' in page, "no list has these jobs"
     assert "an open run has no end" in pages.get("/runs?status=queued&ended_since=2026-01-01T00:00:00Z").text
+
+
+def test_retry_that_a_cancellation_prevents_is_not_announced(pages: ApiClient) -> None:
+    submit(pages.database)
+    run_id = trigger(pages.database, "job")
+    pages.database.execute("UPDATE job_runs SET state = 'retrying', attempt = 1 WHERE run_id = %s", [run_id])
+    page = shown(pages, "/")
+    assert "1 run will be tried again after a failed attempt." in page
+    assert "; 1 to retry" in page
+    with Client(pages.database.url) as client:
+        client.runs.cancel_all(key="job")
+    page = shown(pages, "/")
+    assert "will be tried again" not in page
+    assert "to retry" not in page
 
 
 def test_overview_with_failures_is_not_all_well(database: Database) -> None:
