@@ -21,6 +21,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part
 from tidewheel.control.reads.backfills import BackfillProgress, backfill, backfills
 from tidewheel.control.reads.cancellations import Cancellation, cancellations, show_cancellation
+from tidewheel.control.reads.dead_letters import COUNTED, list_dead_letters
 from tidewheel.control.reads.fleet import is_scheduler_alive
 from tidewheel.control.reads.redrives import Redriving, redrive, redrives
 from tidewheel.postgres.session import Conn
@@ -77,11 +78,12 @@ class BulkWorkPage:
         now, (kind, number) = page_now(connection), read_place(request)
         with connection.snapshot() as reading:
             row = _row(reading, caller.tenant, kind, number)
+            gone = _gone(reading, caller.tenant, row) if isinstance(row, Redriving) else 0
         work = self.paces.seen(work_of(row, now), now)
         chosen = list((row.ids or ())[:_CHOSEN]) if isinstance(row, Redriving) else []
         letters = DeadLetters(connection).list(ids=chosen, redriven=True).dead_letters if chosen else ()
         stalled = _is_stalled(connection, [work])
-        return View({"now": now, "work": work, "row": row, "stalled": stalled, "letters": letters})
+        return View({"now": now, "work": work, "row": row, "gone": gone, "stalled": stalled, "letters": letters})
 
 
 def read_work(connection: Connection, caller: Caller, request: Request) -> Work:
@@ -121,6 +123,17 @@ def _row(connection: Conn, tenant: str, kind: Kind, number: UUID | int) -> Backf
     if isinstance(number, int):
         return show_cancellation(connection, tenant, number)
     return backfill(connection, tenant, number) if kind == "backfill" else redrive(connection, tenant, number)
+
+
+def _gone(connection: Conn, tenant: str, row: Redriving) -> int:
+    """Return how many dead letters of a redrive other requests took; 0 if it has too many to count."""
+    left = row.matched_count - row.processed
+    if row.matched_count > COUNTED or left <= 0 or row.state == "cancelled":
+        return 0
+    if row.state == "finished":
+        return left
+    found = list_dead_letters(connection, tenant, row.filters, limit=1)
+    return 0 if found.at_least else max(left - max(found.total - row.rejected_count, 0), 0)
 
 
 def _newest(connection: Connection, caller: Caller, kind: Kind, now: datetime) -> Sequence[Work]:

@@ -71,6 +71,15 @@ class Redriving:
         """Dead letters that were redriven or rejected, of `matched_count`."""
         return self.redriven_count + self.rejected_count
 
+    @property
+    def filters(self) -> DeadLetterFilter:
+        """The filter of the dead letters that it has not redriven."""
+        return {
+            "ids": self.ids or None, "kind": self.kind, "key": self.key, "status": self.status,
+            "error_type": self.error_type, "queue": self.queue, "lane": self.lane, "since": self.since_at,
+            "until": self.until_at, "redriven": False,
+        }  # fmt: skip
+
     def includes(self, letter: DeadLetterSummary) -> bool:
         """Return True if a redrive that has not ended will still redrive a dead letter."""
         return (
