@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import ClassVar
 
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from tidewheel.control.console.job_strip import Strip, strip_of_bins
 from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
-from tidewheel.control.console.words import number
+from tidewheel.control.console.words import NONE, number
 from tidewheel.control.reads.activity import read_activity
 from tidewheel.control.reads.tenants import Count, TenantSummary, TenantUsage, list_tenants
 from tidewheel.errors import UnknownTenant
@@ -37,6 +38,7 @@ class Gauge:
         used: The usage; None where nothing counts it.
         limit: The limit; None for no bound.
         unit: Behind the limit.
+        has_ended: True if the deletion of the tenant has ended its limits.
     """
 
     name: str
@@ -44,14 +46,17 @@ class Gauge:
     used: Count | None
     limit: float | None
     unit: str = ""
+    has_ended: bool = False
 
     @property
     def words(self) -> str:
         """Usage and limit in words."""
         most = "no limit" if self.limit is None else f"{self.limit:,g}{self.unit}"
         if self.used is None:
-            return most
+            return NONE if self.has_ended else most
         used = number(self.used.count, at_least=self.used.at_least)
+        if self.has_ended:
+            return f"{used} left"
         return f"{used}, no limit" if self.limit is None else f"{used} of {most}"
 
     @property
@@ -65,12 +70,13 @@ class Gauge:
 def gauges(tenant: TenantSummary, usage: TenantUsage | Failed | None) -> Sequence[Gauge]:
     """Return the usage of a tenant beside its limits."""
     known = usage if isinstance(usage, TenantUsage) else None
+    gauge = partial(Gauge, has_ended=tenant.deletion is not None)
     return (
-        Gauge("jobs", "jobs", known.jobs if known else None, tenant.jobs),
-        Gauge("in_flight", "active runs", known.in_flight if known else None, tenant.in_flight),
-        Gauge("triggers_per_second", "triggers", None, tenant.triggers_per_second, " per second"),
-        Gauge("payload_bytes", "payload", None, tenant.payload_bytes, " bytes"),
-        Gauge("weight", "weight", None, tenant.weight),
+        gauge("jobs", "jobs", known.jobs if known else None, tenant.jobs),
+        gauge("in_flight", "active runs", known.in_flight if known else None, tenant.in_flight),
+        gauge("triggers_per_second", "triggers", None, tenant.triggers_per_second, " per second"),
+        gauge("payload_bytes", "payload", None, tenant.payload_bytes, " bytes"),
+        gauge("weight", "weight", None, tenant.weight),
     )
 
 

@@ -47,6 +47,11 @@ def test_tenant_is_created_limited_frozen_thawed_and_deleted(pages: ApiClient) -
     assert "Thawed: tenant acme." in changed(pages, f"/thaw?{at}")
     assert "this is not its name" in refused(pages, "/admin/tenants/acme/delete", typed="acm")
     assert "deleting" in changed(pages, "/admin/tenants/acme/delete", typed="acme")
+    [row] = re.findall(
+        r'<tr><td class="identity"><a href="/admin/tenants/acme".*?</tr>', pages.get("/admin/tenants").text, re.DOTALL
+    )
+    assert "0 left" in row
+    assert "no limit" not in row
     with Client(pages.database.url) as client:
         log = {each.action: each for each in client.audit_log.list(all_tenants=True).entries}
     assert {"tenant.create", "tenant.limits", "freeze", "thaw", "tenant.delete"} <= set(log)
