@@ -89,8 +89,10 @@ class ResumeWorkflow:
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Resume it."""
         del caller
+        again = len(Workflows(connection).get(root_of(request)).again)
         unchanged = _change(connection, "workflow.resume", form, request)
-        return Done(_page(urls, request), "It is open already." if unchanged else "It is resumed.")
+        resumed = f"{counted(again, 'job')} {agreed(again, 'is', 'are')} resumed." if again else "It is resumed."
+        return Done(_page(urls, request), "It is open already." if unchanged else resumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,10 @@ class CancelWorkflow:
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Cancel it."""
         del caller
+        runs = _under_way(Workflows(connection).get(root_of(request)))
         unchanged = _change(connection, "workflow.cancel", form, request)
-        return Done(_page(urls, request), "It had ended already." if unchanged else "Its runs are being cancelled.")
+        who = f"{counted(runs, 'run')} {agreed(runs, 'is', 'are')}" if runs else "It is"
+        return Done(_page(urls, request), "It had ended already." if unchanged else f"{who} being cancelled.")
 
 
 def _change(connection: Connection, kind: str, form: Form, request: Request) -> bool:
