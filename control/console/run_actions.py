@@ -19,6 +19,7 @@ from tidewheel.control.console.under_way import retries_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, state, when
+from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.retry_facts import read_retry_facts
 from tidewheel.control.reads.run_detail import RunDetail, show_run
 from tidewheel.errors import refuse
@@ -27,6 +28,7 @@ from tidewheel.runs import FINAL, OWNED, RunState
 from tidewheel.settings.api import ApiSettings
 
 _ALONE = "It runs alone: to start the jobs after it, resume the failed part on the workflow's page."
+_COUNTS = "Its dead letter then counts as redriven."
 REASON = Field("reason", "Reason (optional)", help="Stored in the audit log.")
 
 
@@ -93,6 +95,7 @@ class RetryRun:
             refuse("", f"the run is {state(summary.status)}", "wait for its end, or cancel it")
         with connection.snapshot() as reading:
             facts = read_retry_facts(reading, [run_id])
+            version = read_job_position(reading, caller.tenant, summary.key).version if facts else 0
         if all(each.is_deleted for each in facts):
             why = "its job is deleted" if facts else "it is no longer stored in the database"
             return Dialog(
@@ -100,10 +103,13 @@ class RetryRun:
                 will=(f"It cannot be retried: {why}.",),
             )  # fmt: skip
         done = len(run.retry_chain.next)
+        is_same = summary.job_version == version
+        had = "This run had the same version." if is_same else f"This run had version {summary.job_version}."
         return Dialog(
             f"Retry this run of {summary.key}?", "Retry 1 run", urls("run", run_id=run_id),
             will=(
-                f"A new run gets this payload and the job's current version. This run had {summary.job_version}.",
+                f"A new run gets this payload and the job's current version, {version}. {had}",
+                *((_COUNTS,) if any(each.dead_letter is not None for each in facts) else ()),
                 *((f"It was retried already: {counted(done, 'run')} followed.",) if done else ()),
                 *((_ALONE,) if run.workflow_run_id else ()),
             ),

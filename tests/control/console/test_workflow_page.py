@@ -88,6 +88,9 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     assert "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>" in dialog
     assert "1 dead letter counts as redriven." in dialog
     assert "open retry" not in dialog
+    retry = shown(pages, f"/runs/{run_of(pages.database, 'b')}/retry")
+    assert "the job&#39;s current version, 1. This run had the same version." in retry
+    assert "Its dead letter then counts as redriven." in retry
     assert posted(pages, f"/runs/{run_of(pages.database, 'b')}/retry").status_code == HTTPStatus.SEE_OTHER
     dialog = shown(pages, f"/workflows/{root}/resume")
     assert "1 open retry run goes on beside the new runs." in dialog
@@ -95,7 +98,9 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     assert posted(pages, f"/runs/{newest_retry(pages.database)}/cancel").status_code == HTTPStatus.SEE_OTHER
     answer = posted(pages, f"/workflows/{root}/resume")
     assert answer.headers["location"] == f"/workflows/{root}"
-    assert "4 jobs: 2 succeeded, 1 queued, 1 pending." in shown(pages, f"/workflows/{root}"), "d waits for b again"
+    page = shown(pages, f"/workflows/{root}")
+    assert "2 jobs are resumed." in page
+    assert "4 jobs: 2 succeeded, 1 queued, 1 pending." in page, "d waits for b again"
     assert "4 jobs: 2 succeeded, 1 failed, 1 skipped." in shown(pages, f"/workflows/{root}?generation=0")
     end_some(pages.database, lambda _: RunState.SUCCEEDED, never())
     assert "4 jobs: 3 succeeded, 1 pending." in shown(pages, f"/workflows/{root}"), "before the release of d"
@@ -182,6 +187,10 @@ def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
     cancel = shown(pages, f"/workflows/{root}/cancel")
     assert "Cancel 1 open run of this workflow of a?" in cancel
     assert posted(pages, f"/workflows/{root}/cancel").status_code == HTTPStatus.SEE_OTHER
+    page = shown(pages, f"/workflows/{root}")
+    assert "1 run is being cancelled." in page
+    assert "Pause…" not in page
+    assert "Cancel…" not in page
     assert workflow(pages.database, root)[0] == "cancelling"
     for verb in ("cancel", "pause"):
         again = shown(pages, f"/workflows/{root}/{verb}")
