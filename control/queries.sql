@@ -863,7 +863,7 @@ SELECT r.redrive_id, r.state, r.kind, r.ids, j.key, r.status, r.error_type, r.qu
 -- Returns the standing freezes of a tenant and of the fleet, each with its jobs and what waits under it: of one tenant only if
 -- `only` names it.
 -- Index: freezes_pkey, frozen_jobs_pkey. Of the open runs at most `look` are read, by job_runs_by_job, job_runs_by_tenant,
--- job_runs_due or job_runs_pkey; timers_frozen, job_versions_pkey. No lock.
+-- job_runs_due or job_runs_pkey; timers_frozen, job_versions_pkey, cancellations_open. No lock.
 SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, f.created_at AS since,
        CASE WHEN f.by_job THEN (SELECT count(*) FROM frozen_jobs AS k WHERE k.freeze_id = f.id) END AS jobs,
        w.open_runs, w.waiting,
@@ -879,31 +879,32 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
  CROSS JOIN LATERAL (
     SELECT least(count(*), %(limit)s) AS open_runs,
            least(count(*) FILTER (WHERE o.publish_at <= (SELECT tidewheel_now())), %(limit)s) AS waiting
-      FROM ((SELECT o.tenant, o.queue, o.state, o.publish_at
+      FROM ((SELECT o.*
                FROM (SELECT k.job_id FROM frozen_jobs AS k WHERE f.by_job AND k.freeze_id = f.id) AS named
                JOIN job_runs AS o ON o.job_id = named.job_id
               LIMIT %(look)s)
             UNION ALL
-            (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
+            (SELECT o.* FROM job_runs AS o
               WHERE NOT f.by_job AND s.tenant IS NOT NULL AND o.tenant = s.tenant AND o.shard >= 0
               LIMIT %(look)s)
             UNION ALL
-            (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
+            (SELECT o.* FROM job_runs AS o
               WHERE NOT f.by_job AND s.tenant IS NULL AND f.queue IS NOT NULL AND o.queue = f.queue
                 AND o.lane IN ('critical', 'standard', 'batch') AND o.publish_at <= (SELECT tidewheel_now())
               LIMIT %(look)s)
             UNION ALL
-            (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
+            (SELECT o.* FROM job_runs AS o
               WHERE NOT f.by_job AND s.tenant IS NULL AND f.queue IS NOT NULL AND o.queue = f.queue
                 AND o.lane IN ('critical', 'standard', 'batch') AND o.publish_at > (SELECT tidewheel_now())
                 AND o.publish_at < 'infinity'
               LIMIT %(look)s)
             UNION ALL
-            (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
+            (SELECT o.* FROM job_runs AS o
               WHERE NOT f.by_job AND s.tenant IS NULL AND f.queue IS NULL
               ORDER BY o.run_id LIMIT %(look)s)) AS o
      WHERE (s.tenant IS NULL OR o.tenant = s.tenant) AND (f.queue IS NULL OR o.queue = f.queue)
        AND o.state = ANY (%(states)s)
+       AND NOT EXISTS (SELECT FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(o)}})
  ) AS w
  WHERE f.thawed_at IS NULL AND (f.tenant IS NULL OR f.tenant = %(tenant)s)
  ORDER BY f.id
@@ -952,21 +953,26 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
 
 -- name: count_freezable
 -- Returns how many of the first `look` open runs of a scope wait to start, are due of these, and are under way, and the number looked
--- at; null as the tenant means all tenants.
--- Index: job_runs_by_tenant if a tenant is given; jobs_pkey for labels and keys. No lock.
-SELECT count(*) FILTER (WHERE o.named AND o.state = ANY (%(waiting)s)),
-       count(*) FILTER (WHERE o.named AND o.state = ANY (%(waiting)s) AND o.publish_at <= (SELECT tidewheel_now())),
+-- at; null as the tenant means all tenants. A run that an open cancellation names does not wait to start.
+-- Index: job_runs_by_tenant if a tenant is given; jobs_pkey for labels and keys; cancellations_open. No lock.
+SELECT count(*) FILTER (WHERE o.named AND o.starts),
+       count(*) FILTER (WHERE o.named AND o.starts AND o.publish_at <= (SELECT tidewheel_now())),
        count(*) FILTER (WHERE o.named AND o.state = ANY (%(under_way)s)), count(*)
-  FROM (SELECT r.state, r.publish_at, (%(queue)s::text IS NULL OR r.queue = %(queue)s)
+  FROM (SELECT r.state, r.publish_at,
+               r.state = ANY (%(waiting)s)
+               AND NOT EXISTS (SELECT FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(r)}}) AS starts,
+               (%(queue)s::text IS NULL OR r.queue = %(queue)s)
                AND ((%(labels)s::jsonb IS NULL AND %(key_prefix)s::text IS NULL)
                     OR EXISTS (SELECT FROM jobs AS j
                                 WHERE j.job_id = r.job_id AND (%(labels)s::jsonb IS NULL OR j.labels @> %(labels)s)
                                   AND (%(key_prefix)s::text IS NULL OR starts_with(j.key, %(key_prefix)s)))) AS named
-          FROM ((SELECT t.state, t.queue, t.job_id, t.publish_at FROM job_runs AS t
+          FROM ((SELECT t.tenant, t.state, t.queue, t.lane, t.handler, t.cause, t.job_id, t.attempt, t.created_at, t.publish_at
+                   FROM job_runs AS t
                   WHERE t.tenant = %(tenant)s AND t.shard >= 0
                   LIMIT %(look)s)
                 UNION ALL
-                (SELECT a.state, a.queue, a.job_id, a.publish_at FROM job_runs AS a
+                (SELECT a.tenant, a.state, a.queue, a.lane, a.handler, a.cause, a.job_id, a.attempt, a.created_at, a.publish_at
+                   FROM job_runs AS a
                   WHERE %(tenant)s::text IS NULL
                   LIMIT %(look)s)) AS r) AS o
 

@@ -46,6 +46,11 @@ def test_run_job_and_occurrence_say_frozen(frozen: ClockedDatabase) -> None:
         assert (found.open_runs, found.waiting) == (2, 1), "an instant equal to now is due"
         counted = count_freezable(frozen.connection(), "default")
         assert (counted.open_runs, counted.waiting) == (2, 1)
+        client.runs.cancel_all(key="job")
+        [found] = client.freezes.list()
+        assert (found.open_runs, found.waiting) == (0, 0), "a cancellation names both"
+        counted = count_freezable(frozen.connection(), "default")
+        assert (counted.open_runs, counted.waiting) == (0, 0)
         held = client.explain("job", frozen.now())
         assert (held.outcome, held.reason) == (OccurrenceOutcome.PAUSED, "frozen")
         assert words in held.words
