@@ -270,7 +270,7 @@ def _left(
     connection: Connection, caller: Caller, document: Mapping[str, object], found: CancelResult, urls: Urls,
     *, rest: bool = True,
 ) -> tuple[UnderWay | None, int]:  # fmt: skip
-    """Return the cancellations under way that have runs of a filter, and how many runs they leave for another one."""
+    """Return the cancellations under way with runs of a filter, and how many runs they leave."""
     under_way = cancellation_under_way(
         connection, caller.tenant, document, urls, matched=found.matched, rest=rest and not found.at_least
     )
