@@ -96,7 +96,7 @@ def test_a_time_of_a_job_without_a_schedule_names_the_run_of_its_minute_or_the_n
     )
     why = asked(clocked, "why by-hand")
     assert [each.at for each in why.alternatives] == instants[-1:]
-    assert "no occurrence was due" in tidewheel(clocked, "job", "explain", "by-hand", "--last", "24h").out
+    assert "the job had no occurrence" in tidewheel(clocked, "job", "explain", "by-hand", "--last", "24h").out
 
 
 def test_ids_numbers_and_keys_lead_to_what_they_name(database: Database) -> None:
