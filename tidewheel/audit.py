@@ -37,9 +37,13 @@ MAX_OBJECT = 300
 
 _COPY = """
 COPY audit_log (tenant, door, actor_kind, actor, named, key_id, action, object, request_id, version_before,
+                version_after, objects, result) FROM STDIN (FORMAT BINARY)
+"""
+# Changes without a reason are recorded on the schema of 0.1.0 too, as by a client that is upgraded before `migrate`.
+_COPY_REASONS = """
+COPY audit_log (tenant, door, actor_kind, actor, named, key_id, action, object, request_id, version_before,
                 version_after, objects, result, reason) FROM STDIN (FORMAT BINARY)
 """
-_HEAD = columns(14)
 
 
 class Door(StrEnum):
@@ -172,7 +176,9 @@ def record(connection: Conn, changes: Iterable[tuple[Actor, Change]]) -> None:
     if repeatable:
         new += _count_repeats(connection, repeatable)
     if new:
-        copy_rows(connection, _COPY, [_row(actor, change) for actor, change in new])
+        has_reason = any(change.reason for _, change in new)
+        rows = [_row(actor, change, has_reason=has_reason) for actor, change in new]
+        copy_rows(connection, _COPY_REASONS if has_reason else _COPY, rows)
 
 
 def record_change(connection: Conn, actor: Actor, change: Change) -> None:
@@ -200,13 +206,14 @@ def _count_repeats(connection: Conn, changes: Mapping[_Same, tuple[Actor, Change
     return (each for number, each in enumerate(changes.values(), 1) if number not in counted)
 
 
-def _row(actor: Actor, change: Change) -> bytes:
+def _row(actor: Actor, change: Change, *, has_reason: bool) -> bytes:
     return b"".join(
         (
-            _HEAD, text(change.tenant), text(actor.door), text(actor.kind), text(actor.name), text(actor.named),
+            columns(13 + has_reason),
+            text(change.tenant), text(actor.door), text(actor.kind), text(actor.name), text(actor.named),
             text(actor.key_id), text(change.action), text(change.object[:MAX_OBJECT]), text(change.request_id),
             _version(change.before), _version(change.after), int8(change.objects), text(change.result),
-            text(change.reason),
+            text(change.reason) if has_reason else b"",
         )
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.console.words import when
 from tidewheel.control.reads.api_keys import ApiKeyPage, ApiKeySummary, list_api_keys, show_api_key
-from tidewheel.errors import FieldError, InvalidInput, UnknownApiKey
+from tidewheel.errors import FieldError, InvalidInput, UnknownApiKey, refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import validate
 from tidewheel.jobs.values import Instant
@@ -116,12 +116,15 @@ class RevokeKey:
             f"Revoke key {key.name}?", f"Revoke {key.name}", urls("keys"), place="admin", danger=True,
             will=("Within a second, its requests are refused and its sign-ins end.", *own, used),
             stays=("What it has changed stays. A revocation cannot be undone: create a new key.",), keep="Keep it",
-            warnings=() if last is None else (FieldError("", last, "create another one first"),),
+            warnings=() if last is None else (FieldError("", last, "create another one first, or type its name"),),
+            fields=() if last is None else (Field("typed", f"Type {key.name} to revoke it", required=True),),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Revoke it."""
         key = _shown(connection, caller, request)
+        if form.get("typed", "").strip() != key.name and _last_admin(connection, caller, key) is not None:
+            refuse("typed", "this is not the name of the key", f"type {key.name}")
         changed = ApiKeys(connection).revoke(key.key_id, all_tenants=caller.all_tenants)
         return Done(urls("keys"), f"Key {key.name} is revoked." if changed else f"Key {key.name} was already revoked.")
 

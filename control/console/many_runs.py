@@ -75,9 +75,12 @@ class CancelRuns:
         started = sum(run.status in {RunState.RUNNING, RunState.WAITING} for run in still_open)
         between = sum(run.status == RunState.RETRYING for run in still_open)
         ended, cancelled = len(found) - len(not_ended), len(not_ended) - len(still_open)
+        if not still_open:
+            words = "Nothing would change. Each selected run has ended or is being cancelled already."
+            question = "Cancel the selected runs?"
+            return Dialog(question, "", _back(request, urls), place="runs", will=(words,), keep="Back")
         return Dialog(
-            f"Cancel {counted(len(still_open), 'run')}?",
-            f"Cancel {counted(len(still_open), 'run')}" if still_open else "",
+            f"Cancel {counted(len(still_open), 'run')}?", f"Cancel {counted(len(still_open), 'run')}",
             _back(request, urls), place="runs",
             will=_ends(number(len(still_open) - started - between), started, between), fields=(_REASON,), danger=True,
             stays=(
@@ -85,7 +88,7 @@ class CancelRuns:
                 *((f"Of these, {counted(cancelled, 'run')} had a cancel accepted already.",) if cancelled else ()),
             ),
             keep="Keep them",
-            sample=_sample(still_open), warnings=() if still_open else (_NONE_OPEN,),
+            sample=_sample(still_open),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -125,9 +128,12 @@ class RetryRuns:
         counts = share(len(letters), len(facts), "run")
         left, gone = len(found) - len(ended), len(ended) - len(facts)
         have = agreed(left, "has", "have")
+        if not facts:
+            words = "Nothing would change. A run can be retried once it has ended, while its job is not deleted."
+            question = "Retry the selected runs?"
+            return Dialog(question, "", _back(request, urls), place="runs", will=(words,), keep="Back")
         return Dialog(
-            f"Retry {counted(len(facts), 'run')}?",
-            f"Retry {counted(len(facts), 'run')}" if facts else "", _back(request, urls),
+            f"Retry {counted(len(facts), 'run')}?", f"Retry {counted(len(facts), 'run')}", _back(request, urls),
             place="runs",
             will=(
                 f"{'It becomes' if len(facts) == 1 else 'Each becomes'} a new run with its own payload and the version"
@@ -140,7 +146,7 @@ class RetryRuns:
                 *((f"{counted(left, 'run')} {have} not ended: only ended runs can be retried.",) if left else ()),
                 *((f"Of these, {counted(gone, 'run')} cannot be retried: {_GONE}",) if gone else ()),
             ),
-            sample=_sample([run for run in ended if run.run_id in kept]), warnings=() if facts else (_NONE_ENDED,),
+            sample=_sample([run for run in ended if run.run_id in kept]),
             under_way=retries_under_way(connection, caller.tenant, letters, urls, matched=len(facts)),
         )  # fmt: skip
 

@@ -142,13 +142,13 @@ def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | Non
         case SkipReason.MISFIRE:
             words = (
                 f"It was missed{among}: it had not fired {length(facts.misfire_after)} after its time. At "
-                f"{instant(span.created_at)}, {_caught_up(span, version_span)} {_backfill(span)}"
+                f"{instant(span.created_at)}, {_caught_up(span, version_span)} {_backfill(facts, span)}"
                 f"{_in_quarantine(facts, span)}"
             )
         case SkipReason.CATCH_UP_LIMIT:
             words = (
                 f"It was missed{among}. catch_up fire_all fires the newest {MAX_CAUGHT_UP:,}, and it was older. "
-                f"{_backfill(span, 'the others')}"
+                f"{_backfill(facts, span, 'the others')}"
             )
         case SkipReason.PAUSED:
             words = _skipped_in_hold(facts, span, version_span, "pause")
@@ -183,7 +183,7 @@ def _skipped_in_hold(facts: InstantFacts, span: SkipSpan, version_span: VersionS
     if span.occurrences > 1:
         skips += f" The {hold} skipped {_occurrences(span)}."
     # A backfill cannot create runs of the future.
-    remedy = _backfill(span) if facts.at <= facts.job.now else "Trigger the job to run it."
+    remedy = _backfill(facts, span) if facts.at <= facts.job.now else "Trigger the job to run it."
     return f"{skips} {remedy}"
 
 
@@ -197,8 +197,10 @@ def _because(version_span: VersionSpan | None) -> str:
     return f". {policy_effect('on_resume', policies.on_resume, policies.window).rstrip('.')}"
 
 
-def _backfill(span: SkipSpan, them: str = "it") -> str:
+def _backfill(facts: InstantFacts, span: SkipSpan, them: str = "it") -> str:
     """Return the remedy of a skip, or the backfill under way that applies it."""
+    if facts.job.deleted_at is not None:
+        return f"The job was deleted later: no backfill runs {them}."
     if span.backfill_id is None:
         return f"Backfill the range to run {them}."
     return f"Backfill {span.backfill_id} is under way and includes it."

@@ -353,6 +353,14 @@ def test_dialog_of_selected_runs_counts_those_between_two_attempts_apart(pages: 
         assert words in dialog
 
 
+def test_dialog_of_selected_runs_with_nothing_to_do_has_no_button(pages: ApiClient) -> None:
+    ended, queued = fail(pages.database), trigger(pages.database)
+    for path in (f"/runs/cancel?run={ended}", f"/runs/retry?run={queued}"):
+        dialog = shown(pages, path)
+        assert "Nothing would change." in dialog
+        assert 'name="reason"' not in dialog
+
+
 def test_number_that_has_grown_is_shown_before_anything_changes(pages: ApiClient) -> None:
     """The form names the future, or a smaller number than that of its dialog."""
     for offset in range(3):

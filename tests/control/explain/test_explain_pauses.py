@@ -40,6 +40,8 @@ def test_occurrence_moved_into_a_pause_is_paused_before_and_after_its_time(clock
     assert explanation_of(clocked, NINE).words.endswith("Backfill the range to run it.")
     backfill = accept(clocked, NINE, NINE)
     assert explanation_of(clocked, NINE).words.endswith(f"Backfill {backfill} is under way and includes it.")
+    done(clocked, "job.delete")
+    assert explanation_of(clocked, NINE).words.endswith("The job was deleted later: no backfill runs it.")
 
 
 def test_occurrence_moved_into_a_pause_fires_after_it_unless_skipped(clocked: ClockedDatabase) -> None:
