@@ -35,15 +35,11 @@ MAX_NAME = 255
 MAX_OBJECT = 300
 """Characters of an object, which an index has: the labels of a freeze may be longer, and are cut off."""
 
-_COPY = """
-COPY audit_log (tenant, door, actor_kind, actor, named, key_id, action, object, request_id, version_before,
-                version_after, objects, result) FROM STDIN (FORMAT BINARY)
-"""
+_COLUMNS = """tenant, door, actor_kind, actor, named, key_id, action, object, request_id, version_before, version_after,
+objects, result"""
+_COPY = f"COPY audit_log ({_COLUMNS}) FROM STDIN (FORMAT BINARY)"
 # Changes without a reason are recorded on the schema of 0.1.0 too, as by a client that is upgraded before `migrate`.
-_COPY_REASONS = """
-COPY audit_log (tenant, door, actor_kind, actor, named, key_id, action, object, request_id, version_before,
-                version_after, objects, result, reason) FROM STDIN (FORMAT BINARY)
-"""
+_COPY_REASONS = f"COPY audit_log ({_COLUMNS}, reason) FROM STDIN (FORMAT BINARY)"
 
 
 class Door(StrEnum):

@@ -19,9 +19,9 @@ from tidewheel.control.client.runs import CancelResult, Runs
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, sample_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, counted_of, ensure_confirmed, until_of
 from tidewheel.control.console.forms import Form
-from tidewheel.control.console.retried import retried_lines
+from tidewheel.control.console.retried import retried_lines, share_first
 from tidewheel.control.console.sentences import is_cancelled
-from tidewheel.control.console.under_way import UnderWay, cancellation_under_way, retries_under_way, share
+from tidewheel.control.console.under_way import UnderWay, cancellation_under_way, retries_under_way
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted, number
@@ -125,7 +125,6 @@ class RetryRuns:
             facts = [each for each in read_retry_facts(reading, [run.run_id for run in ended]) if not each.is_deleted]
         kept = {each.run_id for each in facts}
         letters = [each.dead_letter for each in facts if each.dead_letter is not None]
-        counts = share(len(letters), len(facts), "run")
         left, gone = len(found) - len(ended), len(ended) - len(facts)
         have = agreed(left, "has", "have")
         if not facts:
@@ -138,7 +137,7 @@ class RetryRuns:
             will=(
                 f"{'It becomes' if len(facts) == 1 else 'Each becomes'} a new run with its own payload and the version"
                 " of its job that is in force.",
-                *((f"{counts[:1].upper()}{counts[1:]} {_HAVE[len(letters) == 1]}.",) if letters else ()),
+                *((f"{share_first(len(letters), len(facts), 'run')} {_HAVE[len(letters) == 1]}.",) if letters else ()),
                 *retried_lines(facts, "run"),
             ),
             keep="Leave it" if len(facts) == 1 else "Leave them",

@@ -23,13 +23,14 @@ def retried_lines(facts: Sequence[RetryFacts], noun: str) -> Sequence[str]:
     before = agreed(retried, "was retried before and gets", "were retried before and get")
     go_on = agreed(still_open, "retry is open and goes", "retries are open and go")
     found = (
-        (parts, f"{_share(parts, facts, noun)} {part}. {_PART if parts == 1 else PARTS}"),
-        (retried, f"{_share(retried, facts, noun)} {before} one more run."),
+        (parts, f"{share_first(parts, len(facts), noun)} {part}. {_PART if parts == 1 else PARTS}"),
+        (retried, f"{share_first(retried, len(facts), noun)} {before} one more run."),
         (still_open, f"{number(still_open)} earlier {go_on} on."),
     )
     return [words for count, words in found if count]
 
 
-def _share(count: int, facts: Sequence[RetryFacts], noun: str) -> str:
-    words = share(count, len(facts), noun)
+def share_first(count: int, matched: int, noun: str) -> str:
+    """Return `share` as the first words of a sentence."""
+    words = share(count, matched, noun)
     return f"{words[:1].upper()}{words[1:]}"

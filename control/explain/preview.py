@@ -54,6 +54,8 @@ _READ_JOBS = Statements("tidewheel.intake")["read_locked_jobs"]  # intake's stat
 NOT_FIRING = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIPPED}
 """Outcomes of the instants between those that fire."""
 
+_DROPPED = "This drops the move by request of {}", "This drops {} moves by request"
+_ENDED = "The skip of {} no longer applies", "{} skips by request no longer apply"
 _NAMED = 10  # parents in a sentence
 _OVERLAP: Mapping[str, str] = {
     Overlap.SKIP: "a run is skipped while another one is active",
@@ -135,7 +137,7 @@ def preview(
     words = (*_words(version, state, now, misfire_after), *held)
     return Preview(
         request.job.key, version.number, zone, now, words, lines, exhausted=counted < n and _ends(schedule),
-        drops=" ".join((*_drops(lost), *_ends_of(ended))),
+        drops=" ".join((*_lost(lost, *_DROPPED), *_lost(ended, *_ENDED))),
     )  # fmt: skip
 
 
@@ -216,19 +218,12 @@ def _ended_skips(
     return [at for at in gone if is_occurrence(effective, at)]
 
 
-def _drops(lost: Sequence[datetime]) -> Iterator[str]:
-    if len(lost) == 1:
-        yield f"This drops the move by request of {instant(lost[0])}: the new schedule does not have this instant."
-    elif lost:
-        first = f"{len(lost):,} moves by request, the first that of {instant(lost[0])}"
-        yield f"This drops {first}: the new schedule does not have these instants."
-
-
-def _ends_of(skips: Sequence[datetime]) -> Iterator[str]:
-    if len(skips) == 1:
-        yield f"The skip of {instant(skips[0])} no longer applies: the new schedule does not have this instant."
-    elif skips:
-        first = f"{len(skips):,} skips by request no longer apply, the first that of {instant(skips[0])}"
+def _lost(at: Sequence[datetime], one: str, more: str) -> Iterator[str]:
+    """Yield a sentence about moves or skips whose instants a new schedule lacks; none without any."""
+    if len(at) == 1:
+        yield f"{one.format(instant(at[0]))}: the new schedule does not have this instant."
+    elif at:
+        first = f"{more.format(f'{len(at):,}')}, the first that of {instant(at[0])}"
         yield f"{first}: the new schedule does not have these instants."
 
 
