@@ -863,7 +863,8 @@ SELECT r.redrive_id, r.state, r.kind, r.ids, j.key, r.status, r.error_type, r.qu
 -- Returns the standing freezes of a tenant and of the fleet, each with its jobs and what waits under it: of one tenant only if
 -- `only` names it.
 -- Index: freezes_pkey, frozen_jobs_pkey. Of the open runs at most `look` are read, by job_runs_by_job, job_runs_by_tenant,
--- job_runs_due or job_runs_pkey; timers_frozen, job_versions_pkey, cancellations_open. No lock.
+-- job_runs_due or job_runs_pkey; timers_frozen, job_versions_pkey, cancellations_open, pending_cancels_by_run. No lock.
+-- Why: the order keeps a small tenant's runs from being sought in a read of the whole table.
 SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, f.created_at AS since,
        CASE WHEN f.by_job THEN (SELECT count(*) FROM frozen_jobs AS k WHERE k.freeze_id = f.id) END AS jobs,
        w.open_runs, w.waiting,
@@ -886,7 +887,7 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
             UNION ALL
             (SELECT o.* FROM job_runs AS o
               WHERE NOT f.by_job AND s.tenant IS NOT NULL AND o.tenant = s.tenant AND o.shard >= 0
-              LIMIT %(look)s)
+              ORDER BY o.tenant, o.run_id LIMIT %(look)s)
             UNION ALL
             (SELECT o.* FROM job_runs AS o
               WHERE NOT f.by_job AND s.tenant IS NULL AND f.queue IS NOT NULL AND o.queue = f.queue
@@ -904,7 +905,7 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
               ORDER BY o.run_id LIMIT %(look)s)) AS o
      WHERE (s.tenant IS NULL OR o.tenant = s.tenant) AND (f.queue IS NULL OR o.queue = f.queue)
        AND o.state = ANY (%(states)s)
-       AND NOT EXISTS (SELECT FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(o)}})
+       AND {{tidewheel.transitions.no_cancel_is_accepted(o)}}
  ) AS w
  WHERE f.thawed_at IS NULL AND (f.tenant IS NULL OR f.tenant = %(tenant)s)
  ORDER BY f.id
@@ -953,25 +954,24 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
 
 -- name: count_freezable
 -- Returns how many of the first `look` open runs of a scope wait to start, are due of these, and are under way, and the number looked
--- at; null as the tenant means all tenants. A run that an open cancellation names does not wait to start.
--- Index: job_runs_by_tenant if a tenant is given; jobs_pkey for labels and keys; cancellations_open. No lock.
+-- at; null as the tenant means all tenants. A run whose cancel is accepted does not wait to start.
+-- Index: job_runs_by_tenant if a tenant is given; jobs_pkey for labels and keys; cancellations_open, pending_cancels_by_run. No lock.
 SELECT count(*) FILTER (WHERE o.named AND o.starts),
        count(*) FILTER (WHERE o.named AND o.starts AND o.publish_at <= (SELECT tidewheel_now())),
        count(*) FILTER (WHERE o.named AND o.state = ANY (%(under_way)s)), count(*)
   FROM (SELECT r.state, r.publish_at,
-               r.state = ANY (%(waiting)s)
-               AND NOT EXISTS (SELECT FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(r)}}) AS starts,
+               r.state = ANY (%(waiting)s) AND {{tidewheel.transitions.no_cancel_is_accepted(r)}} AS starts,
                (%(queue)s::text IS NULL OR r.queue = %(queue)s)
                AND ((%(labels)s::jsonb IS NULL AND %(key_prefix)s::text IS NULL)
                     OR EXISTS (SELECT FROM jobs AS j
                                 WHERE j.job_id = r.job_id AND (%(labels)s::jsonb IS NULL OR j.labels @> %(labels)s)
                                   AND (%(key_prefix)s::text IS NULL OR starts_with(j.key, %(key_prefix)s)))) AS named
-          FROM ((SELECT t.tenant, t.state, t.queue, t.lane, t.handler, t.cause, t.job_id, t.attempt, t.created_at, t.publish_at
+          FROM ((SELECT t.run_id, t.tenant, t.state, t.queue, t.lane, t.handler, t.cause, t.job_id, t.attempt, t.created_at, t.publish_at
                    FROM job_runs AS t
                   WHERE t.tenant = %(tenant)s AND t.shard >= 0
-                  LIMIT %(look)s)
+                  ORDER BY t.tenant, t.run_id LIMIT %(look)s)
                 UNION ALL
-                (SELECT a.tenant, a.state, a.queue, a.lane, a.handler, a.cause, a.job_id, a.attempt, a.created_at, a.publish_at
+                (SELECT a.run_id, a.tenant, a.state, a.queue, a.lane, a.handler, a.cause, a.job_id, a.attempt, a.created_at, a.publish_at
                    FROM job_runs AS a
                   WHERE %(tenant)s::text IS NULL
                   LIMIT %(look)s)) AS r) AS o
@@ -1813,15 +1813,16 @@ SELECT width_bucket(t.due_at, %(edges)s::timestamptz[]) - 1 AS bin, count(*) AS 
 
 -- name: group_open_runs
 -- Returns the oldest `look` open runs of a tenant by queue, lane, handler, state and hold, each with the oldest of them, and with the
--- number of those that wait for a retry which a cancellation by filter prevents.
+-- number of those that wait for a retry which an accepted cancel prevents.
 -- A buffered run has no time of a claim: it is due from its scheduled time, and not before its row.
--- Index: job_runs_by_tenant, from the tenant's begin; cancellations_open for runs that wait for a retry. No lock.
+-- Index: job_runs_by_tenant, from the tenant's begin; cancellations_open and pending_cancels_by_run for runs that wait for a retry. No
+-- lock.
 -- Why: the rows are sorted by instant before they are grouped. To sort them by queue, lane and handler too takes three times as long.
 SELECT o.queue, o.lane, o.handler, o.state, o.is_held, o.ahead, count(*) AS runs,
        count(*) FILTER (WHERE o.is_cancelled) AS cancelled, min(o.publish_at) AS oldest_at, (array_agg(o.run_id))[1] AS run_id
   FROM (SELECT f.*, coalesce(f.publish_at > (SELECT tidewheel_now()), true) AS ahead,
                f.state = 'retrying'
-               AND EXISTS (SELECT FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(f)}}) AS is_cancelled
+               AND NOT ({{tidewheel.transitions.no_cancel_is_accepted(f)}}) AS is_cancelled
           FROM (SELECT r.queue, r.lane, r.handler, r.state, r.waits_for IS NOT NULL AS is_held, r.run_id,
                        r.tenant, r.job_id, r.cause, r.created_at, r.attempt,
                        CASE WHEN r.state = 'buffered' THEN greatest(r.scheduled_at, r.created_at)

@@ -337,7 +337,7 @@ BACKLOG: Json = {"backlog": [{
     "why": {
         "code": "no_handler", "words": "no live executor of queue reports has the handler render-pdf",
         "remedy": "tidewheel executor --queues reports", "until": None, "behind_run_id": None, "executor_id": None,
-        "freezes": [], "cancellation_id": None,
+        "freezes": [], "cancellation_id": None, "cancel_requested": False,
     },
 }]}  # fmt: skip
 SLOWEST: Json = {"runs": [{"took": 4.2, "run": _RUN}]}

@@ -93,7 +93,7 @@ def _unmet(neighbours: Neighbours) -> str:
 
 def is_cancelled(run: RunSummary) -> bool:
     """Return True if a cancel of an open run was accepted."""
-    return run.status == RunState.CANCELLING or (run.why is not None and run.why.cancellation_id is not None)
+    return run.status == RunState.CANCELLING or (run.why is not None and run.why.cancel_requested)
 
 
 def _present(job: JobDetail, latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:

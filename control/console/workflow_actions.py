@@ -18,6 +18,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import agreed, counted, state
 from tidewheel.control.console.workflow import root_of
 from tidewheel.control.reads.retry_facts import count_open_retries, read_retry_facts
+from tidewheel.control.reads.waits import read_waits
 from tidewheel.control.reads.workflows import Workflow
 from tidewheel.errors import refuse
 from tidewheel.runs import OPEN
@@ -39,7 +40,7 @@ class PauseWorkflow:
         return Dialog(
             question.format(found.summary.key), "Pause 1 workflow", _page(urls, request),
             will=_count(len(waiting), "job", "without a run waits until a resume", "without a run wait until a resume"),
-            stays=_count(_under_way(found), "open run", "goes on", "go on"), fields=(REASON,),
+            stays=_count(len(_going_on(connection, found)), "open run", "goes on", "go on"), fields=(REASON,),
             sample=waiting[:SAMPLE], keep="Let it go on", place="runs",
         )  # fmt: skip
 
@@ -107,25 +108,31 @@ class CancelWorkflow:
         found = _open_workflow(connection, request)
         if found.summary.state == "cancelling":
             return _cancelling("Cancel this workflow of {}?", found, urls, request)
-        runs, jobs = _under_way(found), sum(node.run_id is None for node in found.nodes)
+        going_on, jobs = _going_on(connection, found), sum(node.run_id is None for node in found.nodes)
+        runs, of = len(going_on), f"this workflow of {found.summary.key}"
+        cancelled = sum(node.state in OPEN for node in found.nodes) - runs
         return Dialog(
-            f"Cancel {counted(runs, 'open run')} of this workflow of {found.summary.key}?",
-            f"Cancel {counted(runs, 'run')}", _page(urls, request),
+            f"Cancel {counted(runs, 'open run')} of {of}?" if runs else f"Cancel {of}?",
+            f"Cancel {counted(runs, 'run')}" if runs else "Cancel 1 workflow", _page(urls, request),
             will=(
                 *_count(jobs, "job", "gets no run until a resume", "get no run until a resume"),
-                "Its open runs end as cancelled; attempts under way get a signal:",
+                *(("Its open runs end as cancelled; attempts under way get a signal:",) if runs else ()),
             ),
-            stays=_count(
-                len(found.nodes) - runs - jobs, "job", "has ended and stays as it is", "have ended and stay as they are"
+            stays=(
+                *_count(cancelled, "run", "is being cancelled already", "are being cancelled already"),
+                *_count(
+                    len(found.nodes) - runs - cancelled - jobs, "job", "has ended and stays as it is",
+                    "have ended and stay as they are",
+                ),
             ),
-            sample=sample_of([node.key for node in found.nodes if node.state in OPEN], runs), fields=(REASON,),
+            sample=sample_of(going_on, runs), fields=(REASON,),
             keep="Let it go on", danger=True, place="runs",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Cancel it."""
         del caller
-        runs = _under_way(Workflows(connection).get(root_of(request)))
+        runs = len(_going_on(connection, Workflows(connection).get(root_of(request))))
         unchanged = _change(connection, "workflow.cancel", form, request)
         who = f"{counted(runs, 'run')} {agreed(runs, 'is', 'are')}" if runs else "It is"
         return Done(_page(urls, request), "It had ended already." if unchanged else f"{who} being cancelled.")
@@ -154,8 +161,12 @@ def _cancelling(question: str, found: Workflow, urls: Urls, request: Request) ->
     )
 
 
-def _under_way(found: Workflow) -> int:
-    return sum(node.state in OPEN for node in found.nodes)
+def _going_on(connection: Connection, found: Workflow) -> Sequence[str]:
+    """Return the keys of the jobs whose runs are open, without those whose cancel is accepted."""
+    runs = {node.run_id: node.key for node in found.nodes if node.state in OPEN and node.run_id is not None}
+    with connection.snapshot() as reading:
+        waits = read_waits(reading, list(runs)[:_COUNTED])
+    return [key for run_id, key in runs.items() if run_id not in waits or not waits[run_id].cancel_requested]
 
 
 _NEW = "trigger its root for a new occurrence"

@@ -73,6 +73,7 @@ class Wait:
         executor_id: The executor that owns its attempt.
         freezes: The standing freezes that name it.
         cancellation_id: The cancellation by filter that names it.
+        cancel_requested: True if its own cancel is accepted, or a cancellation names it.
     """
 
     code: WaitCode
@@ -83,6 +84,7 @@ class Wait:
     executor_id: UUID | None = None
     freezes: tuple[Freeze, ...] = ()
     cancellation_id: int | None = None
+    cancel_requested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +213,21 @@ def _last_attempts(connection: Conn, retrying: Sequence[WaitFacts]) -> "dict[UUI
 
 def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = (), last: "_LastAttempt | None" = None) -> Wait:
     """Return the reason for which a run waits."""
-    if facts.cancellation_id is not None and facts.state not in OWNED:
-        words = f"cancellation {facts.cancellation_id} includes it, so no executor starts it, and a scheduler ends it"
-        return Wait(WaitCode.CANCEL, words, cancellation_id=facts.cancellation_id)
+    if not (facts.cancel_requested or facts.cancellation_id is not None or facts.state == RunState.CANCELLING):
+        return _going_on(facts, freezes, last)
+    found = _owned(facts) if facts.state in OWNED else _cancelled(facts)
+    return replace(found, cancel_requested=True)
+
+
+def _cancelled(facts: WaitFacts) -> Wait:
+    number = facts.cancellation_id
+    if number is None:
+        return Wait(WaitCode.CANCEL, "its cancel is accepted, and a scheduler ends it shortly")
+    words = f"cancellation {number} includes it, so no executor starts it, and a scheduler ends it"
+    return Wait(WaitCode.CANCEL, words, cancellation_id=number)
+
+
+def _going_on(facts: WaitFacts, freezes: Sequence[Freeze], last: "_LastAttempt | None") -> Wait:
     match facts.state:
         case RunState.BUFFERED:
             return _buffered(facts)
@@ -221,16 +235,13 @@ def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = (), last: "_LastAttemp
             return _parents(facts)
         case RunState.WAITING:
             return _external(facts)
-        case RunState.RUNNING | RunState.CANCELLING:
+        case RunState.RUNNING:
             return _owned(facts)
         case _:
             return _claimable(facts, tuple(freezes), last)
 
 
 def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...], last: "_LastAttempt | None") -> Wait:
-    if facts.cancel_requested:
-        words = "its cancel is accepted, and a scheduler ends it shortly"
-        return Wait(WaitCode.CANCEL, words)
     if freezes:
         failed = "" if last is None else f"{_failed(facts, last)}; "
         words = failed + "\n".join(freeze.words for freeze in freezes)
@@ -404,7 +415,7 @@ def _owned(facts: WaitFacts) -> Wait:
         remedy = f"start an executor of queue {facts.queue!r} if none lives"
         return Wait(WaitCode.EXECUTOR_SILENT, words, remedy, executor_id=facts.executor_id)
     runs = f"has been running its attempt since {_at(facts.started_at)}" if facts.started_at else "runs its attempt"
-    if facts.state == RunState.CANCELLING:
+    if facts.cancel_requested or facts.state == RunState.CANCELLING:
         runs = f"{runs}; its cancel is requested"
     number = facts.cancellation_id
     cancel = "" if number is None else f"; cancellation {number} includes it, and the attempt gets a signal"

@@ -14,8 +14,9 @@ c.finished_at IS NULL
        OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = run.job_id))
 
 -- name: count_cancel_matches
--- Returns how many of the first `look` open runs a cancellation would match now, and the number looked at; null: of all of them.
--- Index: job_runs_by_job if a job is given, else job_runs_by_tenant; jobs_pkey for labels. No lock.
+-- Returns how many of the first `look` open runs a cancellation would match now, and the number looked at; null: of all of them. A run
+-- whose own cancel is accepted is not counted.
+-- Index: job_runs_by_job if a job is given, else job_runs_by_tenant; jobs_pkey for labels; pending_cancels_by_run. No lock.
 SELECT count(*) FILTER (WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s) AND (%(include_started)s OR o.attempt = 0)
            AND (%(created_before)s::timestamptz IS NULL OR o.created_at <= %(created_before)s)
            AND (%(queue)s::text IS NULL OR o.queue = %(queue)s)
@@ -23,14 +24,15 @@ SELECT count(*) FILTER (WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)
            AND (%(handler)s::text IS NULL OR o.handler = %(handler)s)
            AND (%(cause)s::text IS NULL OR o.cause = %(cause)s)
            AND (%(labels)s::jsonb IS NULL
-                OR EXISTS (SELECT FROM jobs AS j WHERE j.job_id = o.job_id AND j.labels @> %(labels)s AND j.deleted_at IS NULL))),
+                OR EXISTS (SELECT FROM jobs AS j WHERE j.job_id = o.job_id AND j.labels @> %(labels)s AND j.deleted_at IS NULL))
+           AND {{no_cancel_pends(o)}}),
        count(*)
-  FROM ((SELECT r.tenant, r.state, r.attempt, r.created_at, r.queue, r.lane, r.handler, r.cause, r.job_id
+  FROM ((SELECT r.run_id, r.tenant, r.state, r.attempt, r.created_at, r.queue, r.lane, r.handler, r.cause, r.job_id
            FROM job_runs AS r
           WHERE r.job_id = %(job_id)s::uuid
           LIMIT %(look)s::bigint)
         UNION ALL
-        (SELECT r.tenant, r.state, r.attempt, r.created_at, r.queue, r.lane, r.handler, r.cause, r.job_id
+        (SELECT r.run_id, r.tenant, r.state, r.attempt, r.created_at, r.queue, r.lane, r.handler, r.cause, r.job_id
            FROM job_runs AS r
           WHERE %(job_id)s::uuid IS NULL AND r.tenant = %(tenant)s AND r.shard >= 0
           LIMIT %(look)s::bigint)) AS o
@@ -41,6 +43,11 @@ SELECT count(*) FILTER (WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)
 CASE WHEN (SELECT EXISTS (SELECT FROM pending_cancels))
      THEN NOT EXISTS (SELECT FROM pending_cancels AS w WHERE w.run_id = run.run_id OFFSET 0)
      ELSE true END
+
+-- part: no_cancel_is_accepted(run)
+-- True unless an open cancellation names the open run, or its own cancel is accepted: then it ends without another attempt.
+-- Index: cancellations_open, pending_cancels_by_run. No lock.
+NOT EXISTS (SELECT FROM cancellations AS c WHERE {{names_run(run)}}) AND {{no_cancel_pends(run)}}
 
 -- part: not_frozen(run)
 -- True if no standing freeze names the open run; also for a version of a job, whose timer is due.

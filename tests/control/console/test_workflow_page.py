@@ -8,7 +8,7 @@ from tests.control.api.answering import ApiClient
 from tests.control.client.test_dead_letters import work_off
 from tests.control.console.pages import console, key_of, posted, shown, signed_in
 from tests.fixtures.database import Database
-from tests.transitions.acts import trigger
+from tests.transitions.acts import apply_batch, trigger
 from tests.transitions.graphs import DIAMOND, after, drain_some, end_and_drain, end_some, never, play, put, workflow
 from tests.transitions.test_parents import run_of
 from tidewheel.control.client.client import Client
@@ -196,6 +196,20 @@ def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
         again = shown(pages, f"/workflows/{root}/{verb}")
         assert "Its cancel is requested already" in again
         assert f"{verb.capitalize()} 1" not in again
+
+
+def test_cancel_of_a_workflow_leaves_out_a_run_that_a_cancellation_has(pages: ApiClient) -> None:
+    put(pages.database, {"a": [], "b": after("a"), "c": after("b")})
+    root = trigger(pages.database, "a")
+    end_some(pages.database, lambda _: RunState.SUCCEEDED, never())
+    drain_some(pages.database, never())
+    apply_batch(pages.database, {"type": "runs.cancel", "key": "b"})
+    cancel = shown(pages, f"/workflows/{root}/cancel")
+    assert "Cancel this workflow of a?" in cancel
+    assert "1 run is being cancelled already." in cancel
+    assert "1 job has ended and stays as it is." in cancel
+    assert posted(pages, f"/workflows/{root}/cancel").status_code == HTTPStatus.SEE_OTHER
+    assert workflow(pages.database, root)[0] == "cancelling"
 
 
 def test_hostile_keys_are_text_in_the_graph_and_in_the_list(pages: ApiClient) -> None:

@@ -33,6 +33,20 @@ def why(database: Database, run_id: UUID) -> Wait:
         return read_waits(connection, [run_id])[run_id]
 
 
+def request_cancel(database: Database, run_id: UUID) -> None:
+    """Accept a cancel whose run another transaction locks."""
+    database.execute(
+        "INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%s, 'default', 'cancelled')", [run_id]
+    )
+
+
+def open_runs(database: Database) -> tuple[int, int]:
+    """Return how many runs the freeze of the queue keeps, and how many a cancellation would match."""
+    with Client(database.url) as client:
+        [frozen] = client.freezes.list()
+        return frozen.open_runs, client.runs.count(queue="default")
+
+
 @pytest.fixture
 def job(database: Database) -> Database:
     submit(database)
@@ -213,8 +227,20 @@ def test_frozen_run_has_its_freezes_and_one_to_cancel_its_cancel(job: Database) 
     found = why(job, run_id)
     assert (found.code, len(found.freezes)) == (WaitCode.FROZEN, 1)
     assert found.words.endswith("by anna (queue default of tenant default): printer swap")
-    job.execute("INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%s, 'default', 'cancelled')", [run_id])
-    assert why(job, run_id).code is WaitCode.CANCEL
+    assert (found.cancel_requested, open_runs(job)) == (False, (1, 1))
+    request_cancel(job, run_id)
+    found = why(job, run_id)
+    assert (found.code, found.cancel_requested) == (WaitCode.CANCEL, True)
+    assert open_runs(job) == (0, 0), "neither a freeze nor a cancellation counts it"
+
+
+def test_attempt_under_way_whose_cancel_is_accepted_says_so(job: Database) -> None:
+    executor(job, HANDLER, executor_id=EXECUTOR)
+    started = begin(job, trigger(job))
+    request_cancel(job, started.run_id)
+    found = why(job, started.run_id)
+    assert (found.code, found.cancel_requested) == (WaitCode.RUNNING, True)
+    assert found.words.endswith("; its cancel is requested")
 
 
 def test_lists_and_details_have_the_same_reason(job: Database) -> None:

@@ -451,6 +451,16 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "read_paused_timers": {"limit": 201},
     "count_upcoming": {"edges": [_NOON, _FAR_AHEAD], "look": 100},
     "group_open_runs": {"look": 10_000},
+    "count_freezable": {**_FREEZE, "tenant": "acme", "look": 20_000, "waiting": ["queued"], "under_way": ["running"]},
+    "list_freezes": {"tenant": "acme", "only": "acme", "look": 20_000, "limit": 10_000},
+    "read_waits": {
+        "lease": timedelta(seconds=30),
+        "look": 1000,
+        "most": 10_000,
+        "active": ["running"],
+        "holds_key": 1,
+        "holds_tenant": 2,
+    },
     "find_failing_jobs": {
         "since": _TODAY,
         "hour": _NOON,
@@ -823,6 +833,14 @@ def test_hot_statement_uses_the_index_of_its_comment(
     if "by tid" in line:
         assert any(node["Node Type"] == "Tid Scan" for node in plan)
         assert not taken
+
+
+@pytest.mark.parametrize("name", ["read_waits", "list_freezes", "count_freezable"])
+def test_reasons_of_waits_and_counts_of_freezes_read_no_run_table_whole(
+    planning: Conn, facts: Mapping[str, object], name: str
+) -> None:
+    plan = plan_of(planning, Statements("tidewheel.control")[name], {**facts, **SPECIAL[name]})
+    assert "job_runs" not in {node["Relation Name"] for node in plan if node["Node Type"] == "Seq Scan"}
 
 
 def test_label_search_does_not_fetch_jobs_one_by_one(planning: Conn, facts: Mapping[str, object]) -> None:
