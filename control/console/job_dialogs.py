@@ -30,7 +30,6 @@ from tidewheel.errors import InvalidInput, Refused, UnknownJob, refuse
 from tidewheel.ids import job_id
 from tidewheel.intake.backfill_range import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.jobs.values import parse_timestamp
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import Overlap
 from tidewheel.schedules.describe import to_zone
@@ -291,12 +290,13 @@ class BackfillJob:
             _, job = _shown(connection, caller, request)
             raise _in_form(refused, job.summary.version) from refused
         if shown is None or counted_now > shown:
-            first, last = (parse_timestamp(str(sent[name])) for name in ("from", "to"))
-            under_way = backfill_under_way(connection, caller.tenant, key, urls, first=first, last=last)
-            if under_way is not None and under_way.covers and sent["what"] == "missing_only":
-                question = f"Backfill {key} once more?"
-                words = "It has the same occurrences. A second backfill would create no run."
-                return replace(_unchanged(question, urls.job(key, named), words), under_way=under_way)
+            under_way = backfill_under_way(connection, caller.tenant, key, urls, document, expected=counted_now)
+            if under_way is not None and under_way.covers:
+                many = f"{agreed(counted_now, 'its', 'all')} {counted(counted_now, 'occurrence')} without a run"
+                words = f"The backfill under way covers this range from {sent['from']} to {sent['to']}: {many}."
+                return replace(
+                    _unchanged(f"Backfill {key} once more?", urls.job(key, named), words), under_way=under_way
+                )
             return replace(_confirm(key, counted_now, form, urls.job(key, named)), under_way=under_way)
         found = backfill_of(connection.request(document, request_id_of(form)))
         words = f"Backfill {found.backfill_id} makes {counted(found.occurrences or 0, 'run')} of {key}."

@@ -4,12 +4,12 @@ A dry run counts what the dialog and the work have in common: no work is named t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from itertools import combinations
 from typing import Any, NamedTuple, TypeVar, cast
 
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import DeadLetters
+from tidewheel.control.client.results import backfill_of
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.console.progress import filter_words
 from tidewheel.control.console.urls import Urls
@@ -19,7 +19,7 @@ from tidewheel.control.reads.cancellations import Cancellation, cancellations
 from tidewheel.control.reads.dead_letters import COUNTED, DeadLetterFilter, DeadLetterSummary, kind_to_redrive
 from tidewheel.control.reads.redrives import Redriving, going_on
 from tidewheel.errors import Refused
-from tidewheel.jobs.values import format_timestamp
+from tidewheel.jobs.values import format_timestamp, parse_timestamp
 
 W = TypeVar("W")
 
@@ -92,13 +92,63 @@ def cancellation_under_way(
 
 
 def backfill_under_way(
-    connection: Connection, tenant: str, key: str, urls: Urls, *, first: datetime, last: datetime
+    connection: Connection, tenant: str, key: str, urls: Urls, document: Mapping[str, Any], *, expected: int
 ) -> UnderWay | None:
-    """Return the backfill of a part of a range of a job; None if there is none."""
-    rows = [row for row in _open_backfills(connection, tenant, key) if row.first_at <= last and row.last_at >= first]
-    whole = [row for row in rows if row.first_at <= first and row.last_at >= last and row.state != "paused"]
-    found = _backfilled((whole or rows)[:1], urls, "A missing occurrence runs once, whichever backfill is first.")
-    return found and found._replace(covers=bool(whole))
+    """Return the backfill that runs most of the occurrences of another one; None if none runs any of them.
+
+    Args:
+        connection: Counts them.
+        tenant: The tenant.
+        key: The job.
+        urls: Writes the address.
+        document: The request of the other one.
+        expected: How many occurrences that one runs.
+    """
+    rows = _open_backfills(connection, tenant, key)[:_LOOKED_AT]
+    known, found = max(
+        ((_count_shared(connection, row, document), row) for row in rows), key=lambda each: each[0], default=(0, None)
+    )
+    if found is None or not known:
+        return None
+    left, is_missing = max(expected - known, 0), document["what"] != "all"
+    effect = f"It includes {share(known, expected, 'occurrence')}. "
+    if is_missing and not left and found.state != "paused":
+        effect += "A second backfill would create no run."
+        return cast("UnderWay", _backfilled([found], urls, effect))._replace(covers=True)
+    if not is_missing:
+        them, they = agreed(known, "it", "them"), agreed(known, "it", "they")
+        effect += f"This backfill runs {them} nevertheless: {they} can run twice."
+    elif left:
+        effect += (
+            f"The number of this backfill counts {agreed(known, 'it', 'them')} too. If the other one is first, "
+            f"this one creates {counted(left, 'run')}."
+        )
+    else:
+        effect += "If it is first, this one creates no run."
+    return _backfilled([found], urls, effect)
+
+
+def _count_shared(connection: Connection, row: BackfillSummary, document: Mapping[str, Any]) -> int:
+    """Return how many occurrences of a request the rest of a backfill runs too, by dry runs."""
+    if row.cursor_at is None:
+        return 0
+    begin, end = (row.first_at, row.cursor_at) if row.newest_first else (row.cursor_at, row.last_at)
+    first, last = max(begin, parse_timestamp(document["from"])), min(end, parse_timestamp(document["to"]))
+    if first > last:
+        return 0
+    both = {
+        **document, "from": format_timestamp(first), "to": format_timestamp(last), "dry_run": True,
+        "what": "all" if row.what == document["what"] == "all" else "missing_only",
+    }  # fmt: skip
+    versions = {row.versions, document["versions"]}
+    return min(_count_occurrences(connection, {**both, "versions": each}) for each in versions)
+
+
+def _count_occurrences(connection: Connection, document: Mapping[str, Any]) -> int:
+    try:
+        return backfill_of(connection.request(document, None)).occurrences or 0
+    except Refused:  # it has none in common
+        return 0
 
 
 def backfills_under_way(connection: Connection, tenant: str, key: str, urls: Urls, effect: str) -> UnderWay | None:
