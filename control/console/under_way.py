@@ -272,6 +272,14 @@ def letters_under_way(
     return {letter: _progress(row, urls) for letter, row in found.items() if row}
 
 
+def left_by_redrives(
+    connection: Connection, tenant: str, letters: Sequence[DeadLetterSummary]
+) -> Sequence[DeadLetterSummary]:
+    """Return those of some dead letters that no redrive under way includes."""
+    rows = _going_on(connection, tenant)
+    return [letter for letter in letters if not any(row.includes(letter) for row in rows)]
+
+
 def _going_on(connection: Connection, tenant: str) -> Sequence[Redriving]:
     with connection.snapshot() as reading:
         return going_on(reading, tenant)

@@ -109,6 +109,9 @@ def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient
             assert "Redrive 1 dead letter" in shown(pages, path), "two are in a redrive"
             assert "already includes 2 of them, so this redrive takes the other one." in shown(pages, path)
             later = database.value("SELECT max(id) FROM dead_letters")
+            sample = re.search(r'<ul class="sample">(.*?)</ul>', shown(pages, path), re.DOTALL)
+            assert sample
+            assert re.findall(r"<li><bdi>(.*?)  ", sample[1]) == [f"#{later}"], "only that of the number"
             assert "is under way" not in shown(pages, f"/dead-letters/{later}"), "it was made later"
             done(posted(pages, path, **counted(pages, path)))
             assert "2 redrives have not ended and include all of these dead letters. Each" in shown(pages, path)
