@@ -1,7 +1,7 @@
 """Bulk work: backfills, cancellations by filter and redrives, and one of them with its progress."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import ClassVar
@@ -78,12 +78,12 @@ class BulkWorkPage:
         now, (kind, number) = page_now(connection), read_place(request)
         with connection.snapshot() as reading:
             row = _row(reading, caller.tenant, kind, number)
-            gone = _gone(reading, caller.tenant, row) if isinstance(row, Redriving) else 0
-        work = self.paces.seen(work_of(row, now), now)
+            read = _read_work(reading, caller.tenant, row, now)
+        work = self.paces.seen(read, now)
         chosen = list((row.ids or ())[:_CHOSEN]) if isinstance(row, Redriving) else []
         letters = DeadLetters(connection).list(ids=chosen, redriven=True).dead_letters if chosen else ()
         stalled = _is_stalled(connection, [work])
-        return View({"now": now, "work": work, "row": row, "gone": gone, "stalled": stalled, "letters": letters})
+        return View({"now": now, "work": work, "row": row, "stalled": stalled, "letters": letters})
 
 
 def read_work(connection: Connection, caller: Caller, request: Request) -> Work:
@@ -95,7 +95,7 @@ def read_work(connection: Connection, caller: Caller, request: Request) -> Work:
     kind, number = read_place(request)
     now = page_now(connection)
     with connection.snapshot() as reading:
-        return work_of(_row(reading, caller.tenant, kind, number), now)
+        return _read_work(reading, caller.tenant, _row(reading, caller.tenant, kind, number), now)
 
 
 def read_place(request: Request) -> tuple[Kind, UUID | int]:
@@ -112,11 +112,14 @@ def read_place(request: Request) -> tuple[Kind, UUID | int]:
     raise HTTPException(404, f"there is no bulk work {kind} {text}; copy its address from the list")
 
 
-def work_of(row: BackfillProgress | Cancellation | Redriving, now: datetime) -> Work:
-    """Return the progress of a row."""
+def _read_work(connection: Conn, tenant: str, row: BackfillProgress | Cancellation | Redriving, now: datetime) -> Work:
+    """Return the progress of a row, with the dead letters that others have taken from a redrive."""
     if isinstance(row, BackfillProgress):
         return of_backfill(row.summary, now)
-    return of_cancellation(row, now) if isinstance(row, Cancellation) else of_redrive(row, now)
+    if isinstance(row, Cancellation):
+        return of_cancellation(row, now)
+    work = of_redrive(row, now)
+    return work if row.finished_at else replace(work, gone=_gone(connection, tenant, row))
 
 
 def _row(connection: Conn, tenant: str, kind: Kind, number: UUID | int) -> BackfillProgress | Cancellation | Redriving:
@@ -126,12 +129,10 @@ def _row(connection: Conn, tenant: str, kind: Kind, number: UUID | int) -> Backf
 
 
 def _gone(connection: Conn, tenant: str, row: Redriving) -> int:
-    """Return how many dead letters of a redrive other requests took; 0 if it has too many to count."""
+    """Return how many dead letters others have taken from a redrive; 0 if it has too many to count."""
     left = row.matched_count - row.processed
-    if row.matched_count > COUNTED or left <= 0 or row.state == "cancelled":
+    if row.matched_count > COUNTED or left <= 0:
         return 0
-    if row.state == "finished":
-        return left
     found = list_dead_letters(connection, tenant, row.filters, limit=1)
     return 0 if found.at_least else max(left - max(found.total - row.rejected_count, 0), 0)
 

@@ -60,7 +60,7 @@ class ChangeBulk:
         work = read_work(connection, caller, request)
         _require_change(work.kind)
         total = "" if work.total is None else f" of {number(work.total, at_least=work.at_least)}"
-        so_far = f"So far, {number(work.done)}{total} {agreed(work.done, 'is', 'are')} done."
+        so_far = f"So far, {number(work.done)}{total} {agreed(work.done, 'is', 'are')} done. {work.gone_words}".rstrip()
         name, back = f"the {work.kind}", urls("bulk_work", kind=work.kind, id=work.id)
         if work.state not in _FROM[self.verb]:
             is_now = f"It {ENDS}" if work.state == "ending" else f"Its state is {state(work.state)}"

@@ -38,6 +38,7 @@ class Work:
         finished_at: When it ended.
         reason: Its reason.
         failed: How many could not be done.
+        gone: How many others took first; 0 while that is not known.
         at_least: True if there may be more than `total`.
         rate: How many a second; None while it is too early.
         is_recent: True if that is the rate of the last 30 s, False if it is that since the acceptance.
@@ -54,6 +55,7 @@ class Work:
     finished_at: datetime | None = None
     reason: str | None = None
     failed: int = 0
+    gone: int = 0
     at_least: bool = False
     rate: float | None = None
     is_recent: bool = False
@@ -63,6 +65,13 @@ class Work:
     def state_words(self) -> str:
         """Its state in words."""
         return ENDS if self.state == "ending" else self.state
+
+    @property
+    def gone_words(self) -> str:
+        """A sentence about the dead letters that others took first; empty without one."""
+        return (
+            f"A retry, another redrive or a purge took {counted(self.gone, 'dead letter')} first." if self.gone else ""
+        )
 
 
 def of_backfill(row: BackfillSummary, now: datetime) -> Work:
@@ -96,8 +105,10 @@ def of_redrive(row: Redriving, now: datetime) -> Work:
     """Return the progress of a redrive: dead letters that are redriven or rejected."""
     about = list(filter_words(row)) or ["all"]
     about += [f"at most {row.rate:g} per second"] if row.rate else []
+    gone = row.matched_count - row.processed if row.state == "finished" and row.matched_count <= COUNTED else 0
     work = Work("redrive", str(row.redrive_id), row.state, about, row.processed, row.matched_count, row.created_at,
-                finished_at=row.finished_at, reason=row.reason, failed=row.rejected_count)  # fmt: skip
+                finished_at=row.finished_at, reason=row.reason, failed=row.rejected_count,
+                gone=max(gone, 0))  # fmt: skip
     return _paced(_bounded(work, COUNTED), now)
 
 

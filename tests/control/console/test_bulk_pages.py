@@ -209,7 +209,12 @@ def test_redrive_names_the_dead_letters_that_left_it(pages: ApiClient) -> None:
     assert "0 of the 2 dead letters that it began with" in page
     assert "0 redriven. A retry, another redrive or a purge took 1 dead letter first." in page
     assert "0 of 2" in shown(pages, "/bulk")
+    took = "A retry, another redrive or a purge took 1 dead letter first."
+    done(posted(pages, f"{place}/pause"))
+    assert f"So far, 0 of 2 are done. {took}" in shown(pages, f"{place}/resume")
+    done(posted(pages, f"{place}/resume"))
     work_off(pages.database)
+    assert f'<p class="caption" title="{took}">1 taken by others</p>' in shown(pages, "/bulk")
     ended = shown(pages, place)
     assert "1 of the 2 dead letters that it began with" in ended
     assert "1 redriven. A retry, another redrive or a purge took 1 dead letter first." in ended
