@@ -117,7 +117,8 @@ class Change:
         after: The version of the job after.
         objects: The number of objects that a batch has changed, or of refusals.
         result: `accepted`, or the code of the refusal.
-        adds_up: True for a batch of several: those of one actor are counted in one row a minute, as refusals are.
+        adds_up: True for a later batch of several: it is counted in the last row of its actor, action and object, if
+            that is of the last minute, as refusals are.
         reason: The reason that the request gives.
     """
 

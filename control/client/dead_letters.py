@@ -219,7 +219,7 @@ class DeadLetters:
         purged = 0
         for batch in self._scan(filters, _PURGE_BATCH):
             ids = [each.id for each in batch]
-            purged += self._connection.write(partial(_purge, self._connection, ids, filters.get("redriven")))
+            purged += self._connection.write(partial(_purge, self._connection, ids, filters.get("redriven"), purged))
             if on_progress is not None:
                 on_progress(purged)
         return PurgeResult(found.counted, found.at_least, purged=purged)
@@ -243,8 +243,8 @@ class DeadLetters:
                 return
 
 
-def _purge(over: Connection, ids: Sequence[int], redriven: bool | None, connection: Conn) -> int:  # noqa: FBT001 - the filter
+def _purge(over: Connection, ids: Sequence[int], redriven: bool | None, before: int, connection: Conn) -> int:  # noqa: FBT001 - the filter
     purged = purge(connection, ids, redriven=redriven)
-    if purged:
-        over.record(connection, "dlq.purge", "dead-letters", objects=purged, adds_up=True)
+    if purged:  # the first batch of a purge has an entry of its own, in which the others are counted
+        over.record(connection, "dlq.purge", "dead-letters", objects=purged, adds_up=before > 0)
     return purged

@@ -78,7 +78,7 @@ def release(
         first += batch[: _SHOWN - len(first)]
         matched += len(batch)
         if not dry_run:
-            released += connection.write(partial(_release, connection, [job.job_id for job in batch]))
+            released += connection.write(partial(_release, connection, [job.job_id for job in batch], released))
             connection.notify(Channel.TIMERS, Channel.OUTBOX)
         if on_progress is not None:
             on_progress(matched)
@@ -106,8 +106,8 @@ def _scan(connection: Connection, columns: dict[str, object]) -> Generator[list[
         yield found
 
 
-def _release(over: Connection, ids: Sequence[UUID], connection: Conn) -> int:
+def _release(over: Connection, ids: Sequence[UUID], before: int, connection: Conn) -> int:
     released = len(release_jobs(connection, over.installation, ids))
-    if released:
-        over.record(connection, "job.release", "jobs", objects=released, adds_up=True)
+    if released:  # as batches of a purge
+        over.record(connection, "job.release", "jobs", objects=released, adds_up=before > 0)
     return released

@@ -348,6 +348,8 @@ def test_purge_deletes_the_dead_letter_and_keeps_its_run(
     assert client.dead_letters.purge(key="job").purged == 5
     assert [each.objects for each in client.audit_log.list(action="dlq.purge").entries] == [5]
     assert runs(client.dead_letters.list()) == [other]
+    assert client.dead_letters.purge(key="other").purged == 1
+    assert [each.objects for each in client.audit_log.list(action="dlq.purge").entries] == [1, 5]
     assert client.runs.get(failed[0]).state == RunState.FAILED
     assert client.dead_letters.purge(until=database.now() - timedelta(days=1)).purged == 0
 
