@@ -127,7 +127,11 @@ def _latest(latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:
     match last.status:
         case RunState.SUCCEEDED:
             failed = [run for run in ended if run.status in DEAD_LETTERED]
-            return _well(streak, skipped, _failed_of(ended, failed, now) if failed else "")
+            if failed:
+                ends = f"{streak} runs" if streak > 1 else "run"
+                return f"{_failed_of(latest, failed, now)}The last {ends} that ended succeeded.{skipped}"
+            good = sum(run.status == RunState.SUCCEEDED for run in ended)
+            return _well(good, len(latest), skipped)
         case RunState.FAILED | RunState.TIMED_OUT:
             error = f": {last.error_type}" if last.error_type else ""
             ends = f"The last {streak} runs" if streak > 1 else "The last run"
@@ -157,16 +161,23 @@ def _waits(why: Wait, now: datetime) -> str:
     return f"{why.words[:1].upper()}{why.words[1:]}{f', {when(why.until, now)}' if is_near else ''}."
 
 
-def _failed_of(ended: Sequence[RunSummary], failed: Sequence[RunSummary], now: datetime) -> str:
+def _failed_of(latest: Sequence[RunSummary], failed: Sequence[RunSummary], now: datetime) -> str:
     """Return how many of the latest runs failed and when, for the drawing may show another time."""
     last = "" if len(failed) == 1 else "the last one "
-    return f"{len(failed)} of its latest {len(ended)} runs failed, {last}{when(failed[0].finished_at, now)}. "
+    return f"{len(failed)} of its latest {len(latest)} runs failed, {last}{when(failed[0].finished_at, now)}. "
 
 
-def _well(streak: int, skipped: str, failed: str) -> str:
-    if streak > 1 and not skipped and not failed:
-        return f"Runs well: the last {streak} runs succeeded."
-    return f"{failed}The last {f'{streak} runs' if streak > 1 else 'run'} that ended succeeded.{skipped}"
+def _well(good: int, latest: int, skipped: str) -> str:
+    """Return how many of the latest runs succeeded where none failed.
+
+    >>> _well(17, 17, ""), _well(1, 1, "")
+    ('Runs well: the last 17 runs succeeded.', 'The last run succeeded.')
+    >>> _well(17, 20, "")
+    'Runs well: 17 of its latest 20 runs succeeded, none failed.'
+    """
+    last = f"the last {f'{good} runs' if good > 1 else 'run'} succeeded"
+    words = last if good == latest else f"{good} of its latest {latest} runs succeeded, none failed"
+    return f"Runs well: {words}." if good > 1 and not skipped else f"{words[:1].upper()}{words[1:]}.{skipped}"
 
 
 def _skipped(unfired: Sequence[Unfired], *, at_least: bool) -> str:
