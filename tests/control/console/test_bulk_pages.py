@@ -721,6 +721,9 @@ def test_backfill_shows_its_progress_and_is_paused_and_cancelled(pages: ApiClien
     text = shown(pages, place)
     assert "It has created none yet." in text
     assert 'href="/jobs/daily"' in text
+    assert "Every occurrence runs with version 1, in force when the backfill was accepted." in text
+    pages.database.execute("UPDATE backfills SET versions = 'as_of'")
+    assert "Each occurrence runs with the version in force at its scheduled time." in shown(pages, place)
     done(posted(pages, link(text, "Pause…"), reason="quiet hours"))
     assert "quiet hours" in shown(pages, place)
     done(posted(pages, link(shown(pages, place), "Cancel…")))
