@@ -4,7 +4,7 @@ The rate is that since the acceptance, by the stored counts. Work that was pause
 time left is shown only while it runs, and says about. Pages that are open have the rate of the last 30 s (`paces.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -18,6 +18,8 @@ from tidewheel.transitions.cancel_matches import LOOKED_AT
 
 Kind = Literal["backfill", "cancellation", "redrive"]
 KINDS: tuple[Kind, ...] = ("backfill", "cancellation", "redrive")
+
+_NOUNS: Mapping[Kind, str] = {"backfill": "occurrence", "cancellation": "run", "redrive": "dead letter"}
 
 TOO_EARLY = timedelta(seconds=5)
 """A rate of the first batches says little."""
@@ -67,11 +69,25 @@ class Work:
         return ENDS if self.state == "ending" else self.state
 
     @property
+    def noun(self) -> str:
+        """What it counts, as many as `total`."""
+        return f"{_NOUNS[self.kind]}{'' if self.total == 1 else 's'}"
+
+    @property
+    def base(self) -> str:
+        """What `total` counts, where it may do less than that; else empty."""
+        is_done = self.finished_at is not None and self.done == self.total
+        return "" if self.kind == "backfill" or self.total is None or is_done else "that matched at its start"
+
+    @property
     def gone_words(self) -> str:
-        """A sentence about the dead letters that others took first; empty without one."""
-        return (
-            f"A retry, another redrive or a purge took {counted(self.gone, 'dead letter')} first." if self.gone else ""
-        )
+        """A sentence about the dead letters or runs that others took first; empty without one."""
+        if not self.gone:
+            return ""
+        many = counted(self.gone, _NOUNS[self.kind])
+        if self.kind == "redrive":
+            return f"A retry, another redrive or a purge took {many} first."
+        return f"{many} ended before, by {agreed(self.gone, 'itself', 'themselves')} or by another request."
 
 
 def of_backfill(row: BackfillSummary, now: datetime) -> Work:
@@ -96,8 +112,10 @@ def of_cancellation(row: Cancellation, now: datetime) -> Work:
     about += [] if row.include_started else ["only runs that have not started"]
     state = "running" if row.finished_at is None else "finished"
     total = None if row.named_count is None else max(row.named_count, row.cancelled_count)
+    gone = total - row.cancelled_count if row.finished_at and total is not None and total <= LOOKED_AT else 0
     work = Work("cancellation", str(row.cancellation_id), state, about, row.cancelled_count, total, row.created_at,
-                finished_at=row.finished_at, reason=None if row.reason == NO_REASON else row.reason)  # fmt: skip
+                finished_at=row.finished_at, reason=None if row.reason == NO_REASON else row.reason,
+                gone=gone)  # fmt: skip
     return _paced(_bounded(work, LOOKED_AT), now)
 
 

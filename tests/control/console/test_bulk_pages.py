@@ -146,6 +146,22 @@ def test_cancellation_beside_another_counts_what_that_leaves(pages: ApiClient) -
     assert "includes 2 of these 4 runs." in receipt
 
 
+def test_cancellation_names_the_runs_that_ended_before(pages: ApiClient) -> None:
+    triggered(pages.database, "other", 2)
+    path = "/runs/cancel-all?queue=reports"
+    place = done(posted(pages, path, **counted(pages, path)))
+    run = pages.database.value("SELECT min(run_id::text) FROM job_runs")
+    with Client(pages.database.url) as client:
+        client.runs.cancel(run)
+    assert "A run that ends by itself or by another request is not among the 0." in shown(pages, place)
+    work_off_cancellations(pages.database)
+    page, words = shown(pages, place), "1 run ended before, by itself or by another request."
+    assert "<h2><span>1 of 2 runs that matched at its start</span>" in page
+    assert words in page
+    both = '1 of 2<p class="caption">runs that matched at its start</p>'
+    assert f'{both}<p class="caption" title="{words}">1 ended before</p>' in shown(pages, "/bulk")
+
+
 def test_purge_counts_the_redrives_of_messages_too(pages: ApiClient) -> None:
     fail(pages.database)
     garble(pages.database, 0)
@@ -178,7 +194,7 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     assert "of version 2, the oldest first. They failed in version 1." in dialog
     place = done(posted(pages, path, rate="0.5", reason=REASON))
     progress = shown(pages, place)
-    assert "0 of the 3 dead letters that it began with" in progress
+    assert "0 of 3 dead letters that matched at its start" in progress
     assert "No scheduler is alive" in progress
     assert '<span class="word">waits for a scheduler</span>' in progress
     assert "0.5 a second at most" in progress
@@ -206,7 +222,7 @@ def test_redrive_names_the_dead_letters_that_left_it(pages: ApiClient) -> None:
     place = done(posted(pages, "/dead-letters/redrive?kind=run", **counted(pages, "/dead-letters/redrive?kind=run")))
     done(posted(pages, f"/runs/{first}/retry"))
     page = shown(pages, place)
-    assert "0 of the 2 dead letters that it began with" in page
+    assert "0 of 2 dead letters that matched at its start" in page
     assert "0 redriven. A retry, another redrive or a purge took 1 dead letter first." in page
     assert "0 of 2" in shown(pages, "/bulk")
     took = "A retry, another redrive or a purge took 1 dead letter first."
@@ -216,7 +232,7 @@ def test_redrive_names_the_dead_letters_that_left_it(pages: ApiClient) -> None:
     work_off(pages.database)
     assert f'<p class="caption" title="{took}">1 taken by others</p>' in shown(pages, "/bulk")
     ended = shown(pages, place)
-    assert "1 of the 2 dead letters that it began with" in ended
+    assert "1 of 2 dead letters that matched at its start" in ended
     assert "1 redriven. A retry, another redrive or a purge took 1 dead letter first." in ended
 
 
@@ -291,10 +307,12 @@ def test_what_comes_after_the_count_of_a_dialog_is_left_alone(pages: ApiClient) 
     done(posted(pages, purge, **before[purge]))
     assert "1 dead letter purged." in shown(pages, "/dead-letters")
     assert database.value("SELECT count(*) FROM dead_letters WHERE topic IS NOT NULL") == 1
-    assert "0 of the 2 runs" in shown(pages, done(posted(pages, runs, include_started="yes", **before[runs])))
+    assert "0 of 2 runs" in shown(pages, done(posted(pages, runs, include_started="yes", **before[runs])))
     work_off_cancellations(database)
     assert database.value("SELECT count(*) FROM job_runs WHERE job_id = %s", (job_id("default", "other"),)) == 1
-    assert "0 of the 1 dead letter that it began with" in shown(pages, done(posted(pages, letters, **before[letters])))
+    assert "0 of 1 dead letter that matched at its start" in shown(
+        pages, done(posted(pages, letters, **before[letters]))
+    )
 
 
 def test_repeat_of_a_redrive_leads_to_the_first_one(pages: ApiClient) -> None:
@@ -423,11 +441,11 @@ def test_all_runs_that_match_are_cancelled_by_their_number(pages: ApiClient) -> 
     assert "Type 300 to confirm" in dialog
     assert posted(pages, path, include_started="yes").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     place = done(posted(pages, path, include_started="yes", typed="300", counted="300", reason=REASON))
-    assert "0 of the 300 runs that it began with" in shown(pages, place)
+    assert "0 of 300 runs that matched at its start" in shown(pages, place)
     work_off_cancellations(database)
     text = shown(pages, place)
     assert "300 runs" in text
-    assert "No run that it includes is left." in text
+    assert "No run is left to cancel." in text
     assert "&lt;script&gt;" in text
     assert pages.get(f"{place}/cancel").status_code == HTTPStatus.NOT_FOUND
     assert database.value("SELECT count(*) FROM job_runs") == 1
