@@ -167,7 +167,7 @@ def _open_letters(connection: Connection, filters: DeadLetterFilter) -> Sequence
 
 
 def _facts(connection: Connection, letters: Sequence[DeadLetterSummary], count: int) -> Sequence[RetryFacts] | None:
-    """Return the facts about the runs of a redrive; None if these are not the runs of all its dead letters."""
+    """Return the facts about the runs of a redrive; None if these are not all of its runs."""
     runs = [letter.run_id for letter in letters if letter.run_id is not None]
     if len(runs) != count:
         return None

@@ -70,12 +70,12 @@ class Work:
 
     @property
     def noun(self) -> str:
-        """What it counts, as many as `total`."""
+        """The word for the things that it counts, as many as `total`."""
         return f"{_NOUNS[self.kind]}{'' if self.total == 1 else 's'}"
 
     @property
     def base(self) -> str:
-        """What `total` counts, where it may do less than that; else empty."""
+        """The words for the things of `total`, where it may do less than that; else empty."""
         is_done = self.finished_at is not None and self.done == self.total
         return "" if self.kind == "backfill" or self.total is None or is_done else "that matched at its start"
 
