@@ -182,9 +182,10 @@ class DeleteCalendar:
                 will=(f"This calendar cannot be deleted while {number(found.jobs)} {use} first.",),
                 sample=found.keys[:5], keep="Back",
             )  # fmt: skip
+        days = f"Its {counted(len(found.days), 'day')} and weekdays" if found.days else "Its weekdays"
         return Dialog(
             f"Delete calendar {found.name}?", f"Delete {found.name}", urls("calendar", name=found.name), place="jobs",
-            will=(f"Its {counted(len(found.days), 'day')} and weekdays are removed.", "No job uses it."), danger=True,
+            will=(f"{days} are deleted.", "No job uses it."), danger=True,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

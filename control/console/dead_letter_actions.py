@@ -52,6 +52,8 @@ class RedriveLetters:
         filters = _filter(query, now)
         found = DeadLetters(connection).redrive(dry_run=True, **filters)
         about = " of " + query.job if query.job else ""
+        if not found.matched:
+            return _nothing("Redrive", query, urls)
         under_way = redrive_under_way(connection, caller.tenant, filters, urls, matched=found.matched)
         count = (under_way.left if under_way else 0) or found.matched
         many, is_one = counted(count, "dead letter", at_least=found.at_least), count == 1
@@ -68,7 +70,7 @@ class RedriveLetters:
             facts = _facts(connection, letters, count) if not found.at_least else None
             question = f"Redrive {many}{about}?"
             will = [_new_runs(connection, query, is_one=is_one), *_counted_words(facts, count), _FAILS_AGAIN]
-            if facts is not None and found.matched and all(each.is_deleted for each in facts):
+            if facts is not None and all(each.is_deleted for each in facts):
                 return Dialog(
                     question, "", _back(query, urls), place="dead_letters", keep="Back", sample=_sample(first, count),
                     will=(f"Nothing would change. {_REJECTED}",),
@@ -79,14 +81,12 @@ class RedriveLetters:
                 will=("A second redrive would change nothing.",), keep="Back", under_way=under_way,
             )  # fmt: skip
         return Dialog(
-            question, question.removesuffix("?") if found.matched else "", _back(query, urls), place="dead_letters",
-            will=will,
+            question, question.removesuffix("?"), _back(query, urls), place="dead_letters", will=will,
             fields=(
                 Field("rate", "How many per second at most", value=_RATE, help="Leave it empty for no limit."),
                 Field("reason", "Reason (optional)", help="Stored with the redrive."), *bound(found.matched, now),
             ),
-            sample=_sample(first, count), warnings=() if found.matched else (_NOTHING,),
-            stays=stays, keep="Leave it" if is_one else "Leave them",
+            sample=_sample(first, count), stays=stays, keep="Leave it" if is_one else "Leave them",
             under_way=under_way,
         )  # fmt: skip
 
@@ -118,6 +118,8 @@ class PurgeLetters:
         query, now = read_query(request, ChosenQuery), page_now(connection)
         filters = _purged(query, now)
         found = DeadLetters(connection).purge(dry_run=True, **filters)
+        if not found.matched:
+            return _nothing("Purge", query, urls)
         under_way = redrive_under_way(connection, caller.tenant, filters, urls, matched=found.matched, purges=True)
         many = counted(found.matched, "dead letter", at_least=found.at_least)
         return Dialog(
@@ -234,6 +236,12 @@ def _unpurgeable(matched: int, *, at_least: bool) -> Sequence[FieldError]:
         command = "name a job or a time, or use `tidewheel dlq purge`"
         return (FieldError("", "more than 10,000 match, too many for one page", command),)
     return ()
+
+
+def _nothing(verb: str, query: ChosenQuery, urls: Urls) -> Dialog:
+    """Return the dialog of an action on no dead letter."""
+    words = "Nothing would change. No dead letter matches: it may be redriven or purged already."
+    return Dialog(f"{verb} dead letters?", "", _back(query, urls), place="dead_letters", will=(words,), keep="Back")
 
 
 def _rate(text: str | None) -> float | None:

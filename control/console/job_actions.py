@@ -94,6 +94,9 @@ class ResumeJob:
         """Return what fires again."""
         job = _shown(connection, caller, key_of_page(connection, caller, request))
         key, found = job.summary.key, job.summary.job_id
+        if not job.summary.paused:
+            words = f"Nothing would change. {key} is not paused."
+            return Dialog(f"Resume {key}?", "", urls.job(key, found), place="jobs", will=(words,), keep="Back")
         with connection.snapshot() as reading:
             due = preview_resume(reading, caller.tenant, [found])
         again = _RESUMED.get(job.summary.kind, "It fires again.")

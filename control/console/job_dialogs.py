@@ -289,6 +289,9 @@ class BackfillJob:
         except Refused as refused:
             _, job = _shown(connection, caller, request)
             raise _in_form(refused, job.summary.version) from refused
+        if not counted_now and shown is None:
+            words = "No occurrence of this range is left to run."
+            return _unchanged(f"Backfill {key}?", urls.job(key, named, "job_backfill"), words)
         if shown is None or counted_now > shown:
             under_way = backfill_under_way(connection, caller.tenant, key, urls, document, expected=counted_now)
             if under_way is not None and under_way.covers:

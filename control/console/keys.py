@@ -107,6 +107,9 @@ class RevokeKey:
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a revocation ends."""
         key = _shown(connection, caller, request)
+        if key.revoked_at is not None:
+            words = f"Nothing would change. {key.name} is revoked already."
+            return Dialog(f"Revoke key {key.name}?", "", urls("keys"), place="admin", will=(words,), keep="Back")
         used = "It was never used."
         if key.last_used_at is not None:
             used = f"It was last used {when(key.last_used_at, page_now(connection))}."

@@ -48,9 +48,10 @@ class PauseJobs:
         """Return how many of them fire."""
         found = _selected(connection, caller, request)
         paused = sum(each.paused for each in found)
+        if paused == len(found):
+            return _nothing("Pause", "All of the selected jobs are paused already." if found else "", request, urls)
         return Dialog(
-            f"Pause {counted(len(found) - paused, 'job')}?",
-            f"Pause {counted(len(found) - paused, 'job')}" if len(found) > paused else "",
+            f"Pause {counted(len(found) - paused, 'job')}?", f"Pause {counted(len(found) - paused, 'job')}",
             _back(request, urls), place="jobs",
             will=(
                 "No occurrence fires until they are resumed.",
@@ -61,7 +62,7 @@ class PauseJobs:
                 Field("reason", "Reason (optional)", help="Stored with each pause and in the audit log."),
                 Field("kept", "", "hidden", " ".join(each.job_id.hex for each in found if each.paused)),
             ),
-            sample=_sample([each for each in found if not each.paused]), warnings=() if found else (_NONE,),
+            sample=_sample([each for each in found if not each.paused]),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -81,14 +82,15 @@ class ResumeJobs:
         """Return how many of them are paused."""
         found = _selected(connection, caller, request)
         paused = sum(each.paused for each in found)
+        if not paused:
+            return _nothing("Resume", "None of the selected jobs is paused." if found else "", request, urls)
         with connection.snapshot() as reading:
             due = preview_resume(reading, caller.tenant, [each.job_id for each in found])
         return Dialog(
-            f"Resume {counted(paused, 'job')}?",
-            f"Resume {counted(paused, 'job')}" if paused else "", _back(request, urls), place="jobs",
+            f"Resume {counted(paused, 'job')}?", f"Resume {counted(paused, 'job')}", _back(request, urls), place="jobs",
             will=("They fire again.", *due.words),
             stays=_already(len(found) - paused, "not paused"), keep="Keep them paused",
-            sample=_sample([each for each in found if each.paused]), warnings=() if found else (_NONE,),
+            sample=_sample([each for each in found if each.paused]),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -109,6 +111,12 @@ def freezable_filters(query: JobsQuery) -> Mapping[str, object] | None:
 
 def _back(request: Request, urls: Urls) -> str:
     return back_to(read_query(request, SelectedJobsQuery).next, urls, "jobs")
+
+
+def _nothing(verb: str, why: str, request: Request, urls: Urls) -> Dialog:
+    """Return the dialog of an action that would change none of the selected jobs; without a reason, none is selected."""
+    words = f"Nothing would change. {why or 'No job is selected.'}"
+    return Dialog(f"{verb} the selected jobs?", "", _back(request, urls), place="jobs", will=(words,), keep="Back")
 
 
 def _selected(connection: Connection, caller: Caller, request: Request) -> Sequence[SelectedJob]:

@@ -200,6 +200,11 @@ class CancelMatching:
         if query.status in _NOT_STARTED:
             found, started, any_state = waiting, 0, _NOT_BEGUN
             document |= {"include_started": False}
+        if not found.matched:
+            words = f"Nothing would change. {_none_matches(query)}"
+            return Dialog(
+                "Cancel runs?", "", urls("runs", **_shown(query)), place="runs", will=(words,), keep="Back"
+            )  # fmt: skip
         stays = _ended_too(connection, caller, query, found)
         by_box = bool(started) or (found.at_least and query.status not in _NOT_STARTED)
         under_way, left = _left(connection, caller, document, found, urls, rest=not by_box)
@@ -237,14 +242,11 @@ class CancelMatching:
                 will=("A second cancellation would change nothing.",),
             )  # fmt: skip
         return Dialog(
-            question, button if found.matched else "",
-            urls("runs", **_shown(query)),
-            place="runs", danger=True,
+            question, button, urls("runs", **_shown(query)), place="runs", danger=True,
             will=[any_state, *ends] if query.status else ends,
             stays=(*stays, "Runs that are created from now on are not cancelled."), keep="Keep them",
             fields=(*boxes, _REASON, *counts),
             sample=[f"{name} {value}" for name, value in document.items() if name not in _HIDDEN],
-            warnings=() if found.matched else (_NONE_MATCHES,),
             under_way=under_way,
         )  # fmt: skip
 
@@ -358,6 +360,19 @@ def _document(query: MatchingQuery, until: datetime) -> dict[str, object]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _none_matches(query: MatchingQuery) -> str:
+    """Return that no run is left to cancel.
+
+    >>> _none_matches(MatchingQuery(job="nightly"))
+    'nightly has no open run.'
+    >>> _none_matches(MatchingQuery(lane="batch", status="queued"))
+    'No run that has not started matches the filters.'
+    """
+    which = "run that has not started" if query.status in _NOT_STARTED else "open run"
+    is_job = query.job is not None and not _shown(query).keys() - {"job", "status"}
+    return f"{query.job} has no {which}." if is_job else f"No {which} matches the filters."
+
+
 def _ended_too(connection: Connection, caller: Caller, query: MatchingQuery, found: CancelResult) -> Sequence[str]:
     """Return how many of the runs that match are open, if some are not; nothing for labels of all jobs."""
     if query.label and query.job is None:
@@ -371,7 +386,8 @@ def _ended_too(connection: Connection, caller: Caller, query: MatchingQuery, fou
         return ()
     still = number(found.matched, at_least=found.at_least)
     total = counted(listed.total, "run", at_least=listed.at_least)
-    return (f"The cancellation can concern {still} of the {total} that match.",)
+    rest = "have started or ended" if query.status in _NOT_STARTED else "have ended or are being cancelled already"
+    return (f"Of the {total} that match, {still} can be cancelled. The rest {rest}.",)
 
 
 def back_to(given: str | None, urls: Urls, place: str) -> str:

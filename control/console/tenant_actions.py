@@ -167,13 +167,15 @@ class DeleteTenant:
         name = named_tenant(request, caller)
         usage = Tenants(connection).usage(name)
         jobs, runs = usage.jobs, usage.open_runs
-        end = agreed(runs.count, "ends", "end")
+        having = f" with {counted(jobs.count, 'job', at_least=jobs.at_least)}" if jobs.count else ""
+        many = counted(runs.count, "open run", at_least=runs.at_least)
+        end = f"{many} {agreed(runs.count, 'ends', 'end')}. " if runs.count else ""
         return Dialog(
-            f"Delete tenant {name} with {counted(jobs.count, 'job', at_least=jobs.at_least)}?", f"Delete {name}",
+            f"Delete tenant {name}{having}?", f"Delete {name}",
             urls("tenant", name=name), place="admin", danger=True, keep="Keep it",
             will=(
-                f"{counted(runs.count, 'open run', at_least=runs.at_least)} {end}. Its keys stop working.",
-                "Then its jobs, runs, calendars and dead letters are removed. This cannot be undone.",
+                f"{end}Its keys stop working.",
+                "Then its jobs, runs, calendars and dead letters are deleted. This cannot be undone.",
             ),
             fields=(Field("typed", f"Type {name} to delete it", required=True),),
         )  # fmt: skip

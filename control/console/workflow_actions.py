@@ -15,7 +15,7 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.under_way import retries_under_way
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import agreed, counted, state
+from tidewheel.control.console.words import agreed, counted, ordinal, state
 from tidewheel.control.console.workflow import root_of
 from tidewheel.control.reads.retry_facts import count_open_retries, read_retry_facts
 from tidewheel.control.reads.waits import read_waits
@@ -77,7 +77,7 @@ class ResumeWorkflow:
             f"Resume {counted(len(again), 'job')} of {summary.key}?", f"Resume {counted(len(again), 'job')}",
             _page(urls, request),
             will=(
-                f"It opens generation {summary.generation + 1}.",
+                f"This is the {ordinal(summary.generation + 1)} resume. Its runs are shown as generation {summary.generation + 1}.",
                 "Each of these jobs gets a new run if its parents end as its conditions require:",
             ),
             stays=(*_count(done, "job", "stays as it is", "stay as they are"), *beside),

@@ -336,6 +336,9 @@ def test_repeat_of_a_cancellation_gets_its_first_answer_after_the_runs_have_ende
     assert done(pages.post(path, data=fields)) == first
     assert pages.database.value("SELECT count(*) FROM cancellations") == 1
     assert "no open run matches" in posted(pages, path, counted="").text
+    text = shown(pages, path)
+    assert "Nothing would change. other has no open run." in text
+    assert not {"Reason", "Cancel 0"} & set(re.findall("Reason|Cancel 0", text))
 
 
 def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient) -> None:
@@ -546,7 +549,8 @@ def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages
     apply_batch(database, {"type": "job.resume", "key": "b", "request_id": f"x/{job_id('default', 'b')}"})
     assert done(posted(pages, f"/selected-jobs/pause?{chosen}", request_id="x")) == "/jobs?status=paused"
     assert re.search(r"2 jobs paused\. 1 refused: b: ", shown(pages, "/jobs"))
-    assert "none of the selected jobs" in shown(pages, "/selected-jobs/pause")
+    assert "All of the selected jobs are paused already." in shown(pages, f"/selected-jobs/pause?{chosen.split('&')[0]}")
+    assert "No job is selected." in shown(pages, "/selected-jobs/pause")
     assert posted(pages, "/selected-jobs/pause").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
 
 
@@ -769,7 +773,7 @@ def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: Ap
     path = link(shown(pages, "/runs?status=queued&job=job"), "Cancel all unstarted runs of this job…")
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert "Cancel 2 runs of job?" in dialog
-    assert "The cancellation can concern 2 of the 3 runs that match." in dialog
+    assert "Of the 3 runs that match, 2 can be cancelled. The rest have started or ended." in dialog
     assert "A cancellation does not filter by state" in dialog
     assert 'href="/runs?status=queued&amp;job=job">Keep them' in dialog
     assert "/runs/cancel-all" not in shown(pages, "/runs?status=succeeded&job=job")

@@ -83,7 +83,7 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     root = played(pages.database)
     dialog = shown(pages, f"/workflows/{root}/resume")
     assert "Resume 2 jobs of a?" in dialog
-    assert "It opens generation 1." in dialog
+    assert "This is the 1st resume. Its runs are shown as generation 1." in dialog
     assert "<bdi>2 jobs stay as they are.</bdi>" in dialog
     assert "<li><bdi>b</bdi></li><li><bdi>d</bdi></li>" in dialog
     assert "1 dead letter counts as redriven." in dialog
