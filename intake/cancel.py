@@ -233,7 +233,7 @@ def _labelled(connection: Conn, tenant: str, request: RunsCancel) -> list[UUID]:
         connection.execute(_RESET_PLAN_MODE)
         found = connection.execute(_FIND_LABELLED_JOBS, columns, binary=True).fetchall()
     if not found:
-        refuse("labels", "no job has all of these labels", "correct them: `tidewheel job list --label …`")
+        refuse("labels", "no job has all of these labels", "correct them: the list of jobs can be filtered by label")
     if len(found) > MAX_JOBS:
         problem = f"more than {MAX_JOBS} jobs have these labels"
         refuse("labels", problem, "name a further label, or cancel by queue, lane or handler")

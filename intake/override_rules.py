@@ -68,7 +68,7 @@ class UpcomingOccurrences:
         self._ensure_upcoming(at)
         if to == at:
             known = self.overrides.get(at)
-            remedy = "send job.unskip to let it fire then" if known else "it fires then as it is"
+            remedy = "undo the skip or the move (unskip) to let it fire then" if known else "it fires then as it is"
             problem = f"{format_timestamp(to)} is the occurrence's own instant"
             raise _refused(problem, remedy, path="to")
         if to <= self.now:

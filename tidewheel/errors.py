@@ -218,7 +218,7 @@ class UnknownWorkflow(Refused):
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        remedy = "name the root's run after it has ended, as `tidewheel workflow list` shows it"
+        remedy = "name the root's run after it has ended, as the list of workflows shows it"
         super().__init__((FieldError("run_id", f"no occurrence of a workflow has the root's run {run_id}", remedy),))
 
 
@@ -239,7 +239,7 @@ class UnknownFreeze(Refused):
     code = "unknown_freeze"
 
     def __init__(self, path: str) -> None:
-        remedy = "thaw what `tidewheel freezes` lists, with the same scope"
+        remedy = "choose one of the list of freezes, with the same scope"
         super().__init__((FieldError(path, "no standing freeze has this scope", remedy),))
 
 
@@ -250,7 +250,7 @@ class UnknownDeadLetter(Refused):
 
     def __init__(self, number: int) -> None:
         self.number = number
-        remedy = "copy the id from `tidewheel dlq list`; it may have been purged"
+        remedy = "copy the id from the list of dead letters; it may have been purged"
         super().__init__((FieldError("id", f"there is no dead letter {number}", remedy),))
 
 
@@ -261,7 +261,7 @@ class UnknownRedrive(Refused):
 
     def __init__(self, redrive_id: str) -> None:
         self.redrive_id = redrive_id
-        remedy = "copy the id from `tidewheel redrive list`"
+        remedy = "copy the id from the list of redrives"
         super().__init__((FieldError("redrive_id", f"there is no redrive {redrive_id}", remedy),))
 
 
@@ -282,7 +282,7 @@ class UnknownApiKey(Refused):
 
     def __init__(self, key_id: str) -> None:
         self.key_id = key_id
-        remedy = "copy the id from `tidewheel key list`"
+        remedy = "copy the id from the list of keys"
         super().__init__((FieldError("key_id", f"there is no API key {key_id}", remedy),))
 
 
@@ -312,7 +312,7 @@ class TenantDeleted(UnknownTenant):
         self.tenant, self.free_at = tenant, free_at
         if free_at is None:
             problem = f"the tenant {tenant!r} is being deleted"
-            remedy = f"name another tenant; `tidewheel tenant show {tenant}` has the progress"
+            remedy = "name another tenant, or wait for the end of the deletion"
         elif in_archive:
             problem = f"the tenant {tenant!r} was deleted, and the archive may still have its runs"
             remedy = "name another tenant, or create this one again after the next `tidewheel archive run`"

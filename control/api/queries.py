@@ -18,7 +18,7 @@ from tidewheel.errors import InvalidInput, refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_list, canonical
 from tidewheel.jobs.validation import StrictModel, shown, validate
-from tidewheel.jobs.values import Key, Tenant, one_line
+from tidewheel.jobs.values import Key, LabelName, Tenant, one_line
 
 M = TypeVar("M", bound=StrictModel)
 
@@ -56,7 +56,7 @@ Whole = Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(whole)]
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT), BeforeValidator(whole)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Text = Annotated[str, AfterValidator(one_line(255))]
-LabelFilter = Annotated[Mapping[str, Text], Field(max_length=20), BeforeValidator(_labels)]
+LabelFilter = Annotated[Mapping[LabelName, Text], Field(max_length=20), BeforeValidator(_labels)]
 
 
 class TenantQuery(StrictModel):

@@ -188,7 +188,7 @@ class Tenants:
         """
         if name == DEFAULT_TENANT:
             problem = "default cannot be deleted: requests that name no tenant belong to it"
-            remedy = "delete its jobs instead: tidewheel job delete KEY"
+            remedy = "delete its jobs instead"
             raise InvalidInput([FieldError("tenant", problem, remedy)])
 
         def delete(connection: Conn) -> bool:

@@ -233,8 +233,7 @@ def _unpurgeable(matched: int, *, at_least: bool) -> Sequence[FieldError]:
     if matched == 0:
         return (_NOTHING,)
     if at_least:
-        command = "name a job or a time, or use `tidewheel dlq purge`"
-        return (FieldError("", "more than 10,000 match, too many for one page", command),)
+        return (FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time"),)
     return ()
 
 

@@ -114,7 +114,7 @@ class UnskipOccurrence:
             f"Undo the {what} of {_clock(found.local)} of {found.key}?", f"Undo the {what}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
             will=(
-                readings(found), f"Now: {found.words.partition(' Use unskip')[0]}", _fires(found, page_now(connection))
+                readings(found), f"Now: {found.words.partition(' Undo the ')[0]}", _fires(found, page_now(connection))
             ),
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ from tidewheel.schedules.policies import CatchUp
 from tidewheel.schedules.simple import FixedDelay, Once
 from tidewheel.transitions.overlap import REPLACING
 
-FOLLOWS = "The job follows its parents in a workflow: `tidewheel workflow list` has the occurrences."
+FOLLOWS = "The job follows its parents in a workflow. The list of workflows has its occurrences."
 MANUAL = "The job's schedule is manual: triggers create its runs. It never fires by itself."
 NO_FURTHER_OCCURRENCE = "The schedule has no further occurrence."
 NEXT_POLL_FIRES = "The next poll creates its run."
@@ -71,10 +71,10 @@ def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
     if state is RunState.BUFFERED:
         holder = facts.active_run()
         if run.ordering_key is not None:
-            remedy = f"`tidewheel run show {run.run_id}` names the run in front."
+            remedy = f"Run {run.run_id} names the run in front of it."
             return f"Its run waits for its turn in the ordering key {run.ordering_key!r}. {remedy}"
         if run.concurrency_key is not None and holder is None:
-            remedy = f"`tidewheel run show {run.run_id}` has its places."
+            remedy = f"Run {run.run_id} lists the places of that key."
             return f"Its run waits for the concurrency key {run.concurrency_key!r}. {remedy}"
         return f"Its run waits for the job's active run{f', {holder}' if holder else ''}."
     attempt, error = f"attempt {run.attempt}", f" ({run.error_type})" if run.error_type else ""
@@ -251,7 +251,7 @@ def skipped_manually(facts: InstantFacts) -> str:
         return f"It was moved to {to}, and the job changed before then, so it does not fire."
     source = f" {override_source(override)}" if override else ""
     if facts.at > facts.job.now:
-        return f"Will not fire: it was skipped{source}. Use unskip to restore it."
+        return f"Will not fire: it was skipped{source}. Undo the skip (unskip) to let it fire."
     return f"It was skipped{source}. Trigger the job to run it."
 
 
@@ -271,7 +271,7 @@ def will_fire_moved(override: OverrideFacts, zone: str) -> str:
     """Return the future of a moved occurrence."""
     return (
         f"Will fire at {_new_time(override, zone)}: it was moved {override_source(override)}. "
-        "Use unskip to undo the move."
+        "Undo the move (unskip) to let it fire at its own time."
     )
 
 

@@ -84,5 +84,5 @@ def show_calendar(connection: Conn, tenant: str, name: str) -> CalendarDetail:
     with connection.cursor(row_factory=class_row(CalendarDetail), binary=True) as cursor:
         found = cursor.execute(_SHOW_CALENDAR, {"tenant": tenant, "name": name}).fetchone()
     if found is None:
-        raise UnknownCalendar(tenant, name, "`tidewheel calendar list` shows those there are")
+        raise UnknownCalendar(tenant, name, "choose one of the list of calendars")
     return found

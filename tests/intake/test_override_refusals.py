@@ -93,7 +93,7 @@ def test_invalid_target_of_a_move_is_refused(minutely: ClockedDatabase, to: floa
     assert problem in found[1]
     override(minutely, "skip", 2)
     again = refusal(request_override(minutely, "move", 2, to=minute(minutely, 2).isoformat()))
-    assert again[2] == "send job.unskip to let it fire then"
+    assert again[2] == "undo the skip or the move (unskip) to let it fire then"
 
 
 @pytest.mark.parametrize(("schedule", "kind"), [("manual", "manual"), ({"fixed_delay": "1m"}, "fixed_delay")])

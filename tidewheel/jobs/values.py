@@ -54,6 +54,7 @@ _EXAMPLE = "2026-03-29T08:00:00+02:00"
 
 # Control characters, line and paragraph separators, and halves of surrogate pairs, which no UTF-8 can hold.
 _NOT_ONE_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_LINE_BREAKS = "\n\r\x85\u2028\u2029"
 # Control, format and private characters, noncharacters, and code points that Unicode reserves for invisible ones.
 # `tidewheel_enqueue` has the same list. What Unicode has not assigned is allowed: processes differ in its version.
 HIDDEN = (
@@ -184,6 +185,8 @@ def one_line(maximum: int) -> Callable[[str], str]:
         if len(text) > maximum:
             raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {maximum}")
         if found := _NOT_ONE_LINE.search(text):
+            if found.group() in _LINE_BREAKS:
+                raise InvalidValue(problem="it has a line break", remedy="write one line of visible characters")
             raise InvalidValue(problem=f"it holds {found.group()!r}, which is not text", remedy="remove it")
         return text
 

@@ -87,4 +87,4 @@ def test_a_calendar_is_deleted_once_no_job_names_it(database: Database) -> None:
     submit(database, "report", schedule={"cron": "0 9 * * *"})
     assert json_output(database, "calendar", "delete", "closed") == {"name": "closed", "deleted": True}
     [refusal] = tidewheel(database, "calendar", "show", "closed").refusals
-    assert refusal == "name: tenant 'default' has no calendar 'closed'; `tidewheel calendar list` shows those there are"
+    assert refusal == "name: tenant 'default' has no calendar 'closed'; choose one of the list of calendars"

@@ -33,5 +33,5 @@ def test_scopes_that_fit_nothing_or_everything_are_refused(database: Database) -
     assert both.startswith("labels: labels and keys are those of one tenant's jobs")
     [unknown] = tidewheel(database, "thaw", "--all").refusals
     assert (
-        unknown == "scope: no standing freeze has this scope; thaw what `tidewheel freezes` lists, with the same scope"
+        unknown == "scope: no standing freeze has this scope; choose one of the list of freezes, with the same scope"
     )

@@ -20,7 +20,7 @@ def test_key_is_printed_once_listed_without_it_and_revoked(database: Database) -
     assert tidewheel(database, "key", "revoke", parts.key_id).lines == ["revoked"]
     assert tidewheel(database, "key", "revoke", parts.key_id).lines == ["unchanged: the key was revoked already"]
     assert tidewheel(database, "key", "revoke", "0123456789").refusals == [
-        "key_id: there is no API key 0123456789; copy the id from `tidewheel key list`"
+        "key_id: there is no API key 0123456789; copy the id from the list of keys"
     ]
 
 

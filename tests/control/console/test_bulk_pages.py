@@ -790,3 +790,15 @@ def test_cancel_of_nothing_says_so_and_leads_back_to_the_filter(pages: ApiClient
         assert '<a class="button" href="/runs?status=queued&amp;job=job">Back</a></p>' in text
     [run] = pages.database.rows("SELECT run_id FROM job_runs")
     assert 'href="/runs?job=job">Keep them' in shown(pages, f"/runs/cancel?run={run[0]}&next=%2Fruns%3Fjob%3Djob")
+
+
+def test_wrong_address_of_a_freeze_lists_each_error_in_plain_words(pages: ApiClient) -> None:
+    wrong = pages.get("/freeze/scope?prefix=nightly&queue=").text
+    assert "2 errors:" in wrong
+    assert "U+000A" not in wrong
+    for path in ("/freeze/scope?key_prefix=a%0Ab", "/freeze/scope?label=a%0A=b"):
+        refused = pages.get(path)
+        assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert "It has a line break</bdi>. <bdi>Write one line of visible characters" in refused.text, refused.text
+    assert "ids are UUIDs" not in pages.get("/thaw/scope").text
+    assert 'href="/dead-letters">Dead letters</a>' in pages.get("/dead-letters/7").text.split("<main")[1]

@@ -72,7 +72,7 @@ from tidewheel.jobs.validation import MAX_ERRORS
         ({"on_excluded": "next_day"}, "job.on_excluded", "did you mean 'next_business_day'?"),
         ({"key": ""}, "job.key", "empty"),
         ({"key": "x" * 256}, "job.key", "at most 255"),
-        ({"key": "a\nb"}, "job.key", "which is not text"),
+        ({"key": "a\nb"}, "job.key", "it has a line break; write one line of visible characters"),
         ({"key": 7}, "job.key", "write a string"),
         ({"key": "zw\u200b"}, "job.key", r"it holds '\u200b', which is no visible character; remove it"),
         ({"key": "\ufeffbom"}, "job.key", r"'\ufeff', which is no visible character"),
