@@ -25,10 +25,10 @@ Verb = Literal["pause", "resume", "cancel"]
 
 _WILL: Mapping[tuple[str, Verb], str] = {
     ("backfill", "pause"): "It creates no further run until it is resumed.",
-    ("backfill", "resume"): "It goes on where it was paused.",
+    ("backfill", "resume"): "It continues where it was paused.",
     ("backfill", "cancel"): "It creates no further run, and its runs that have not started are cancelled.",
     ("redrive", "pause"): "It redrives no further dead letter until it is resumed.",
-    ("redrive", "resume"): "It goes on where it was paused, at its rate.",
+    ("redrive", "resume"): "It continues where it was paused, at its rate.",
     ("redrive", "cancel"): "It redrives no further dead letter.",
 }
 _STAYS: Mapping[tuple[str, Verb], str] = {
@@ -41,7 +41,7 @@ _FROM: Mapping[Verb, Collection[str]] = {
     "pause": ("running",), "resume": ("paused",), "cancel": ("running", "paused")
 }  # fmt: skip
 _KEEP: Mapping[Verb, str] = {"pause": "Let it run", "resume": "Keep it paused", "cancel": "Let it run"}
-_DONE: Mapping[str, str] = {"pause": "is paused", "resume": "goes on", "cancel": "is cancelled"}
+_DONE: Mapping[str, str] = {"pause": "is paused", "resume": "continues", "cancel": "is cancelled"}
 
 
 @dataclass(frozen=True, slots=True)

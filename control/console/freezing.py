@@ -38,11 +38,11 @@ from tidewheel.postgres.session import Conn
 _LONGEST_BACK = 500
 _STANDING = 10_000  # freezes with which the scope of a dialog is compared
 _EXECUTORS = 500  # whose queues are compared with that of a freeze
-_TAKEN_OVER = "A key of the tenant has begun it. You take it over: no key of the tenant ends it any more."
-_OPERATORS = "An operator has begun it: only an operator, or a key of all tenants, ends it."
-_NO_OCCURRENCES = "None of its jobs has an occurrence to come, so the freeze holds none."
-_SKIPS = "If the on_resume of a job is skip, the thaw skips these, and only a backfill can run them."
-_HELD = ("{}, will not start before a thaw of that one too.", "No open run waits.")
+_TAKEN_OVER = "A key of the tenant began it. After your freeze, no key of the tenant can end it."
+_OPERATORS = "An operator began it. Only an operator, or a key of all tenants, can end it."
+_NO_OCCURRENCES = "No job of this scope has an occurrence to come."
+_SKIPS = "If the setting on_resume of a job is skip, the thaw skips these, and only a backfill can run them."
+_HELD = ("{}, will start only after a thaw of that one too.", "No open run waits.")
 _NARROW = ("queue", "labels", "key_prefix")
 
 
@@ -113,11 +113,11 @@ class FreezeScope:
             f"Freeze {words}?", f"Freeze {words}", urls("freeze", next=_back(query)),
             will=(
                 *((f"It has been {same.words}. {_TAKEN_OVER}",) if same else ()),
-                *_also_frozen(others, document, "This freeze goes on after a thaw of that one."),
+                *_also_frozen(others, document, "A thaw of that freeze does not end this one."),
                 *((starts,) if found.open_runs else ()),
                 *((_NO_OCCURRENCES,) if has_none else (
                     f"Occurrences of {many} that come due meanwhile are held until the thaw.", _SKIPS)),
-                "Triggers meanwhile are accepted, and their runs wait for the thaw.",
+                "Triggers are still accepted. Their runs wait for the thaw.",
             ),
             stays=(_under_way(found),),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),

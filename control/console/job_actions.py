@@ -15,21 +15,23 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.under_way import backfills_under_way
 from tidewheel.control.console.urls import Urls
+from tidewheel.control.explain.preview import NOT_FIRING
 from tidewheel.control.explain.resuming import preview_resume
+from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.jobs.values import format_second, format_timestamp
 from tidewheel.schedules.policies import CatchUp
 
 _WITHOUT_TIMER = {
-    "manual": ("It has no schedule, so a pause stops nothing that comes by itself.",),
+    "manual": ("The job has no schedule, so a pause changes nothing. Triggers still run.",),
     "after": ("Until it is resumed, its part of each workflow is skipped, with the reason paused.",),
 }
 _RESUMED = {
-    "manual": "It has no schedule: it runs by triggers, as it did while it was paused.",
-    "after": "It takes part in workflows again.",
+    "manual": "The job has no schedule. Triggers run it, as they did during the pause.",
+    "after": "It runs in workflows again.",
 }
 _GOES_ON = "A pause of the job neither stops nor resumes a backfill."
-_REPLACES = "This pause replaces that one if it ends at another time. With the same end it changes nothing."
+_REPLACES = "A pause with another end replaces that one. A pause with the same end changes nothing."
 _LATER = {
     CatchUp.SKIP: "none fires later",
     CatchUp.FIRE_ONCE: "only the latest fires when the pause ends",
@@ -99,7 +101,7 @@ class ResumeJob:
             return Dialog(f"Resume {key}?", "", urls.job(key, found), place="jobs", will=(words,), keep="Back")
         with connection.snapshot() as reading:
             due = preview_resume(reading, caller.tenant, [found])
-        again = _RESUMED.get(job.summary.kind, "It fires again.")
+            again = _RESUMED.get(job.summary.kind) or _next(upcoming(reading, caller.tenant, key, 1), job)
         return Dialog(
             f"Resume {key}?", f"Resume {key}", urls.job(key, found), place="jobs",
             will=(again, *due.words), stays=(_news(job),), fields=(as_shown(_state(job)),),
@@ -115,6 +117,15 @@ class ResumeJob:
         reason = reason if len(reason) <= _LONGEST else f"{reason[: _LONGEST - 1]}…"
         undo = ("Pause", urls.job(key, found.job_id, "job_pause", until=end, reason=reason or None))
         return Done(urls.job(key, found.job_id), f"{key} is resumed.", undo)
+
+
+def _next(coming: Upcoming, job: JobDetail) -> str:
+    """Return when a paused job fires after its resume."""
+    if job.freezes:
+        return "A freeze covers the job: it fires again after the thaw."
+    ways = [(each.leaves_at or each.at) for each in coming.occurrences if each.outcome not in NOT_FIRING]
+    at = next((at for at in ways if at > coming.now), None)
+    return f"It fires again, next at {format_timestamp(at)}." if at else "Its schedule has no later occurrence."
 
 
 def _shown(connection: Connection, caller: Caller, key: str) -> JobDetail:

@@ -17,7 +17,7 @@ from tidewheel.control.console.confirming import counted_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.spec_check import changed_fields
-from tidewheel.control.console.spec_fields import FIELDS, SpecField, value_of
+from tidewheel.control.console.spec_fields import FIELDS, MEANINGS, SpecField, value_of
 from tidewheel.control.console.under_way import backfill_under_way, backfills_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import agreed, counted, number
@@ -31,13 +31,14 @@ from tidewheel.ids import job_id
 from tidewheel.intake.backfill_range import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.postgres.session import Conn
-from tidewheel.runs import Overlap
 from tidewheel.schedules.describe import to_zone
 
 _LABELS, _PAYLOAD = (next(each for each in FIELDS if each.path == path) for path in ("labels", "payload"))
 _ENDS = "A deletion of the job cancels its backfills. They create no further run, even if the job is submitted again."
 _SAMPLE = 12
 _NEXT = 3
+_OVERLAPS = MEANINGS["overlap"]
+_NEVER = "The job then has no occurrence to come."
 _CLOCK = "%a %d %b %H:%M"
 
 
@@ -81,15 +82,15 @@ class TriggerJob:
         reply = connection.request(document, request_id_of(form))
         may_cancel = Scope.OPERATE in caller.scopes
         undo = ("Cancel the run", urls("run_cancel", run_id=reply.run_id)) if may_cancel else None
-        return Done(urls("run", run_id=reply.run_id), f"Run {reply.run_id} of {key} is made.", undo)
+        return Done(urls("run", run_id=reply.run_id), f"Run {reply.run_id} of {key} is created.", undo)
 
 
 def _followers(connection: Connection, caller: Caller, job: JobDetail) -> Sequence[str]:
     """Return a sentence about the jobs that a trigger of a root runs too; none for other jobs."""
     if job.summary.kind == "after":
-        return ("This job runs alone. A trigger of the root runs the whole workflow.",)
+        return ("Only this job runs. To run the whole workflow, trigger its root.",)
     following = _children(connection, caller, job.summary.key)
-    return (f"It is the root of a workflow: {following} may follow.",) if following else ()
+    return (f"This job is the root of a workflow, so these jobs may run after it: {following}.",) if following else ()
 
 
 def _children(connection: Connection, caller: Caller, key: str) -> str:
@@ -109,12 +110,14 @@ class DeleteJob:
         """Return what a deletion ends."""
         key, job = _shown(connection, caller, request)
         if following := _children(connection, caller, key):
-            words = f"It cannot be deleted: {following} come after it. Change or delete these jobs first."
+            words = (
+                f"{key} cannot be deleted, because these jobs run after it: {following}. Change or delete them first."
+            )
             return Dialog(
                 f"Delete {key}?", "", urls.job(key, job.summary.job_id), place="jobs", will=(words,), keep="Back"
             )
         waiting = Runs(connection).cancel_matching({"key": key, "include_started": False}, None, dry_run=True)
-        ends = "The job stops firing. It has no run that waits to start."
+        ends = "The job stops firing. No run of it waits to start."
         if waiting.matched:
             many = counted(waiting.matched, "run", at_least=waiting.at_least)
             have = agreed(waiting.matched, "that has not started is", "that have not started are")
@@ -123,9 +126,9 @@ class DeleteJob:
             f"Delete {key}?", f"Delete {key}", urls.job(key, job.summary.job_id), place="jobs", danger=True,
             will=(
                 ends,
-                "You can submit it again: its version numbers then continue.",
+                "You can submit the job again. Its version numbers then continue.",
             ),
-            stays=("Runs under way end as they are. Runs that ended stay as long as runs are kept.",),
+            stays=("Runs under way finish. Ended runs stay until their retention ends.",),
             fields=(
                 Field("if_version", "", "hidden", str(job.summary.version)),
                 Field("reason", "Reason (optional)", help="Stored in the audit log."),
@@ -142,7 +145,7 @@ class DeleteJob:
         }  # fmt: skip
         found = job_of(connection.request(document, request_id_of(form)))
         undo = ("Submit it again", urls.job(key, found.job_id, "job_restore"))
-        return Done(urls("jobs"), f"{key} is deleted. Runs under way end as they are.", undo)
+        return Done(urls("jobs"), f"{key} is deleted. Its runs under way finish.", undo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +203,7 @@ class RollBackJob:
         return Dialog(
             question, f"Back to version {number}", back, place="jobs",
             will=(f"The spec of version {number} becomes version {current + 1}.", *_then(found)),
-            stays=("Open runs end with the version that each has.",),
+            stays=("Open runs keep their versions.",),
             sample=(*lines[:_SAMPLE], *more), keep=f"Keep version {current}",
         )  # fmt: skip
 
@@ -233,7 +236,7 @@ class ReleaseJob:
         return Dialog(
             question, f"Release {key}", back, place="jobs",
             sample=(f"Its next time could not be computed: {job.error}",),
-            will=("Its next time is computed again. catch_up decides which of the occurrences missed meanwhile fire.",),
+            will=("Its next time is computed again. The setting catch_up fires or skips what was missed.",),
             stays=("If that fails again, it is quarantined again.",), keep="Leave it quarantined",
         )  # fmt: skip
 
@@ -271,7 +274,8 @@ class BackfillJob:
                 Field("order", "order", "choice", options=(
                     ("oldest_first", "oldest first"), ("newest_first", "newest first"))),
                 Field("overlap", "overlap", "choice", options=(
-                    ("", "as the job has it"), *((each, each) for each in Overlap))),
+                    ("", "the job's own setting"), *((each, f"{each}: {does}") for each, does in _OVERLAPS.items())
+                )),
                 Field("reason", "Reason (optional)", help="Stored with the backfill and in the audit log."),
             ),
             keep="Back",
@@ -343,7 +347,7 @@ def _then(found: Preview) -> Iterator[str]:
     """Yield the next instants of a job after a rollback, and what becomes of skips and moves."""
     fires = (each for each in found.occurrences if each.outcome not in NOT_FIRING and each.last_at is None)
     fire = ", ".join(_instant(each, found.zone) for each in fires)
-    yield f"Its schedule then names {fire}, by the clock of {found.zone}." if fire else "No instant of it then fires."
+    yield f"It then fires at {fire}, by the clock of {found.zone}." if fire else f"{found.words[0]} {_NEVER}"
     skipped = [each for each in found.occurrences if each.outcome is OccurrenceOutcome.WILL_BE_SKIPPED]
     if skipped:
         out = ", ".join(f"{each.local:{_CLOCK}}" for each in skipped[:_SAMPLE])

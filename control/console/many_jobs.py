@@ -55,7 +55,7 @@ class PauseJobs:
             _back(request, urls), place="jobs",
             will=(
                 "No occurrence fires until they are resumed.",
-                "When a pause ends, on_resume of the job decides about the occurrences that came due meanwhile.",
+                "When a pause ends, each job's on_resume setting fires or skips what came due meanwhile.",
             ),
             stays=("Runs under way and backfills go on. Triggers still run.", *_already(paused, "paused already")),
             fields=(
@@ -114,7 +114,7 @@ def _back(request: Request, urls: Urls) -> str:
 
 
 def _nothing(verb: str, why: str, request: Request, urls: Urls) -> Dialog:
-    """Return the dialog of an action that would change none of the selected jobs; without a reason, none is selected."""
+    """Return the dialog of an action that would change none of the selected jobs."""
     words = f"Nothing would change. {why or 'No job is selected.'}"
     return Dialog(f"{verb} the selected jobs?", "", _back(request, urls), place="jobs", will=(words,), keep="Back")
 

@@ -84,8 +84,8 @@ class CancelRuns:
             _back(request, urls), place="runs",
             will=_ends(number(len(still_open) - started - between), started, between), fields=(_REASON,), danger=True,
             stays=(
-                *((f"Of these, {counted(ended, 'run')} ended already.",) if ended else ()),
-                *((f"Of these, {counted(cancelled, 'run')} had a cancel accepted already.",) if cancelled else ()),
+                *_already(ended, agreed(ended, "has ended", "have ended")),
+                *_already(cancelled, agreed(cancelled, "is being cancelled", "are being cancelled")),
             ),
             keep="Keep them",
             sample=_sample(still_open),
@@ -104,7 +104,7 @@ class CancelRuns:
 
         changed, rest = _each(request, cancel, _NONE_OPEN)
         words = f"Cancel of {counted(changed, 'run')} requested." + (
-            f" {number(rest)} had ended, or had a cancel, already." if rest else ""
+            f" {number(rest)} ended or had a cancel before." if rest else ""
         )
         return Done(_back(request, urls), words)
 
@@ -301,11 +301,11 @@ def _ends(waiting: str, started: int, between: int = 0, *, who: str = "An attemp
     return [words for applies, words in parts if applies]
 
 
-_NOT_BEGUN = "A cancellation does not filter by state: it concerns all runs that have not started. Started ones go on."
-_ANY_STATE = "A cancellation does not filter by state: it concerns runs of all open states."
-_BY_BOX = "A cancellation does not filter by state. It concerns runs that have started only if you select that below."
+_NOT_BEGUN = "The filter by state does not apply: all runs that have not started are cancelled. Started runs go on."
+_ANY_STATE = "The filter by state does not apply: runs in every open state are cancelled."
+_BY_BOX = "The filter by state does not apply. Runs that have started are cancelled only if you select that below."
 _IF_CHECKED = 'If you select "Cancel runs that have started too", an attempt'
-_BETWEEN = " A run between two attempts ends at once."
+_BETWEEN = " A run between two attempts ends as cancelled at once."
 _STARTED, _WITH_STARTED = "include_started", "with_started"
 _HIDDEN = frozenset({"created_before", "include_started"})
 _NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
@@ -358,6 +358,10 @@ def _document(query: MatchingQuery, until: datetime) -> dict[str, object]:
         "cause": query.cause, "created_before": format_timestamp(until),
     }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _already(count: int, words: str) -> Sequence[str]:
+    return (f"Of those selected, {number(count)} {words} already.",) if count else ()
 
 
 def _none_matches(query: MatchingQuery) -> str:

@@ -27,7 +27,7 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import FINAL, OWNED, RunState
 from tidewheel.settings.api import ApiSettings
 
-_ALONE = "It runs alone: to start the jobs after it, resume the failed part on the workflow's page."
+_ALONE = "Only this job runs. To run the jobs after it too, resume the failed part on the workflow's page."
 _COUNTS = "Its dead letter then counts as redriven."
 REASON = Field("reason", "Reason (optional)", help="Stored in the audit log.")
 
@@ -44,16 +44,16 @@ class CancelRun:
         summary = run.summary
         question, back = f"Cancel 1 run of {summary.key}?", urls("run", run_id=summary.run_id)
         if is_cancelled(summary):
-            words = "Its cancel is requested already: a second one would change nothing."
+            words = "Nothing would change. This run is being cancelled already."
             return Dialog(question, "", back, will=(words,), keep="Back", place="runs")
-        will = f"It is {state(summary.status)} and ends as cancelled. No further attempt starts."
+        will = f"The run is {state(summary.status)} and ends as cancelled. No further attempt starts."
         if summary.status in OWNED:
             where = f" on {run.executor}" if run.executor else ""
-            signal = "It gets a signal, and its run ends as cancelled unless it finishes first."
+            signal = "The attempt gets a signal, and the run ends as cancelled unless the attempt finishes first."
             will = f"Attempt {summary.attempt} is under way{where}. {signal}"
         return Dialog(
             question, "Cancel 1 run", back,
-            will=(will, "A cancel cannot be undone. A retry makes a new run."),
+            will=(will, "A cancel cannot be undone. A retry creates a new run."),
             stays=("The job and its other runs go on.",), fields=(REASON,), keep="Keep it", danger=True, place="runs",
         )  # fmt: skip
 
@@ -108,9 +108,9 @@ class RetryRun:
         return Dialog(
             f"Retry this run of {summary.key}?", "Retry 1 run", urls("run", run_id=run_id),
             will=(
-                f"A new run gets this payload and the job's current version, {version}. {had}",
+                f"A new run is created with this payload and the job's current version, {version}. {had}",
                 *((_COUNTS,) if any(each.dead_letter is not None for each in facts) else ()),
-                *((f"It was retried already: {counted(done, 'run')} followed.",) if done else ()),
+                *((f"This run was retried already: {counted(done, 'new run')} followed.",) if done else ()),
                 *((_ALONE,) if run.workflow_run_id else ()),
             ),
             stays=(f"This run stays as it is: {state(summary.status)} {format_timestamp(summary.finished_at)}.",)
@@ -132,7 +132,7 @@ class RetryRun:
         }  # fmt: skip
         made = connection.request(document, request_id_of(form)).run_id
         undo = ("Cancel the run", urls("run_cancel", run_id=made))
-        return Done(urls("run", run_id=made), f"This is the new run {made}.", undo)
+        return Done(urls("run", run_id=made), f"Run {made} is created.", undo)
 
 
 def _next_attempt(run: RunDetail, now: datetime, urls: Urls) -> Dialog:
@@ -152,7 +152,7 @@ def _next_attempt(run: RunDetail, now: datetime, urls: Urls) -> Dialog:
     return Dialog(
         question, f"Start attempt {attempt} now", back, place="runs", keep="Let it wait",
         will=(f"Attempt {attempt}{of} is due now rather than {when(summary.publish_at, now)}.", *frozen),
-        stays=("It stays the same run, with its payload, its version and its retry policy.",),
+        stays=("The run keeps its payload, its version and its retry policy.",),
         fields=(Field("attempt", "", "hidden", str(attempt)), REASON),
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ _UNFIRED = {
     "frozen": "a freeze was in force",
     "excluded": "a calendar excludes the day",
     "manual": "by request",
-    "catch_up_limit": "more were missed than catch_up fires",
+    "catch_up_limit": "the setting catch_up fires only some of those missed",
 }
 
 
@@ -117,7 +117,7 @@ def _latest(latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:
     ended = [run for run in latest if run.finished_at is not None and run.status != RunState.SKIPPED]
     if not ended:
         if not latest:
-            return "It has never run."
+            return "This job has never run."
         skips = sum(run.status == RunState.SKIPPED for run in latest)
         were = "was" if skips == 1 else "were"
         found = f"{skips} of its latest {counted(len(latest), 'run')} {were} skipped."
@@ -196,7 +196,7 @@ def _coming(job: JobDetail, coming: Upcoming | None, now: datetime) -> str:
     if summary.paused:
         return ""
     if job.freezes and summary.next_at is not None:
-        return "Nothing fires until the thaw."
+        return "A freeze holds it: nothing fires until the thaw."
     if summary.next_at is not None:
         return f"Next {when(summary.next_at, now)}." if summary.next_at > now else "Due now."
     if coming is not None and coming.words:

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, cast, get_args
 
@@ -18,6 +18,7 @@ from tidewheel.jobs.targets import HttpTargetSpec, KafkaTargetSpec
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import format_duration
 from tidewheel.runs import Overlap
+from tidewheel.schedules.policies import CatchUp
 
 SCHEDULES = ("cron", "interval", "fixed_delay", "once", "after", "manual")
 TARGETS = ("handler", "http", "kafka", "shell", "lambda")
@@ -36,6 +37,7 @@ class SpecField:
         options: Its values, if it is a choice.
         default: What holds while it is empty.
         help: A line below it.
+        meanings: What each of its values does, if it is a choice.
         rows: The lines of its text area; 0 for a single line.
     """
 
@@ -46,6 +48,7 @@ class SpecField:
     options: Sequence[str] = ()
     default: str = ""
     help: str = ""
+    meanings: Mapping[str, str] = field(default_factory=dict[str, str])
     rows: int = 0
 
     @property
@@ -88,16 +91,50 @@ def _of(label: str, name: str, kind: Kind = "text", help: str = "", *, default: 
 def _choice(name: str, label: str, help: str = "", *, default: str | None = None) -> SpecField:
     options = _options(JobSpec, name) if name != "overlap" else tuple(Overlap)
     return SpecField(
-        name, label, options=options, default=_default(JobSpec, name) if default is None else default, help=help
-    )
+        name, label, options=options, default=_default(JobSpec, name) if default is None else default, help=help,
+        meanings=MEANINGS.get(name, {}),
+    )  # fmt: skip
 
 
 def _retry(name: str, label: str, kind: Kind = "text", help: str = "", *, default: str | None = None) -> SpecField:
     options = ("exponential", "fixed", "intervals") if name == "backoff" else ()
     found = _default(RetryPolicy, name) if default is None else default
-    return SpecField(f"retry.{name}", label, kind, options=options, default=found, help=help)
+    return SpecField(
+        f"retry.{name}", label, kind, options=options, default=found, help=help, meanings=MEANINGS.get(name, {})
+    )
 
 
+_HELD: Mapping[str, str] = {
+    CatchUp.FIRE_ONCE: "only the latest one fires",
+    CatchUp.FIRE_ALL: "each one within the window fires",
+    CatchUp.SKIP: "none of them fires",
+}
+MEANINGS: Mapping[str, Mapping[str, str]] = {
+    "overlap": {
+        Overlap.SKIP: "the new run is skipped",
+        Overlap.BUFFER_ONE: "the new run waits, unless another one waits already",
+        Overlap.BUFFER_ALL: "the new run waits behind all others",
+        Overlap.CANCEL_OTHER: "the active run gets a cancel, and the new run waits for its end",
+        Overlap.TERMINATE_OTHER: "the active run ends as cancelled at once, and the new run starts",
+        Overlap.ALLOW_ALL: "both run",
+    },
+    "catch_up": _HELD,
+    "on_resume": _HELD,
+    "on_excluded": {
+        "skip": "it does not fire",
+        "next_business_day": "it fires at the same local time on the next open day",
+    },
+    "delivery": {
+        "at_least_once": "another attempt may follow",
+        "at_most_once": "no attempt follows",
+    },
+    "backoff": {
+        "exponential": "each delay is longer by the factor",
+        "fixed": "the same delay each time",
+        "intervals": "the delays that you list",
+    },
+}
+"""What each value of a choice does, by its field."""
 _INDENTED = 32_768  # characters up to which JSON is indented
 _LINES = "One per line."
 GROUPS: Sequence[Group] = (
@@ -147,8 +184,7 @@ GROUPS: Sequence[Group] = (
         _retry("jitter", "jitter", help="The random share of each delay.", default="10%"),
         _retry("intervals", "intervals", "list", "Delays before attempts 2, 3, …: one per line.", default=""),
         _retry("non_retryable", "non_retryable", "list", "Error types that end the run, one per line.", default=""),
-        _choice("delivery", "delivery",
-                "at_least_once: if an attempt may have started, another one may follow. at_most_once: none follows."),
+        _choice("delivery", "delivery", "What follows an attempt that may have started and did not succeed."),
         _of("pause_on_failure", "pause_on_failure", "number", "The job is paused after this many failures in a row."),
         _of("on_failure", "on_failure", help="The key of a job to trigger after a run that fails for good."),
     )),
@@ -160,14 +196,14 @@ GROUPS: Sequence[Group] = (
         _of("heartbeat", "heartbeat", "span", "The longest time between two heartbeats of an attempt."),
     )),
     Group("Overlap and limits", (
-        _choice("overlap", "overlap", "If another run is active.", default="skip if recurring, else allow_all"),
+        _choice("overlap", "overlap", "If a run of the job is active.", default="skip if recurring, else allow_all"),
         SpecField("concurrency_key.key", "concurrency key",
-                  help="Runs of all jobs with this key share places. {payload.customer} takes a field of the payload."),
+                  help="Runs of all jobs with this key share places. {payload.a} inserts a payload field."),
         SpecField("concurrency_key.at_once", "at_once", "number", default="1 without a rate",
                   help="How many runs with this key may be active at once."),
         SpecField("concurrency_key.rate", "rate", help="The most starts per time, such as 100/min."),
         SpecField("concurrency_key.burst", "burst", "number", help="The most starts at once after idle time."),
-        SpecField("ordering_key.key", "ordering key", help="Runs with this key start one after another."),
+        SpecField("ordering_key.key", "ordering key", help="Runs with this key run one after another."),
         SpecField("ordering_key.on_failure", "on_failure of the ordering key",
                   options=_options(OrderingKey, "on_failure"), default="block"),
         SpecField("dedupe.key", "dedupe key", help="Triggers with this key share one run per window."),
@@ -179,8 +215,8 @@ GROUPS: Sequence[Group] = (
                   help="The longest time by which debounce delays a run."),
     )),
     Group("Missed and excluded occurrences", (
-        _choice("catch_up", "catch_up", "What happens after downtime."),
-        _choice("on_resume", "on_resume", "What happens after a pause."),
+        _choice("catch_up", "catch_up", "What becomes of occurrences that no scheduler fired in time."),
+        _choice("on_resume", "on_resume", "What becomes of occurrences that came due during a pause or a freeze."),
         _of("window", "window", "span", "With catch_up fire_all, an older missed occurrence does not fire."),
         _of("exclude_calendars", "exclude_calendars", "list", f"No firing on their days. {_LINES}", default=""),
         _of("include_calendars", "include_calendars", "list", f"Firing only on their days. {_LINES}", default=""),

@@ -142,7 +142,11 @@ class LimitTenant:
         now = tenants.get(name)
         is_repeat = all(getattr(now, each) == value for each, value in limits.items())
         if not is_repeat and form.get("shown", _limits_of(now)) != _limits_of(now):
-            refuse("", f"the limits are others now: {_limits_of(now)}", "nothing was changed: compare, then set yours")
+            refuse(
+                "",
+                f"another user changed the limits: {_limits_of(now)}",
+                "nothing was changed: compare, then set yours",
+            )
         may_be_below = not is_repeat and (limits["jobs"] is not None or limits["in_flight"] is not None)
         usage = part(lambda: tenants.usage(name)) if may_be_below else None
         below = _below(usage, limits) if isinstance(usage, TenantUsage) else ()
@@ -151,7 +155,7 @@ class LimitTenant:
             fields = (*dialog.fields, Field("below", "", "hidden", named))
             return replace(dialog, button="Set the limits all the same", fields=fields)
         changed = tenants.limit(name, **limits)
-        words = f"Limits of {name} are set." if changed else f"Limits of {name} are as before."
+        words = f"Limits of {name} are set." if changed else f"Nothing was changed: {name} had these limits already."
         return Done(urls("tenant", name=name), words)
 
 

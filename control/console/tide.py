@@ -19,6 +19,7 @@ _FILLED, _HOLLOW = 0.8, 0.7  # of a bin
 _FEW = 10  # failures of which a bin fills its height
 
 _RAISED = 6  # pixels: the lower end of a lozenge is then above the axis
+_WHOLE = {"tenant": "the tenant", "fleet": "the fleet"}
 _STRIP, _THIN = 4.0, 0.3  # the height of a frozen time in pixels, its least width in percent
 
 Span = tuple[datetime, datetime, str]
@@ -202,7 +203,9 @@ def sentence(along: Axis, bins: Sequence[Counts], *, coming_at_least: bool = Fal
             parts.append(f"; {total.undone:,} skipped or cancelled")
         parts.append(".")
     for since, until, scope in frozen[-3:]:
-        parts.append(f" Frozen from {along.clock(since)} to {along.clock(until)}: {scope}.")
+        begin, end = along.clock(since), along.clock(until)
+        during = f"at {begin}" if begin == end else f"from {begin} to {end}"
+        parts.append(f" A freeze of {_WHOLE.get(scope, scope)} was in force {during}.")
     if total.coming or coming_at_least:
         many = f"{total.coming:,}+ jobs" if coming_at_least else counted(total.coming, "job")
         parts.append(f" Coming: {many} until {along.clock(along.end)}.")

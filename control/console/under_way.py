@@ -217,7 +217,7 @@ def redrive_under_way(
     if is_soon and left > 0 and not purges and matched < COUNTED:
         which = f"Redrive {short_id(found[0].redrive_id)} already includes" if one else f"{len(found)} redrives include"
         shared = f"{number(matched)} dead letters match. {which} {number(known)} of them"
-        words = f"{shared}, so this redrive takes {_others(left)}."
+        words = f"{shared}, so this redrive includes {_others(left)}."
         address, link = (_progress(found[0], urls), "Its progress") if one else (urls("bulk"), _BULK)
         return UnderWay(words, address, left=left, link=link)
     if one:

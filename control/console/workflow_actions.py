@@ -49,7 +49,7 @@ class PauseWorkflow:
         del caller
         _change(connection, "workflow.pause", form, request)
         undo = ("Resume", urls("workflow_resume", root_run_id=root_of(request)))
-        return Done(_page(urls, request), "It is paused.", undo)
+        return Done(_page(urls, request), "The workflow is paused.", undo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,12 @@ class ResumeWorkflow:
             refuse("", "no part of this workflow failed", _NEW)
         done = sum(node.key not in set(again) for node in found.nodes)
         beside, letters = _beside(connection, found)
+        resumes = summary.generation + 1
         return Dialog(
             f"Resume {counted(len(again), 'job')} of {summary.key}?", f"Resume {counted(len(again), 'job')}",
             _page(urls, request),
             will=(
-                f"This is the {ordinal(summary.generation + 1)} resume. Its runs are shown as generation {summary.generation + 1}.",
+                f"This is the {ordinal(resumes)} resume. Its runs are shown as generation {resumes}.",
                 "Each of these jobs gets a new run if its parents end as its conditions require:",
             ),
             stays=(*_count(done, "job", "stays as it is", "stay as they are"), *beside),
@@ -93,7 +94,7 @@ class ResumeWorkflow:
         again = len(Workflows(connection).get(root_of(request)).again)
         unchanged = _change(connection, "workflow.resume", form, request)
         resumed = f"{counted(again, 'job')} {agreed(again, 'is', 'are')} resumed." if again else "It is resumed."
-        return Done(_page(urls, request), "It is open already." if unchanged else resumed)
+        return Done(_page(urls, request), "The workflow is open already." if unchanged else resumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class CancelWorkflow:
         runs = len(_going_on(connection, Workflows(connection).get(root_of(request))))
         unchanged = _change(connection, "workflow.cancel", form, request)
         who = f"{counted(runs, 'run')} {agreed(runs, 'is', 'are')}" if runs else "It is"
-        return Done(_page(urls, request), "It had ended already." if unchanged else f"{who} being cancelled.")
+        return Done(_page(urls, request), "The workflow had ended already." if unchanged else f"{who} being cancelled.")
 
 
 def _change(connection: Connection, kind: str, form: Form, request: Request) -> bool:
@@ -155,7 +156,7 @@ def _open_workflow(connection: Connection, request: Request) -> Workflow:
 
 def _cancelling(question: str, found: Workflow, urls: Urls, request: Request) -> Dialog:
     """Return that the occurrence is being cancelled, and offer nothing."""
-    words = "Its cancel is requested already: its open runs end, and no job gets a run."
+    words = "Nothing would change. The workflow is being cancelled already."
     return Dialog(
         question.format(found.summary.key), "", _page(urls, request), will=(words,), keep="Back", place="runs"
     )

@@ -202,7 +202,7 @@ def _backfill(facts: InstantFacts, span: SkipSpan, them: str = "it") -> str:
     if facts.job.deleted_at is not None:
         return f"The job was deleted later: no backfill runs {them}."
     if span.backfill_id is None:
-        return f"Backfill the range to run {them}."
+        return f"A backfill of that time runs {them}."
     return f"Backfill {span.backfill_id} is under way and includes it."
 
 

@@ -32,6 +32,4 @@ def test_scopes_that_fit_nothing_or_everything_are_refused(database: Database) -
     [both] = tidewheel(database, "freeze", "--fleet", "--label", "a=b").refusals
     assert both.startswith("labels: labels and keys are those of one tenant's jobs")
     [unknown] = tidewheel(database, "thaw", "--all").refusals
-    assert (
-        unknown == "scope: no standing freeze has this scope; choose one of the list of freezes, with the same scope"
-    )
+    assert unknown == "scope: no standing freeze has this scope; choose one of the list of freezes, with the same scope"

@@ -82,7 +82,7 @@ def test_limits_that_another_person_has_set_are_not_overwritten(pages: ApiClient
     changed(pages, path, jobs="50")
     answer = pages.post(path, data=late | {"jobs": "9"})
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "the limits are others now: jobs: 50," in answer.text
+    assert "another user changed the limits: jobs: 50," in answer.text
     assert 'name="jobs" value="9"' in answer.text
     assert pages.post(path, data=late | {"jobs": "50", "weight": "1"}).is_redirect, "a repeat"
     assert pages.post(path, data=fields_of(answer) | {"jobs": "9"}).is_redirect

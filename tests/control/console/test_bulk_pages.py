@@ -107,7 +107,7 @@ def test_second_cancellation_or_redrive_names_the_one_under_way(pages: ApiClient
             assert 'data-label="count">3, 2 of them in a redrive</td>' in listed
             assert "3 dead letters are not redriven, 2 of them in a redrive<" in shown(pages, "/")
             assert "Redrive 1 dead letter" in shown(pages, path), "two are in a redrive"
-            assert "already includes 2 of them, so this redrive takes the other one." in shown(pages, path)
+            assert "already includes 2 of them, so this redrive includes the other one." in shown(pages, path)
             later = database.value("SELECT max(id) FROM dead_letters")
             sample = re.search(r'<ul class="sample">(.*?)</ul>', shown(pages, path), re.DOTALL)
             assert sample
@@ -354,7 +354,7 @@ def test_dialog_of_a_cancellation_counts_the_started_runs_apart(pages: ApiClient
     assert 'name="with_started" value="3 3"' in dialog
     assert "2 runs have not started; they end as cancelled without starting." in dialog
     assert "1 run has started. If you select" in dialog
-    assert "A run between two attempts ends at once." in dialog
+    assert "A run between two attempts ends as cancelled at once." in dialog
     form = fields_of(pages.get(path)) | counted(pages, path)
     grown = pages.post(path, data=form | {"include_started": "yes", "with_started": "2"})
     assert "3 match now, and 2 when they were counted" in grown.text
@@ -481,7 +481,7 @@ def test_selected_run_that_has_a_cancel_is_neither_counted_nor_cancelled_again(p
     path = f"/runs/cancel?run={named}&run={trigger(database, 'other')}"
     assert "Cancel 1 run?" in re.sub(r"</?bdi>", "", shown(pages, path))
     done(posted(pages, path))
-    assert "Cancel of 1 run requested. 1 had ended, or had a cancel, already." in shown(pages, "/runs")
+    assert "Cancel of 1 run requested. 1 ended or had a cancel before." in shown(pages, "/runs")
     assert database.value("SELECT state FROM job_runs WHERE run_id = %s", [named]) == "queued", (
         "the cancellation ends it"
     )
@@ -549,7 +549,8 @@ def test_selected_jobs_are_paused_and_resumed_and_refusals_name_their_keys(pages
     apply_batch(database, {"type": "job.resume", "key": "b", "request_id": f"x/{job_id('default', 'b')}"})
     assert done(posted(pages, f"/selected-jobs/pause?{chosen}", request_id="x")) == "/jobs?status=paused"
     assert re.search(r"2 jobs paused\. 1 refused: b: ", shown(pages, "/jobs"))
-    assert "All of the selected jobs are paused already." in shown(pages, f"/selected-jobs/pause?{chosen.split('&')[0]}")
+    first = chosen.partition("&")[0]
+    assert "All of the selected jobs are paused already." in shown(pages, f"/selected-jobs/pause?{first}")
     assert "No job is selected." in shown(pages, "/selected-jobs/pause")
     assert posted(pages, "/selected-jobs/pause").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
 
@@ -602,7 +603,7 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     assert f"Freeze {words}?" in dialog
     assert "1 open run, due now, will not start until the thaw: neither a first attempt nor a retry." in dialog
     assert f"Occurrences of {jobs} that come due meanwhile" in dialog, "the manual ones have none"
-    assert "Triggers meanwhile are accepted, and their runs wait for the thaw." in dialog
+    assert "Triggers are still accepted. Their runs wait for the thaw." in dialog
     assert done(posted(pages, path, reason=REASON)) == "/"
     for place in ("/", "/runs", "/jobs/job", "/bulk", "/dead-letters", "/freeze", path):
         text = shown(pages, place)
@@ -662,12 +663,12 @@ def test_dialogs_of_a_narrower_freeze_name_the_wider_one(pages: ApiClient) -> No
     path = "queue=reports&label=team%3Dbilling"
     dialog = shown(pages, f"/freeze/scope?{path}")
     assert "A wider freeze covers all of it: frozen since" in dialog
-    assert "This freeze goes on after a thaw of that one." in dialog
+    assert "A thaw of that freeze does not end this one." in dialog
     assert "A wider freeze" not in shown(pages, "/freeze/scope?key_prefix=oth")
     assert "A wider freeze" not in shown(pages, "/freeze/scope?scope=tenant")
     done(posted(pages, f"/freeze/scope?{path}"))
     thaw = shown(pages, f"/thaw?{path}")
-    assert "1 open run, due now, will not start before a thaw of that one too." in thaw
+    assert "1 open run, due now, will start only after a thaw of that one too." in thaw
     assert "may start again" not in thaw
     done(posted(pages, "/thaw?queue=reports"))
     assert "1 open run, due now, may start again" in shown(pages, f"/thaw?{path}")
@@ -679,7 +680,7 @@ def test_operator_takes_a_pause_of_a_tenant_over_and_its_keys_do_not_end_it(page
         signed_in(client, key_of(pages.database, "read", "operate"), name="anna")
         done(posted(client, path))
         assert '<button class="primary">' in shown(client, "/thaw?scope=tenant")
-        assert "A key of the tenant has begun it. You take it over" in shown(pages, path)
+        assert "A key of the tenant began it. After your freeze" in shown(pages, path)
         done(posted(pages, path, reason="audit"))
         assert "Nothing would change." in shown(pages, path)
         dialog = shown(client, "/thaw?scope=tenant")
@@ -774,7 +775,7 @@ def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: Ap
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert "Cancel 2 runs of job?" in dialog
     assert "Of the 3 runs that match, 2 can be cancelled. The rest have started or ended." in dialog
-    assert "A cancellation does not filter by state" in dialog
+    assert "The filter by state does not apply" in dialog
     assert 'href="/runs?status=queued&amp;job=job">Keep them' in dialog
     assert "/runs/cancel-all" not in shown(pages, "/runs?status=succeeded&job=job")
     assert "/runs/cancel-all" not in shown(pages, "/runs?status=running"), "a cancellation needs another filter"

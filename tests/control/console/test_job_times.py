@@ -41,6 +41,7 @@ def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_tab
     paused = shown(pages, "/jobs/job")
     assert re.search(r"It was paused 4 h 30 min ago by [^<]*: stock-taking\. 4 occurrences have come due", paused)
     assert "during the pause. A resume now skips them." in paused
+    assert "It fires again, next at Mon 2 Mar 2026 13:00:00 UTC." in shown(pages, "/jobs/job/resume")
     assert posted(pages, "/jobs/job/resume").status_code == HTTPStatus.SEE_OTHER
     fire_all(clocked)
     succeed(clocked, begun(clocked))
@@ -194,14 +195,14 @@ def test_edit_and_rollback_respect_skips_and_moves_and_name_those_that_they_drop
         path = f"/jobs/nightly/{kind}?at=2026-03-{at}T02:00:00Z"
         assert posted(pages, path, **({"to": to} if to else {})).status_code == HTTPStatus.SEE_OTHER
     back = shown(pages, "/jobs/nightly/rollback?version=1")
-    assert "Its schedule then names Sat 21 Mar 02:00 (moved to Sat 21 Mar 09:00), Sun 22 Mar 02:00 (moved to" in back
+    assert "It then fires at Sat 21 Mar 02:00 (moved to Sat 21 Mar 09:00), Sun 22 Mar 02:00 (moved to" in back
     assert "Mon 23 Mar 02:00, by the clock of UTC." in back
     assert "A skip by request leaves out Fri 20 Mar 02:00." in back
     assert "This drops" not in back
     assert "no longer appl" not in back
     drops = "This drops 2 moves by request, the first that of"
     other = shown(pages, "/jobs/nightly/rollback?version=3")
-    assert "Its schedule then names Fri 20 Mar 04:00, Sat 21 Mar 04:00" in other
+    assert "It then fires at Fri 20 Mar 04:00, Sat 21 Mar 04:00" in other
     assert drops in other
     form = typed_in(pages.get("/jobs/nightly/edit")) | {"do": "check"}
     checked = pages.post("/jobs/nightly/edit", data=form | {"schedule.cron": "0 3 * * *"}).text

@@ -156,7 +156,7 @@ def test_freeze_among_the_findings_leads_to_its_thaw_and_says_what_is_lost(pages
 
 
 def test_freezes_of_the_time_shown_are_drawn_and_named(pages: ApiClient) -> None:
-    assert "Frozen from" not in shown(pages, "/")
+    assert "was in force" not in shown(pages, "/")
     for action, minutes in (("freeze", 20), ("thaw", 5)):
         pages.database.execute(
             "INSERT INTO audit_log (at, tenant, door, actor_kind, actor, action, object)"
@@ -165,12 +165,12 @@ def test_freezes_of_the_time_shown_are_drawn_and_named(pages: ApiClient) -> None
         )
     apply_batch(pages.database, {"type": "freeze", "queue": "reports"})
     page = shown(pages, "/")
-    assert re.search(r"Frozen from \d\d:\d\d to \d\d:\d\d: key_prefix=&lt;b&gt;.", page)
-    assert re.search(r"Frozen from \d\d:\d\d to \d\d:\d\d: queue=reports.", page)
+    assert re.search(r"A freeze of key_prefix=&lt;b&gt; was in force from \d\d:\d\d to \d\d:\d\d\.", page)
+    assert re.search(r"A freeze of queue=reports was in force (at|from) \d\d:\d\d", page)
     assert len(re.findall(r'<rect class="frozen"', page)) == 4, "two, for both widths"
     assert "a run that a freeze held counts as late" in page
     pages.database.execute("UPDATE freezes SET created_at = created_at - interval '3 h'")
-    assert ": queue reports of tenant default." in shown(pages, "/")
+    assert "A freeze of queue reports of tenant default was in force from" in shown(pages, "/")
 
 
 def test_first_steps_are_ticked_off(pages: ApiClient) -> None:

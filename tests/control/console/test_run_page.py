@@ -240,7 +240,7 @@ def test_chain_of_retries_is_links_and_the_error_is_open(pages: ApiClient) -> No
     second = answer.headers["location"]
     after = shown(pages, second)
     assert f'<a href="/runs/{first.run_id}">1st failed</a> → <strong>2nd, this</strong>' in after
-    assert "This is the new run" in after
+    assert "is created." in after
     assert f'action="{second}/cancel"' in after
     assert f'→ <a href="{second}">2nd' in shown(pages, f"/runs/{first.run_id}")
     assert "Trace, 2 lines" in page

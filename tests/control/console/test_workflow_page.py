@@ -52,10 +52,10 @@ def test_graph_and_list_have_every_part_and_the_run_of_a_part_links_to_them(page
 
 def test_trigger_of_a_root_names_the_jobs_that_follow_it(pages: ApiClient) -> None:
     put(pages.database, DIAMOND)
-    assert re.search(r"It is the root of a workflow: (b, c|c, b) may follow\.", shown(pages, "/jobs/a/trigger"))
-    assert "This job runs alone. A trigger of the root runs the whole workflow." in shown(pages, "/jobs/b/trigger")
-    assert re.search(r"It cannot be deleted: (b, c|c, b) come after it\.", shown(pages, "/jobs/a/delete"))
-    assert "It has no run that waits to start." in shown(pages, "/jobs/d/delete")
+    assert re.search(r"so these jobs may run after it: (b, c|c, b)\.", shown(pages, "/jobs/a/trigger"))
+    assert "Only this job runs. To run the whole workflow, trigger its root." in shown(pages, "/jobs/b/trigger")
+    assert re.search(r"because these jobs run after it: (b, c|c, b)\.", shown(pages, "/jobs/a/delete"))
+    assert "No run of it waits to start." in shown(pages, "/jobs/d/delete")
 
 
 def test_part_that_waits_names_the_reason_and_the_command_against_it(pages: ApiClient) -> None:
@@ -180,7 +180,7 @@ def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
     assert "1 open run goes on." in pause
     assert posted(pages, f"/workflows/{root}/pause", reason="<i>look").status_code == HTTPStatus.SEE_OTHER
     page = shown(pages, f"/workflows/{root}")
-    assert "It is paused." in page
+    assert "The workflow is paused." in page
     assert re.search(r"Paused by [^<]+ (now|\d+ m?s ago): &lt;i&gt;look\. 3 jobs: 1 ", page)
     assert page.count("Waits until the workflow is resumed; after <bdi>b</bdi> succeeds") == 1
     assert f'action="/workflows/{root}/resume"' in page
@@ -194,7 +194,7 @@ def test_pause_and_cancel_count_what_they_touch(pages: ApiClient) -> None:
     assert workflow(pages.database, root)[0] == "cancelling"
     for verb in ("cancel", "pause"):
         again = shown(pages, f"/workflows/{root}/{verb}")
-        assert "Its cancel is requested already" in again
+        assert "Nothing would change. The workflow is being cancelled already." in again
         assert f"{verb.capitalize()} 1" not in again
 
 

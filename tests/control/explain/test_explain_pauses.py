@@ -37,7 +37,7 @@ def test_occurrence_moved_into_a_pause_is_paused_before_and_after_its_time(clock
     assert over.words.startswith("It was moved to 2026-03-02T08:30:00Z, by request at ")
     assert over.words.endswith("Trigger the job to run it.")
     clocked.stop_clock(t("03-02T09:01"))
-    assert explanation_of(clocked, NINE).words.endswith("Backfill the range to run it.")
+    assert explanation_of(clocked, NINE).words.endswith("A backfill of that time runs it.")
     backfill = accept(clocked, NINE, NINE)
     assert explanation_of(clocked, NINE).words.endswith(f"Backfill {backfill} is under way and includes it.")
     done(clocked, "job.delete")
