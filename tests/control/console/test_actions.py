@@ -73,7 +73,7 @@ def test_message_and_undo_of_a_long_key_fit_a_cookie(pages: ApiClient) -> None:
 def test_pause_of_a_paused_job_changes_its_end_alone_and_says_so(pages: ApiClient) -> None:
     submit(pages.database, "nightly", schedule={"cron": "0 2 * * *"})
     posted(pages, "/jobs/nightly/pause", reason="disk full")
-    assert "With the same end it changes nothing." in pages.get("/jobs/nightly/pause").text
+    assert "A pause with the same end changes nothing." in pages.get("/jobs/nightly/pause").text
     posted(pages, "/jobs/nightly/pause", reason="stock")
     assert "Nothing was changed: " in pages.get("/jobs/nightly").text
     assert pages.database.value("SELECT pause_reason FROM jobs") == "disk full"

@@ -632,7 +632,7 @@ def test_freeze_of_a_queue_that_nothing_has_names_one_like_it_and_stays_possible
     assert "no job, no open run and no executor has queue report" in dialog
     assert "did you mean exports? The freeze is for what comes later." in dialog
     apply_batch(pages.database, submission("manual", queue="calls"))
-    assert "None of its jobs has an occurrence to come, so the" in shown(pages, "/freeze/scope?queue=calls")
+    assert "No job of this scope has an occurrence to come." in shown(pages, "/freeze/scope?queue=calls")
     for known in ("reports", "exports", "calls"):
         assert "no executor has queue" not in shown(pages, f"/freeze/scope?queue={known}")
     assert done(posted(pages, path)) == "/"
@@ -684,7 +684,7 @@ def test_operator_takes_a_pause_of_a_tenant_over_and_its_keys_do_not_end_it(page
         done(posted(pages, path, reason="audit"))
         assert "Nothing would change." in shown(pages, path)
         dialog = shown(client, "/thaw?scope=tenant")
-        assert "only an operator, or a key of all tenants, ends it." in dialog
+        assert "Only an operator, or a key of all tenants, can end it." in dialog
         assert '<button class="primary">' not in dialog
         assert posted(client, "/thaw?scope=tenant").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert pages.database.value("SELECT count(*) FROM freezes WHERE by_operator") == 1
