@@ -57,7 +57,7 @@ class RedriveLetters:
         under_way = redrive_under_way(connection, caller.tenant, filters, urls, matched=found.matched)
         count = (under_way.left if under_way else 0) or found.matched
         many, is_one = counted(count, "dead letter", at_least=found.at_least), count == 1
-        letters = _open_letters(connection, filters) if found.matched else ()
+        letters = _open_letters(connection, filters)
         if under_way is not None and under_way.left:
             letters = left_by_redrives(connection, caller.tenant, letters)
         first = found.first if count == found.matched else letters[::-1][:SAMPLE]
