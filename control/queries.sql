@@ -1812,17 +1812,15 @@ SELECT width_bucket(t.due_at, %(edges)s::timestamptz[]) - 1 AS bin, count(*) AS 
  GROUP BY 1
 
 -- name: group_open_runs
--- Returns the oldest `look` open runs of a tenant by queue, lane, handler, state and hold, each with the oldest of them, and with the
--- number of those that wait for a retry which an accepted cancel prevents.
+-- Returns the oldest `look` open runs of a tenant by queue, lane, handler, state and hold, and by whether their cancel is accepted, each
+-- with the oldest of them.
 -- A buffered run has no time of a claim: it is due from its scheduled time, and not before its row.
--- Index: job_runs_by_tenant, from the tenant's begin; cancellations_open and pending_cancels_by_run for runs that wait for a retry. No
--- lock.
+-- Index: job_runs_by_tenant, from the tenant's begin; cancellations_open, pending_cancels_by_run. No lock.
 -- Why: the rows are sorted by instant before they are grouped. To sort them by queue, lane and handler too takes three times as long.
-SELECT o.queue, o.lane, o.handler, o.state, o.is_held, o.ahead, count(*) AS runs,
-       count(*) FILTER (WHERE o.is_cancelled) AS cancelled, min(o.publish_at) AS oldest_at, (array_agg(o.run_id))[1] AS run_id
+SELECT o.queue, o.lane, o.handler, o.state, o.is_held, o.ahead, o.is_cancelled, count(*) AS runs,
+       min(o.publish_at) AS oldest_at, (array_agg(o.run_id))[1] AS run_id
   FROM (SELECT f.*, coalesce(f.publish_at > (SELECT tidewheel_now()), true) AS ahead,
-               f.state = 'retrying'
-               AND NOT ({{tidewheel.transitions.no_cancel_is_accepted(f)}}) AS is_cancelled
+               NOT ({{tidewheel.transitions.no_cancel_is_accepted(f)}}) AS is_cancelled
           FROM (SELECT r.queue, r.lane, r.handler, r.state, r.waits_for IS NOT NULL AS is_held, r.run_id,
                        r.tenant, r.job_id, r.cause, r.created_at, r.attempt,
                        CASE WHEN r.state = 'buffered' THEN greatest(r.scheduled_at, r.created_at)
@@ -1832,7 +1830,7 @@ SELECT o.queue, o.lane, o.handler, o.state, o.is_held, o.ahead, count(*) AS runs
                  ORDER BY r.tenant, r.run_id
                  LIMIT %(look)s) AS f
          ORDER BY f.publish_at, f.run_id) AS o
- GROUP BY o.queue, o.lane, o.handler, o.state, o.is_held, o.ahead
+ GROUP BY o.queue, o.lane, o.handler, o.state, o.is_held, o.ahead, o.is_cancelled
 
 -- name: find_failing_jobs
 -- Returns the jobs of a tenant of which at least `least` last runs failed, or a `share` of the runs of the last hour, among the

@@ -34,7 +34,7 @@ BULK: Json = {
 }  # fmt: skip
 _OCCURRENCE: dict[str, Json] = {
     "at": _NEXT, "local": "2026-11-21T02:00:00+01:00", "outcome": "scheduled", "leaves_at": _NEXT, "run_id": None,
-    "last_at": None, "occurrences": 1, "exact": True, "notes": [],
+    "last_at": None, "occurrences": 1, "exact": True, "notes": [], "overridden": False,
 }  # fmt: skip
 BACKFILL: dict[str, Json] = {
     "backfill_id": "019d3a1c-7f00-8123-8456-789abcdef013", "occurrences": 7, "unchanged": False, "status": None,

@@ -227,7 +227,8 @@ class Runs:
         return CancelResult(reply.cancellation_id, min(named, LOOKED_AT), at_least=named > LOOKED_AT)
 
     def count(self, **filters: Unpack[CancelFilter]) -> int:
-        """Count the open runs that `cancel_all` would cancel now.
+        """Count the open runs that `cancel_all` would cancel: those without an accepted cancel.
+
 
         Raises:
             Refused: The filter does not fit.

@@ -96,7 +96,7 @@ def counted_of(form: Form) -> int | None:
     return _number(form, "counted")
 
 
-def ensure_confirmed(form: Form, count: int, left: int | None = None) -> None:
+def ensure_confirmed(form: Form, count: int) -> None:
     """Refuse a change of more than a hundred things without their number.
 
     The number may be that which the dialog showed: meanwhile there may be fewer.
@@ -104,16 +104,13 @@ def ensure_confirmed(form: Form, count: int, left: int | None = None) -> None:
     Args:
         form: The form of the dialog.
         count: How many things match.
-        left: How many of them no bulk work under way has; None for all.
 
     Raises:
         InvalidInput: The number is missing, or is another one, or there are more things than it.
     """
     ensure_counted(form, count)
-    shown = counted_of(form) if left is None else _number(form, "left")
-    asked = count if left is None else left
-    if asked > FREELY and _number(form, "typed") not in {asked, shown or asked}:
-        refuse("typed", f"this is not the number {asked:,}", f"type {asked} to confirm")
+    if count > FREELY and _number(form, "typed") not in {count, counted_of(form) or count}:
+        refuse("typed", f"this is not the number {count:,}", f"type {count} to confirm")
 
 
 def _number(form: Form, name: str) -> int | None:

@@ -101,7 +101,7 @@ class ResumeJob:
             return Dialog(f"Resume {key}?", "", urls.job(key, found), place="jobs", will=(words,), keep="Back")
         with connection.snapshot() as reading:
             due = preview_resume(reading, caller.tenant, [found])
-            again = _RESUMED.get(job.summary.kind) or _next(upcoming(reading, caller.tenant, key, 1), job)
+            again = _RESUMED.get(job.summary.kind) or _next(upcoming(reading, caller.tenant, key), job)
         return Dialog(
             f"Resume {key}?", f"Resume {key}", urls.job(key, found), place="jobs",
             will=(again, *due.words), stays=(_news(job),), fields=(as_shown(_state(job)),),
@@ -123,8 +123,8 @@ def _next(coming: Upcoming, job: JobDetail) -> str:
     """Return when a paused job fires after its resume."""
     if job.freezes:
         return "A freeze covers the job: it fires again after the thaw."
-    ways = [(each.leaves_at or each.at) for each in coming.occurrences if each.outcome not in NOT_FIRING]
-    at = next((at for at in ways if at > coming.now), None)
+    ahead = [each for each in coming.occurrences if each.outcome not in NOT_FIRING and each.run_id is None]
+    at = next((at for each in ahead if (at := each.leaves_at or each.at) > coming.now), None)
     return f"It fires again, next at {format_timestamp(at)}." if at else "Its schedule has no later occurrence."
 
 

@@ -21,7 +21,7 @@ from tidewheel.control.console.confirming import bound, confirmation, counted_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.retried import retried_lines, share_first
 from tidewheel.control.console.sentences import is_cancelled
-from tidewheel.control.console.under_way import UnderWay, cancellation_under_way, retries_under_way
+from tidewheel.control.console.under_way import retries_under_way
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted, number
@@ -205,49 +205,37 @@ class CancelMatching:
             return Dialog(
                 "Cancel runs?", "", urls("runs", **_shown(query)), place="runs", will=(words,), keep="Back"
             )  # fmt: skip
-        stays = _ended_too(connection, caller, query, found)
         by_box = bool(started) or (found.at_least and query.status not in _NOT_STARTED)
-        under_way, left = _left(connection, caller, document, found, urls, rest=not by_box)
-        few = left
-        if by_box:
-            _, few = _left(connection, caller, {**document, "include_started": False}, waiting, urls)
-        many = counted(left, "run", at_least=found.at_least)
+        few = waiting.matched if by_box else found.matched
+        many = counted(found.matched, "run", at_least=found.at_least)
         of_job = f" of {query.job}" if query.job else f" of queue {query.queue}" if query.queue else ""
         question, button, who = f"Cancel {many}{of_job}?", f"Cancel {many}", "An attempt"
         boxes: Sequence[Field] = ()
-        counts = (*confirmation(left), *bound(found.matched, now), Field("left", "", kind="hidden", value=str(left)))
+        counts = (*confirmation(found.matched), *bound(found.matched, now))
         if started and not few:
             boxes = (Field(_STARTED, "", kind="hidden", value="yes"),)
         elif by_box:  # the box decides how many are cancelled
-            fewer = counted(few, "run", at_least=waiting.at_least)
             question, any_state, who = f"Cancel {'runs' if of_job else 'open runs'}{of_job}?", _BY_BOX, _IF_CHECKED
             boxes = (
                 Field(_STARTED, "Cancel runs that have started too", kind="check", button=button,
                       help=f"Select this to cancel {many} instead of {number(few)}."),
-                Field(_WITH_STARTED, "", kind="hidden", value=f"{found.matched} {left}"),
+                Field(_WITH_STARTED, "", kind="hidden", value=str(found.matched)),
             )  # fmt: skip
-            button = f"Cancel {fewer}"
-            counts = (
-                *confirmation(left, "the number on the button"), *bound(waiting.matched, now),
-                Field("left", "", kind="hidden", value=str(few)),
-            )  # fmt: skip
-        unstarted = few if by_box else left
+            button = f"Cancel {counted(few, 'run', at_least=waiting.at_least)}"
+            counts = (*confirmation(found.matched, "the number on the button"), *bound(few, now))
         ends = _ends(
-            number(unstarted, at_least=waiting.at_least), max(left - unstarted, 0) or int(found.at_least and by_box),
+            number(few, at_least=waiting.at_least), (found.matched - few) or int(found.at_least and by_box),
             who=who, rest=_BETWEEN,
         )  # fmt: skip
-        if under_way is not None and under_way.covers and not found.at_least:
-            return Dialog(
-                question, "", urls("runs", **_shown(query)), place="runs", keep="Back", under_way=under_way,
-                will=("A second cancellation would change nothing.",),
-            )  # fmt: skip
         return Dialog(
             question, button, urls("runs", **_shown(query)), place="runs", danger=True,
             will=[any_state, *ends] if query.status else ends,
-            stays=(*stays, "Runs that are created from now on are not cancelled."), keep="Keep them",
-            fields=(*boxes, _REASON, *counts),
+            stays=(
+                *_ended_too(connection, caller, query, found),
+                "Runs that are created from now on are not cancelled.",
+            ),
+            keep="Keep them", fields=(*boxes, _REASON, *counts),
             sample=[f"{name} {value}" for name, value in document.items() if name not in _HIDDEN],
-            under_way=under_way,
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -258,30 +246,15 @@ class CancelMatching:
             "include_started": _STARTED in form, "reason": text_of(form, "reason"),
         }  # fmt: skip
         if _STARTED in form and _WITH_STARTED in form:
-            every, _, others = form[_WITH_STARTED].partition(" ")
-            form = Form([*form.items(), ("counted", every), ("left", others)])
+            form = Form([*form.items(), ("counted", form[_WITH_STARTED])])
         found = runs.cancel_matching(document, None, dry_run=True)
-        if not found.matched and not counted_of(form):  # the runs of a repeat may have ended
+        if not found.matched and not counted_of(form):  # the runs of a repeat are being cancelled
             refuse(_NONE_MATCHES.path, _NONE_MATCHES.problem, _NONE_MATCHES.remedy)
-        under_way, left = _left(connection, caller, document, found, urls)
-        ensure_confirmed(form, found.matched, left)
+        ensure_confirmed(form, found.matched)
         done = runs.cancel_matching(document, request_id_of(form))
-        count = left or done.matched  # a repeat finds its first cancellation under way
-        many, are = counted(count, "run", at_least=done.at_least), agreed(count, "is", "are")
-        words = f"{many} {are} being cancelled: no executor starts {agreed(count, 'it', 'them')} any more."
-        words += f" {under_way.words}" if under_way is not None else ""
+        many, are = counted(done.matched, "run", at_least=done.at_least), agreed(done.matched, "is", "are")
+        words = f"{many} {are} being cancelled: no executor starts {agreed(done.matched, 'it', 'them')} any more."
         return Done(urls("bulk_work", kind="cancellation", id=done.cancellation_id), words)
-
-
-def _left(
-    connection: Connection, caller: Caller, document: Mapping[str, object], found: CancelResult, urls: Urls,
-    *, rest: bool = True,
-) -> tuple[UnderWay | None, int]:  # fmt: skip
-    """Return the cancellations under way with runs of a filter, and how many runs they leave."""
-    under_way = cancellation_under_way(
-        connection, caller.tenant, document, urls, matched=found.matched, rest=rest and not found.at_least
-    )
-    return under_way, found.matched if under_way is None or found.at_least else under_way.left
 
 
 def _ends(waiting: str, started: int, between: int = 0, *, who: str = "An attempt", rest: str = "") -> Sequence[str]:
@@ -368,13 +341,14 @@ def _none_matches(query: MatchingQuery) -> str:
     """Return that no run is left to cancel.
 
     >>> _none_matches(MatchingQuery(job="nightly"))
-    'nightly has no open run.'
+    'Each run of nightly has ended or is being cancelled already.'
     >>> _none_matches(MatchingQuery(lane="batch", status="queued"))
-    'No run that has not started matches the filters.'
+    'Each run that matches has started, has ended or is being cancelled already.'
     """
-    which = "run that has not started" if query.status in _NOT_STARTED else "open run"
+    started = "has started, " if query.status in _NOT_STARTED else ""
     is_job = query.job is not None and not _shown(query).keys() - {"job", "status"}
-    return f"{query.job} has no {which}." if is_job else f"No {which} matches the filters."
+    whose = f"of {query.job}" if is_job else "that matches"
+    return f"Each run {whose} {started}has ended or is being cancelled already."
 
 
 def _ended_too(connection: Connection, caller: Caller, query: MatchingQuery, found: CancelResult) -> Sequence[str]:

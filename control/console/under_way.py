@@ -10,12 +10,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.results import backfill_of
-from tidewheel.control.client.runs import Runs
-from tidewheel.control.console.progress import filter_words
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import agreed, counted, number, short_id
 from tidewheel.control.reads.backfills import BackfillSummary, backfills
-from tidewheel.control.reads.cancellations import Cancellation, cancellations
 from tidewheel.control.reads.dead_letters import COUNTED, DeadLetterFilter, DeadLetterSummary, kind_to_redrive
 from tidewheel.control.reads.redrives import Redriving, going_on
 from tidewheel.errors import Refused
@@ -53,42 +50,6 @@ class UnderWay(NamedTuple):
     covers: bool = False
     left: int = 0
     link: str = "Its progress"
-
-
-def cancellation_under_way(
-    connection: Connection, tenant: str, filters: Mapping[str, object], urls: Urls, *, matched: int, rest: bool = True
-) -> UnderWay | None:
-    """Return the cancellation that has most of the runs which a filter matches; None if there is none.
-
-    Args:
-        connection: Counts them.
-        tenant: The tenant.
-        filters: The document of the dialog.
-        urls: Writes the address.
-        matched: How many runs the filter matches.
-        rest: True if the sentence counts the others.
-    """
-    with connection.snapshot() as reading:
-        rows = [row for row in cancellations(reading, tenant) if row.finished_at is None][:_LOOKED_AT]
-
-    def filter_of(row: Cancellation) -> Mapping[str, Any]:
-        return {
-            "key": row.key, "labels": row.labels, "queue": row.queue, "lane": row.lane, "handler": row.handler,
-            "cause": row.cause, "created_before": format_timestamp(row.created_before),
-            "include_started": row.include_started,
-        }  # fmt: skip
-
-    found, known = _union([(row, filter_of(row)) for row in rows], filters, lambda both: _count_runs(connection, both))
-    if not found:
-        return None
-    about = ", ".join(filter_words(found[0])) or "all runs"
-    one = f"Cancellation {found[0].cancellation_id} ({about}) is under way and includes"
-    which = one if len(found) == 1 else f"{len(found)} cancellations are under way and include"
-    words, left = f"{which} {share(known, matched, 'run')}.", max(matched - known, 0)
-    words += f" This one cancels {_others(left)}." if rest and left else ""
-    if len(found) > 1:
-        return UnderWay(words, urls("bulk"), not left, left, _BULK)
-    return UnderWay(words, urls("bulk_work", kind="cancellation", id=found[0].cancellation_id), not left, left)
 
 
 def backfill_under_way(
@@ -333,13 +294,6 @@ def _union(
     return [row for _, row, _ in most], known
 
 
-def _count_runs(connection: Connection, document: Mapping[str, object]) -> int:
-    try:
-        return Runs(connection).cancel_matching(document, None, dry_run=True).matched
-    except Refused:  # its job is deleted
-        return 0
-
-
 def share(count: int, matched: int, noun: str) -> str:
     """Return how many of the things of a dialog bulk work has.
 
@@ -366,7 +320,7 @@ def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any] | 
     for name in first.keys() & second.keys():
         a, b = first[name], second[name]
         match name:
-            case "until" | "created_before" | "include_started":
+            case "until":
                 both[name] = min(a, b)
             case "since":
                 both[name] = max(a, b)

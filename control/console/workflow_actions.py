@@ -109,20 +109,21 @@ class CancelWorkflow:
         found = _open_workflow(connection, request)
         if found.summary.state == "cancelling":
             return _cancelling("Cancel this workflow of {}?", found, urls, request)
-        going_on, jobs = _going_on(connection, found), sum(node.run_id is None for node in found.nodes)
+        going_on, waiting = _going_on(connection, found), [node.key for node in found.nodes if node.run_id is None]
+        jobs = ", ".join(sample_of(waiting, len(waiting)))
         runs, of = len(going_on), f"this workflow of {found.summary.key}"
         cancelled = sum(node.state in OPEN for node in found.nodes) - runs
         return Dialog(
             f"Cancel {counted(runs, 'open run')} of {of}?" if runs else f"Cancel {of}?",
             f"Cancel {counted(runs, 'run')}" if runs else "Cancel 1 workflow", _page(urls, request),
             will=(
-                *_count(jobs, "job", "gets no run until a resume", "get no run until a resume"),
+                *_count(len(waiting), "job", f"gets no run until a resume: {jobs}", f"get none until a resume: {jobs}"),
                 *(("Its open runs end as cancelled; attempts under way get a signal:",) if runs else ()),
             ),
             stays=(
                 *_count(cancelled, "run", "is being cancelled already", "are being cancelled already"),
                 *_count(
-                    len(found.nodes) - runs - cancelled - jobs, "job", "has ended and stays as it is",
+                    len(found.nodes) - runs - cancelled - len(waiting), "job", "has ended and stays as it is",
                     "have ended and stay as they are",
                 ),
             ),

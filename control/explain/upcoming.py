@@ -63,6 +63,7 @@ class UpcomingOccurrence:
         occurrences: Number of occurrences of a span.
         exact: False if the number of a span is a lower bound.
         notes: Effects of clock changes; author, time and reason of a skip or a move; what an overdue one waits for.
+        overridden: True if a skip or a move is stored for it.
     """
 
     at: datetime
@@ -74,6 +75,7 @@ class UpcomingOccurrence:
     occurrences: int = 1
     exact: bool = True
     notes: tuple[str, ...] = ()
+    overridden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +158,11 @@ class OccurrenceScan:
         return self._line(nominal, OccurrenceOutcome.PAUSED if held else OccurrenceOutcome.WILL_BE_MOVED, to)
 
     def _line(self, at: datetime, outcome: OccurrenceOutcome, leaves_at: datetime | None) -> UpcomingOccurrence:
+        override = self.override.get(at)
         return UpcomingOccurrence(
-            at, to_zone(at, self.zone), outcome, leaves_at, notes=_override_notes(self.override.get(at))
-        )
+            at, to_zone(at, self.zone), outcome, leaves_at, notes=_override_notes(override),
+            overridden=override is not None,
+        )  # fmt: skip
 
     def _leaves(self, at: datetime) -> datetime:
         policies = self.state.policies
@@ -241,7 +245,9 @@ def _queued(
     for run, at, publish_at in ahead:
         outcome = OccurrenceOutcome.WILL_BE_MOVED if at in moved else OccurrenceOutcome.SCHEDULED
         notes = (*occurrence_notes(version_span.schedule, at), *_override_notes(moved.get(at)))
-        yield UpcomingOccurrence(at, to_zone(at, version_span.zone), outcome, publish_at, run, notes=notes)
+        yield UpcomingOccurrence(
+            at, to_zone(at, version_span.zone), outcome, publish_at, run, notes=notes, overridden=at in moved
+        )
 
 
 def _from_timer(

@@ -23,7 +23,7 @@ _NOT_STARTED = frozenset({*sources(Move.CLAIM), RunState.BUFFERED})
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Runs of one queue and lane that are due and have not started.
+    """Runs of one queue and lane that are due, have not started, and have no cancel.
 
     Args:
         queue: The queue.
@@ -52,7 +52,7 @@ class OpenRuns:
 
     Args:
         states: Their number by state; `scheduled` are those before their time.
-        to_retry: Those that wait for a retry, except those that a cancellation by filter includes.
+        to_retry: Those that wait for a retry, except those whose cancel is accepted.
         at_least: True if there may be more.
         backlogs: What is due, the oldest first.
         waiting: The same by handler and by hold too: these wait for different reasons.
@@ -73,8 +73,8 @@ class _Row:
     state: str
     is_held: bool
     ahead: bool
+    is_cancelled: bool
     runs: int
-    cancelled: int
     oldest_at: datetime | None
     run_id: UUID
 
@@ -88,13 +88,14 @@ def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
     states = Counter[str]()
     for row in rows:
         states[SCHEDULED if row.ahead and row.state == RunState.QUEUED else row.state] += row.runs
-    due = [row for row in rows if row.state in _NOT_STARTED and not row.ahead and row.oldest_at is not None]
+    going_on = [row for row in rows if not row.is_cancelled]
+    due = [row for row in going_on if row.state in _NOT_STARTED and not row.ahead and row.oldest_at is not None]
     waiting = list(_groups(due, by_reason=True, at_least=at_least))
     waits = read_waits(connection, [each.oldest_run_id for each in waiting])
     backlogs = _groups(due, by_reason=False, at_least=at_least)
     return OpenRuns(
         states=dict(states),
-        to_retry=sum(row.runs - row.cancelled for row in rows if row.state == RunState.RETRYING),
+        to_retry=sum(row.runs for row in going_on if row.state == RunState.RETRYING),
         at_least=at_least,
         backlogs=tuple(replace(each, why=waits.get(each.oldest_run_id)) for each in backlogs),
         waiting=tuple(replace(each, why=waits.get(each.oldest_run_id)) for each in waiting),

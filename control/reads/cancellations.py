@@ -25,7 +25,7 @@ _LAST = 2**63 - 1
 
 
 class MatchingRuns(NamedTuple):
-    """The open runs that a cancellation would match.
+    """The open runs that a cancellation would end, without those whose cancel is accepted already.
 
     Args:
         matched: Their number.
@@ -78,8 +78,8 @@ class Cancellation:
         include_started: True if started runs are cancelled too.
         reason: The reason of the request.
         created_at: When it was accepted. From then on no claim takes a run that matches it.
-        named_count: How many runs matched at its acceptance; counted to 250,000, one more means that there may be more.
-            None for those of an earlier release, and of deleted jobs.
+        named_count: How many runs it named at its acceptance, except those that had a cancel. Counted to
+            250,000, one more means that there may be more. None for those of an earlier release, and of deleted jobs.
         cancelled_count: How many runs were ended so far, or received a request to stop.
         finished_at: When no matching run was left.
     """
@@ -101,7 +101,7 @@ class Cancellation:
 
 
 def count_matching(connection: Conn, request: RunsCancel, *, look: int | None = None) -> MatchingRuns:
-    """Return how many open runs a cancellation would match now.
+    """Return how many open runs a cancellation would end, without those whose cancel is accepted already.
 
     Args:
         connection: Reads the rows.

@@ -203,7 +203,7 @@ def workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generation: in
     rows = connection.execute(_READ_KEYS, {"job_ids": uuids(nodes)}, binary=True).fetchall()
     keys = dict(cast("list[tuple[UUID, str]]", rows))
     unreached = "pending" if summary.state in ("open", "paused") and not is_older else "not_reached"
-    if unreached == "pending":
+    if summary.finished_at is None and not is_older:
         for job in _waiting_again(nodes, summary):
             nodes[job].run = None
     return Workflow(

@@ -15,7 +15,7 @@ LOOKED_AT = 250_000
 
 
 def count_matches(connection: Conn, columns: Mapping[str, object], look: int | None = LOOKED_AT) -> tuple[int, bool]:
-    """Return how many of the first open runs match, and True if there may be more.
+    """Return how many of the first open runs a cancellation would end, and True if there may be more.
 
     Args:
         connection: Reads the rows.

@@ -14,9 +14,10 @@ c.finished_at IS NULL
        OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = run.job_id))
 
 -- name: count_cancel_matches
--- Returns how many of the first `look` open runs a cancellation would match now, and the number looked at; null: of all of them. A run
--- whose own cancel is accepted is not counted.
--- Index: job_runs_by_job if a job is given, else job_runs_by_tenant; jobs_pkey for labels; pending_cancels_by_run. No lock.
+-- Returns how many of the first `look` open runs a cancellation would end, and the number looked at; null: of all of them. A run whose
+-- cancel is accepted already is not counted.
+-- Index: job_runs_by_job if a job is given, else job_runs_by_tenant; jobs_pkey for labels; cancellations_open, pending_cancels_by_run. No
+-- lock.
 SELECT count(*) FILTER (WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s) AND (%(include_started)s OR o.attempt = 0)
            AND (%(created_before)s::timestamptz IS NULL OR o.created_at <= %(created_before)s)
            AND (%(queue)s::text IS NULL OR o.queue = %(queue)s)
@@ -25,7 +26,7 @@ SELECT count(*) FILTER (WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)
            AND (%(cause)s::text IS NULL OR o.cause = %(cause)s)
            AND (%(labels)s::jsonb IS NULL
                 OR EXISTS (SELECT FROM jobs AS j WHERE j.job_id = o.job_id AND j.labels @> %(labels)s AND j.deleted_at IS NULL))
-           AND {{no_cancel_pends(o)}}),
+           AND {{no_cancel_is_accepted(o)}}),
        count(*)
   FROM ((SELECT r.run_id, r.tenant, r.state, r.attempt, r.created_at, r.queue, r.lane, r.handler, r.cause, r.job_id
            FROM job_runs AS r

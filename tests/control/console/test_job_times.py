@@ -64,6 +64,34 @@ def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_tab
     assert "Nothing retried in this time." in shown(pages, "/jobs/job?show=retried")
 
 
+def test_resume_names_the_next_occurrence_and_not_the_start_of_a_run_that_fired(
+    clocked: ClockedDatabase, pages: ApiClient
+) -> None:
+    clocked.stop_clock(t("03-02T11:59"))
+    submit(clocked, schedule={"cron": "0 * * * *"}, jitter="10m")
+    clocked.stop_clock(t("03-02T12:00"))
+    fire_all(clocked)
+    assert "fired; its run may start from" in shown(pages, "/jobs/job/next")
+    assert posted(pages, "/jobs/job/pause").status_code == HTTPStatus.SEE_OTHER
+    assert "It fires again, next at Mon 2 Mar 2026 13:" in shown(pages, "/jobs/job/resume")
+
+
+def test_held_occurrences_say_which_hold_and_a_moved_one_can_be_undone(
+    clocked: ClockedDatabase, pages: ApiClient
+) -> None:
+    clocked.stop_clock(t("03-20T12:00"))
+    submit(clocked, schedule={"cron": "0 2 * * *"})
+    posted(pages, "/jobs/job/move?at=2026-03-21T02:00:00Z", to="2026-03-21T09:00:00Z")
+    assert posted(pages, "/jobs/job/pause").status_code == HTTPStatus.SEE_OTHER
+    paused = shown(pages, "/jobs/job/next")
+    assert re.search(r'class="why"[^>]*>paused, starts', paused)
+    assert re.search(r'href="/jobs/job/unskip[^"]*">Undo…', paused)
+    assert posted(pages, "/jobs/job/resume").status_code == HTTPStatus.SEE_OTHER
+    assert posted(pages, "/freeze/scope?scope=tenant").status_code == HTTPStatus.SEE_OTHER
+    held = re.findall(r'class="why"[^>]*>(frozen|paused)', shown(pages, "/jobs/job/next"))
+    assert set(held) == {"frozen"}
+
+
 def test_zoom_is_a_link_and_a_wrong_time_is_refused(clocked: ClockedDatabase, pages: ApiClient) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked)
