@@ -229,7 +229,6 @@ class Runs:
     def count(self, **filters: Unpack[CancelFilter]) -> int:
         """Count the open runs that `cancel_all` would cancel: those without an accepted cancel.
 
-
         Raises:
             Refused: The filter does not fit.
         """
