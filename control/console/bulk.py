@@ -23,7 +23,9 @@ from tidewheel.control.reads.backfills import BackfillProgress, backfill, backfi
 from tidewheel.control.reads.cancellations import Cancellation, cancellations, show_cancellation
 from tidewheel.control.reads.dead_letters import COUNTED, list_dead_letters
 from tidewheel.control.reads.fleet import is_scheduler_alive
+from tidewheel.control.reads.freezes import freezes_of, narrow_scope, standing_freezes
 from tidewheel.control.reads.redrives import Redriving, redrive, redrives
+from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
 
 _OF_EACH = 50
@@ -79,11 +81,14 @@ class BulkWorkPage:
         with connection.snapshot() as reading:
             row = _row(reading, caller.tenant, kind, number)
             read = _read_work(reading, caller.tenant, row, now)
+            frozen = _is_frozen(reading, caller.tenant, row)
         work = self.paces.seen(read, now)
         chosen = list((row.ids or ())[:_CHOSEN]) if isinstance(row, Redriving) else []
         letters = DeadLetters(connection).list(ids=chosen, redriven=True).dead_letters if chosen else ()
         stalled = _is_stalled(connection, [work])
-        return View({"now": now, "work": work, "row": row, "stalled": stalled, "letters": letters})
+        return View(
+            {"now": now, "work": work, "row": row, "stalled": stalled, "letters": letters, "frozen": frozen}
+        )  # fmt: skip
 
 
 def read_work(connection: Connection, caller: Caller, request: Request) -> Work:
@@ -135,6 +140,18 @@ def _gone(connection: Conn, tenant: str, row: Redriving) -> int:
         return 0
     found = list_dead_letters(connection, tenant, row.filters, limit=1)
     return 0 if found.at_least else max(left - max(found.total - row.rejected_count, 0), 0)
+
+
+def _is_frozen(connection: Conn, tenant: str, row: BackfillProgress | Cancellation | Redriving) -> bool:
+    """Return True if a freeze covers all the runs that bulk work creates."""
+    if isinstance(row, BackfillProgress):
+        return row.summary.finished_at is None and bool(freezes_of(connection, tenant, row.summary.job_id))
+    if isinstance(row, Cancellation) or row.finished_at or row.kind == "message":
+        return False
+    if row.key is not None:
+        return bool(freezes_of(connection, tenant, job_id(tenant, row.key)))
+    freezes = standing_freezes(connection, tenant)
+    return any(not narrow_scope(each.queue, each.labels, each.key_prefix) for each in freezes)
 
 
 def _newest(connection: Connection, caller: Caller, kind: Kind, now: datetime) -> Sequence[Work]:

@@ -224,6 +224,20 @@ def retries_under_way(
     return _named(row, f"{share(most, matched, noun)}.", urls, covers=False, effect=effect or retried)
 
 
+def creation_under_freeze(connection: Connection, tenant: str) -> Sequence[str]:
+    """Return what a freeze does to the bulk work of a tenant that creates runs; nothing without such work."""
+    with connection.snapshot() as reading:
+        found = {
+            "Backfills": any(row.state == "running" and not row.ending for row in backfills(reading, tenant)),
+            "Redrives": any(row.state == "running" and row.kind != "message" for row in going_on(reading, tenant)),
+        }
+    kinds = " and ".join(kind for kind, is_running in found.items() if is_running)
+    if not kinds:
+        return ()
+    limit = " A backfill stops at its limit of open runs." if found["Backfills"] else ""
+    return (f"{kinds.capitalize()} under way still create runs. Those of this scope wait for the thaw.{limit}",)
+
+
 def letters_under_way(
     connection: Connection, tenant: str, letters: Sequence[DeadLetterSummary], urls: Urls
 ) -> Mapping[int, str]:

@@ -611,6 +611,28 @@ def test_freeze_counts_what_it_stops_and_every_page_names_it_until_its_thaw(
     assert "No freeze of exactly this scope is in force." in shown(pages, thaw)
 
 
+def test_freeze_names_what_it_does_to_backfills_and_redrives_under_way(pages: ApiClient) -> None:
+    path = "/freeze/scope?scope=tenant"
+    fail(pages.database)
+    assert "under way still create runs" not in shown(pages, path)
+    redrive = done(posted(pages, "/dead-letters/redrive?kind=run", **counted(pages, "/dead-letters/redrive?kind=run")))
+    waits = "under way still create runs. Those of this scope wait for the thaw."
+    assert f"Redrives {waits}" in shown(pages, path)
+    submit(pages.database, "daily", schedule={"cron": "0 2 * * *", "timezone": "UTC"}, queue="reports")
+    now = pages.database.now()
+    with Client(pages.database.url) as client:
+        made = client.backfill("daily", now - timedelta(days=9), now, versions="current").backfill_id
+    backfill = f"/bulk/backfill/{made}"
+    assert f"Backfills and redrives {waits} A backfill stops at its limit of open runs." in shown(pages, path)
+    frozen = "A freeze covers the runs that it creates: none of them starts before the thaw."
+    assert frozen not in shown(pages, redrive) + shown(pages, backfill)
+    done(posted(pages, "/freeze/scope?queue=reports"))
+    assert frozen in shown(pages, backfill)
+    assert frozen not in shown(pages, redrive), "its runs have another queue"
+    done(posted(pages, path))
+    assert frozen in shown(pages, redrive)
+
+
 def test_freeze_of_a_queue_that_nothing_has_names_one_like_it_and_stays_possible(pages: ApiClient) -> None:
     pages.database.execute(
         "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
