@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import ClassVar
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from tidewheel.control.reads.jobs import JobPage, JobSummary, list_jobs
 from tidewheel.control.reads.recent_runs import RecentRun, nearest_key, read_recent_runs
 from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.control.schedule_words import schedule_words
+from tidewheel.ids import instant_of
 from tidewheel.jobs.values import Key
 from tidewheel.runs import RunState
 from tidewheel.schedules.decision import HoldReason
@@ -88,6 +90,7 @@ class Row:
         held: The reason for which its timer does not fire.
         clock: Its next time on its own clock, if that is not UTC.
         strip: Its last runs.
+        last_at: When its last run began; before that, the time in the run's id: of a retry, that of the request.
     """
 
     job: JobSummary
@@ -95,6 +98,7 @@ class Row:
     held: str | None
     clock: str | None
     strip: Strip
+    last_at: datetime | None
 
 
 def _row(job: JobSummary, runs: Sequence[RecentRun]) -> Row:
@@ -105,7 +109,9 @@ def _row(job: JobSummary, runs: Sequence[RecentRun]) -> Row:
         )
     held = hold_words(job)
     comes = job.next_at is not None and held is None
-    return Row(job, schedule_words(job.schedule), held, clock, strip(runs, comes=comes))
+    last = job.last_run
+    last_at = None if last is None else last.started_at or instant_of(last.run_id)
+    return Row(job, schedule_words(job.schedule), held, clock, strip(runs, comes=comes), last_at)
 
 
 def hold_words(job: JobSummary) -> str | None:

@@ -156,6 +156,20 @@ def test_job_whose_occurrences_are_skipped_does_not_run_well(clocked: ClockedDat
     assert "Runs well" not in page
 
 
+def test_list_of_jobs_has_the_age_of_a_retry_since_its_request(clocked: ClockedDatabase, pages: ApiClient) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, retry={"max_attempts": 1})
+    failed = begun(clocked)
+    end(clocked, ending(failed, RunState.FAILED))
+    clocked.stop_clock(t("03-02T10:00"))
+    assert ">2 h 00 min ago</time>" in shown(pages, "/jobs")
+    posted(pages, f"/runs/{failed.run_id}/retry")
+    page = shown(pages, "/jobs")
+    assert '<span class="word">queued</span>' in page
+    assert ">now</time>" in page
+    assert "h ago" not in page
+
+
 @pytest.mark.parametrize(
     ("overlap", "words", "states"),
     [
