@@ -29,6 +29,7 @@ from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
 
 _OF_EACH = 50
+_COUNTED = 10  # redrives under way whose dead letters are counted, the newest
 _CHOSEN = 10  # of the dead letters that a redrive names one by one
 
 
@@ -160,7 +161,11 @@ def _newest(connection: Connection, caller: Caller, kind: Kind, now: datetime) -
             return [of_backfill(each, now) for each in backfills(reading, caller.tenant, limit=_OF_EACH)]
         if kind == "cancellation":
             return [of_cancellation(each, now) for each in cancellations(reading, caller.tenant, limit=_OF_EACH)]
-        return [of_redrive(each, now) for each in redrives(reading, caller.tenant, limit=_OF_EACH)]
+        rows = redrives(reading, caller.tenant, limit=_OF_EACH)
+        counted = [row for row in rows if row.finished_at is None][:_COUNTED]
+        return [
+            _read_work(reading, caller.tenant, row, now) if row in counted else of_redrive(row, now) for row in rows
+        ]
 
 
 def _is_stalled(connection: Connection, works: Sequence[Work]) -> bool:
