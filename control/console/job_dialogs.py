@@ -55,7 +55,8 @@ class TriggerJob:
         own = "the payload of the job" if {"payload", "payload_base64"} & job.job.keys() else "no payload"
         has = f"If empty, the run has {own}."
         paused = ("The job is paused, but this trigger runs nevertheless.",) if job.summary.paused else ()
-        frozen = ("A freeze covers the job: the run starts after the thaw.",) if job.freezes else ()
+        begins = "the run starts after the thaw" if job.freezes else "it runs now"
+        frozen = (f"A freeze covers the job: {begins}.",) if job.freezes else ()
         followers = _followers(connection, caller, job)
         return Dialog(
             f"Trigger {key}?", f"Trigger {key}", urls.job(key, job.summary.job_id), place="jobs",
@@ -63,7 +64,7 @@ class TriggerJob:
             stays=("Its schedule goes on as it is.",) if job.summary.next_at else (),
             fields=(
                 Field("payload", "payload, as JSON", "long", help=has),
-                Field("delay", "delay", help="Such as 10m. If empty, it runs now."),
+                Field("delay", "delay", help=f"Such as 10m. If empty, {begins}."),
                 Field("labels", "labels of the run", "long", rows=2,
                       help="One name=value per line. A label replaces the job's label of the same name."),
             ),

@@ -67,6 +67,15 @@ def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
         assert SCRIPT not in answer.text
 
 
+def test_trigger_names_when_the_run_starts_once(pages: ApiClient) -> None:
+    submit(pages.database, "nightly")
+    assert "If empty, it runs now." in pages.get("/jobs/nightly/trigger").text
+    posted(pages, "/freeze/scope?scope=tenant")
+    frozen = pages.get("/jobs/nightly/trigger").text
+    assert "A freeze covers the job: the run starts after the thaw." in frozen
+    assert "If empty, the run starts after the thaw." in frozen
+
+
 def without_button(client: httpx.Client, path: str, why: str) -> bool:
     """Return true if a dialog would change nothing, for this reason, and has only a way back."""
     page = client.get(path).text
