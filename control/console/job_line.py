@@ -13,12 +13,13 @@ from itertools import accumulate
 from tidewheel.control.console.axis import LEAST_SPAN, Axis, Tick
 from tidewheel.control.console.tide import Bar, Size
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import between, counted, duration, family_of, number, reason_words, state
+from tidewheel.control.console.words import agreed, between, counted, duration, family_of, number, reason_words, state
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineBin, TimelineRun
 from tidewheel.control.explain.month import Counted
 from tidewheel.control.explain.upcoming import UpcomingOccurrence
 from tidewheel.jobs.values import format_second
+from tidewheel.runs import Cause, RunState
 
 SIZE = Size(56, 18, 22)
 _SHORTEST, _LONGEST = 0.001, 86_400.0  # seconds at the least height and at the greatest
@@ -120,14 +121,23 @@ def job_line(
 
 def sentence(along: Axis, timeline: JobTimeline, coming: Sequence[Counted]) -> str:
     """Return the sentence of a timeline: what ended, what failed, what did not fire, what comes."""
-    good, bad, under_way, cancelled = _totals(timeline)
+    good, bad, under_way, cancelled, skipped_runs = _totals(timeline)
     since = "" if timeline.complete_since is None else f", complete since {along.clock(timeline.complete_since)}"
     future = along.end - max(along.now, along.begin)
     ahead = f", {duration(future)} of it ahead" if future > timedelta(0) else ""
     parts = [f"In the time shown, {_with_day(along, along.begin)} to {_with_day(along, along.end)}{ahead}{since}: "]
-    ended = "none succeeded or failed" if cancelled else "no run ended"
-    parts.append(f"{counted(good, 'run')} succeeded, {number(bad) if bad else 'none'} failed" if good + bad else ended)
-    parts += [f", {number(runs)} {end}" for runs, end in ((under_way, "open"), (cancelled, "cancelled")) if runs]
+    if good + bad:
+        parts.append(f"{counted(good, 'run') if good else 'none'} succeeded, {number(bad) if bad else 'none'} failed")
+    elif cancelled or (under_way and skipped_runs):
+        parts.append("none succeeded or failed")
+    elif skipped_runs:
+        were = agreed(skipped_runs, "was", "were")
+        parts.append(f"no run started, and {number(skipped_runs)} {were} skipped")
+        skipped_runs = 0
+    else:
+        parts.append("no run ended")
+    others = (under_way, "open"), (cancelled, "cancelled"), (skipped_runs, "skipped")
+    parts += [f", {number(runs)} {end}" for runs, end in others if runs]
     at_once = most_at_once(timeline.runs, timeline.now)
     if at_once > 1:
         parts.append(f", up to {number(at_once)} at once")
@@ -164,8 +174,11 @@ def height_of(took: timedelta | None) -> float:
     return round(_LEAST + share * (_MOST - _LEAST), 1)
 
 
-def _totals(timeline: JobTimeline) -> tuple[int, int, int, int]:
-    """Return the numbers of runs that succeeded, failed, have not ended, and were cancelled."""
+def _totals(timeline: JobTimeline) -> tuple[int, int, int, int, int]:
+    """Return the numbers of runs that succeeded, failed, have not ended, were cancelled, and were skipped.
+
+    The skips of the timeline have the skipped runs of the timer. Bins name no causes: beside skips, none is counted.
+    """
     if timeline.bins:
         bins = timeline.bins
         return (
@@ -173,10 +186,12 @@ def _totals(timeline: JobTimeline) -> tuple[int, int, int, int]:
             sum(each.failed + each.timed_out for each in bins),
             sum(each.open for each in bins),
             sum(each.cancelled for each in bins),
+            0 if timeline.skips else sum(each.skipped for each in bins),
         )
-    families = [family_of(run.state) for run in timeline.runs if run.state != "skipped"]
+    skipped = sum(run.state == RunState.SKIPPED and run.cause != Cause.TIMER for run in timeline.runs)
+    families = [family_of(run.state) for run in timeline.runs if run.state != RunState.SKIPPED]
     good, bad, undone = (families.count(family) for family in ("good", "bad", "undone"))
-    return good, bad, len(families) - good - bad - undone, undone
+    return good, bad, len(families) - good - bad - undone, undone, skipped
 
 
 def _scale(timeline: JobTimeline) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import takewhile
 
-from tidewheel.control.console.words import between, counted, duration, number, reason_words, state, when
+from tidewheel.control.console.words import agreed, between, counted, duration, number, reason_words, state, when
 from tidewheel.control.console.workflow_graph import is_met
 from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.explain.resuming import Resumption
@@ -116,12 +116,7 @@ def _latest(latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:
     """Return how the latest runs ended."""
     ended = [run for run in latest if run.finished_at is not None and run.status != RunState.SKIPPED]
     if not ended:
-        if not latest:
-            return "This job has never run."
-        skips = sum(run.status == RunState.SKIPPED for run in latest)
-        were = "was" if skips == 1 else "were"
-        found = f"{skips} of its latest {counted(len(latest), 'run')} {were} skipped."
-        return found if skips else "None of its latest runs has ended."
+        return _unended(latest)
     last = ended[0]
     streak = len(list(takewhile(lambda run: run.status == last.status, ended)))
     match last.status:
@@ -130,14 +125,26 @@ def _latest(latest: Sequence[RunSummary], skipped: str, now: datetime) -> str:
             if failed:
                 ends = f"{streak} runs" if streak > 1 else "run"
                 return f"{_failed_of(latest, failed, now)}The last {ends} that ended succeeded.{skipped}"
-            good = sum(run.status == RunState.SUCCEEDED for run in ended)
-            return _well(good, len(latest), skipped)
+            return _well([run.status for run in latest], skipped)
         case RunState.FAILED | RunState.TIMED_OUT:
             error = f": {last.error_type}" if last.error_type else ""
             ends = f"The last {streak} runs" if streak > 1 else "The last run"
             return f"{ends} {state(last.status)}{error}{_before(ended, streak)}."
         case status:
             return f"The last run was {state(status)} {when(last.finished_at, now)}{_before(ended, 1)}."
+
+
+def _unended(latest: Sequence[RunSummary]) -> str:
+    """Return a sentence about latest runs of which none ended after a start."""
+    if not latest:
+        return "This job has never run."
+    skips = sum(run.status == RunState.SKIPPED for run in latest)
+    if not skips:
+        return "None of its latest runs has ended."
+    if len(latest) == 1:
+        return "Its latest run was skipped."
+    many = f"All of its latest {skips}" if skips == len(latest) else f"{skips} of its latest {len(latest)}"
+    return f"{many} runs {agreed(skips, 'was', 'were')} skipped."
 
 
 def _before(ended: Sequence[RunSummary], newest: int) -> str:
@@ -167,16 +174,28 @@ def _failed_of(latest: Sequence[RunSummary], failed: Sequence[RunSummary], now: 
     return f"{len(failed)} of its latest {len(latest)} runs failed, {last}{when(failed[0].finished_at, now)}. "
 
 
-def _well(good: int, latest: int, skipped: str) -> str:
-    """Return how many of the latest runs succeeded where none failed.
+def _well(latest: Sequence[str], skipped: str) -> str:
+    """Return how many of the latest runs succeeded where none failed, by their states.
 
-    >>> _well(17, 17, ""), _well(1, 1, "")
+    >>> _well(["succeeded"] * 17, ""), _well(["succeeded"], "")
     ('Runs well: the last 17 runs succeeded.', 'The last run succeeded.')
-    >>> _well(17, 20, "")
-    'Runs well: 17 of its latest 20 runs succeeded, none failed.'
+    >>> _well(["queued"] * 2 + ["succeeded"] * 18, "")
+    'Runs well: of its latest 20 runs, 18 succeeded, none failed, and 2 have not ended.'
+    >>> _well(["succeeded", "skipped", "cancelled", "skipped", "running"], "")
+    'Of its latest 5 runs, 1 succeeded, none failed, 1 was cancelled, 2 were skipped, and 1 has not ended.'
     """
-    last = f"the last {f'{good} runs' if good > 1 else 'run'} succeeded"
-    words = last if good == latest else f"{good} of its latest {latest} runs succeeded, none failed"
+    good, undone, skips = (latest.count(each) for each in (RunState.SUCCEEDED, RunState.CANCELLED, RunState.SKIPPED))
+    rest = len(latest) - good - undone - skips
+    others = [
+        f"{count} {agreed(count, 'was', 'were')} {how}"
+        for count, how in ((undone, "cancelled"), (skips, "skipped"))
+        if count
+    ]
+    others += [f"{rest} {agreed(rest, 'has', 'have')} not ended"] if rest else []
+    words = f"the last {f'{good} runs' if good > 1 else 'run'} succeeded"
+    if others:
+        parts = [f"{good} succeeded", "none failed", *others[:-1], f"and {others[-1]}"]
+        words = f"of its latest {len(latest)} runs, {', '.join(parts)}"
     return f"Runs well: {words}." if good > 1 and not skipped else f"{words[:1].upper()}{words[1:]}.{skipped}"
 
 

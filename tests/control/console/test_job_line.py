@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.control.console.axis import Window, axis, axis_between
-from tidewheel.control.console.job_line import SIZE, Line, job_line, most_at_once
+from tidewheel.control.console.job_line import SIZE, Line, job_line, most_at_once, sentence
 from tidewheel.control.console.job_rows import Show, counts, filtered, job_rows
 from tidewheel.control.console.job_strip import HEIGHT, WIDTH, strip
 from tidewheel.control.console.urls import Urls
@@ -88,6 +88,17 @@ def test_sentence_names_the_part_that_is_ahead() -> None:
     assert "Fri 20 Nov 22:30 to Sun 22 Nov 04:30, 6 h 13 min of it ahead: no run ended" in line.words
     past = axis_between(NOW - timedelta(hours=2), NOW - timedelta(hours=1), NOW, UTC)
     assert "ahead" not in job_line(past, timeline([]), (), (), URLS, address=ADDRESS).words
+
+
+def test_sentence_counts_the_runs_that_were_skipped() -> None:
+    def words(*states: str, cause: str = "workflow") -> str:
+        shown = [TimelineRun(UUID(int=1), NOW, None, NOW, each, cause, 0, None, None) for each in states]
+        return sentence(axis(Window.HOUR, NOW), timeline(shown), ()).partition(": ")[2]
+
+    assert words(*["skipped"] * 4) == "no run started, and 4 were skipped."
+    assert words("skipped", "queued") == "none succeeded or failed, 1 open, 1 skipped."
+    assert words("failed", "skipped") == "none succeeded, 1 failed, 1 skipped."
+    assert words("skipped", cause="timer") == "no run ended.", "the skips have those of the timer"
 
 
 def test_bins_lead_to_their_time() -> None:
