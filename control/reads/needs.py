@@ -214,10 +214,12 @@ def _of_dead_letters(connection: Conn, tenant: str) -> Iterator[Need]:
     if waiting:
         plus = "+" if waiting >= _LETTERS else ""
         known = len(letters_in_redrives(connection, tenant, {}, look=waiting))
-        words = f"{waiting:,}{plus} dead letter{' is' if waiting == 1 else 's are'} not redriven"
-        words += in_redrives(waiting, known, at_least=bool(plus))
+        words = f"{waiting:,}{plus} dead letter{' is' if waiting == 1 else 's are'} not redriven yet"
+        evidence = in_redrives(waiting, known, at_least=bool(plus))
+        if waiting == known == 1:
+            words, evidence = "1 dead letter waits in a redrive under way", ""
         remedy = "tidewheel dlq list --not-redriven"
-        yield Need("dead_letters", Severity.WARNING, words, since=since, count=waiting, remedy=remedy)
+        yield Need("dead_letters", Severity.WARNING, words, evidence, since, waiting, remedy)
 
 
 def _of_waits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:

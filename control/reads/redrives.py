@@ -121,15 +121,17 @@ def letters_in_redrives(
 
 
 def in_redrives(count: int, known: int, *, at_least: bool = False) -> str:
-    """Return how many of some dead letters a redrive includes, behind a sentence about them.
+    """Return a sentence about how many of some dead letters a redrive includes; empty for none.
 
-    >>> in_redrives(1, 1), in_redrives(3, 2), in_redrives(3, 3), in_redrives(3, 0)
-    (', in a redrive', ', 2 of them in a redrive', ', all of them in a redrive', '')
+    >>> in_redrives(1, 1), in_redrives(3, 2), in_redrives(3, 0)
+    ('A redrive under way includes it.', 'A redrive under way includes 2 of them.', '')
+    >>> in_redrives(3, 3), in_redrives(3, 3, at_least=True)
+    ('A redrive under way includes all of them.', 'A redrive under way includes 3+ of them.')
     """
     if not known:
         return ""
     many = "all" if known == count and not at_least else f"{known:,}{'+' if at_least else ''}"
-    return f", {'' if count == 1 else f'{many} of them '}in a redrive"
+    return f"A redrive under way includes {'it' if count == 1 else f'{many} of them'}."
 
 
 def redrive(connection: Conn, tenant: str, redrive_id: UUID) -> Redriving:

@@ -89,13 +89,17 @@ def test_second_redrive_names_the_one_under_way(pages: ApiClient) -> None:
         assert "A second redrive would change nothing." in covered
         assert '<button class="primary">' not in covered
     assert f'<a href="{place}">in a redrive</a>' in shown(pages, "/dead-letters")
-    assert "1 dead letter not redriven, in a redrive." in shown(pages, "/dead-letters")
     fail(database)
     fail(database)
     listed = shown(pages, "/dead-letters")
-    assert "3 dead letters not redriven, 1 of them in a redrive." in listed
-    assert 'data-label="count">3, 1 of them in a redrive</td>' in listed
-    assert "3 dead letters are not redriven, 1 of them in a redrive<" in shown(pages, "/")
+    assert "3 dead letters are not redriven. A redrive under way includes 1 of them." in listed
+    assert 'data-label="count">3<p class="caption">A redrive under way includes 1 of them.</p></td>' in listed
+    matched = shown(pages, "/dead-letters?job=job")
+    assert "3 dead letters that are not redriven match. A redrive under way includes 1 of them." in matched
+    assert "No dead letter that is not redriven matches." in shown(pages, "/dead-letters?job=other")
+    found = re.sub(r"<[^>]+>", "", shown(pages, "/"))
+    assert "3 dead letters are not redriven yet" in found
+    assert "A redrive under way includes 1 of them." in found
     assert "Redrive 2 dead letters" in shown(pages, path), "one is in a redrive"
     assert "already includes 1 of them, so this redrive includes the other 2." in shown(pages, path)
     later = database.value("SELECT max(id) FROM dead_letters")
@@ -175,7 +179,7 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     fail(database, "other", error=REASON)
     submit(database, labels={"a": "b"})
     text = shown(pages, "/dead-letters")
-    assert "4 dead letters not redriven." in text
+    assert "4 dead letters are not redriven." in text
     assert "version 1; now 2" in text
     path = link(text, "Redrive 3…")
     dialog = shown(pages, path)
@@ -201,7 +205,7 @@ def test_causes_of_dead_letters_lead_to_a_redrive_of_just_these(pages: ApiClient
     for run in database.rows("SELECT redriven_run_id FROM dead_letters WHERE redriven_run_id IS NOT NULL"):
         assert f'href="/runs/{run[0]}"' in listed
     assert "redrive" in shown(pages, "/bulk")
-    assert "1 dead letter not redriven." in shown(pages, "/dead-letters")
+    assert "1 dead letter is not redriven." in shown(pages, "/dead-letters")
     [run] = re.findall(r'href="/runs/([0-9a-f-]{36})"', shown(pages, "/dead-letters?show=redriven&limit=1"))
     assert "queued" in shown(pages, f"/runs/{run}")
 
