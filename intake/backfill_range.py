@@ -129,7 +129,7 @@ def _no_occurrences(requested: Range, current: Range, request: JobBackfill, now:
     if requested is not current and current.count(1)[0]:
         problem = "no version in force then has an occurrence in the range"
         if not requested.spans:
-            problem = "no version of the job is known for that time: it was not in force, or it is no longer stored"
+            problem = "no version of the job was in force in that range, or Tidewheel no longer stores it"
         return _refused(_FROM, problem, TAKE_CURRENT)
     schedules = [each.schedule for each in current.spans]
     if all(isinstance(schedule, Manual) for schedule in schedules):

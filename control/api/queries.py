@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
-from typing import Annotated, Any, TypeVar, cast, get_origin
+from typing import Annotated, Any, ClassVar, TypeVar, cast, get_origin
 from urllib.parse import unquote_to_bytes
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
@@ -67,6 +67,7 @@ class TenantQuery(StrictModel):
     """
 
     tenant: Tenant = "default"
+    noun: ClassVar[str] = "parameter"
 
 
 class LimitQuery(TenantQuery):
@@ -76,6 +77,7 @@ class LimitQuery(TenantQuery):
         limit: How many at most.
     """
 
+    noun: ClassVar[str] = "filter"
     limit: Limit = 50
 
 

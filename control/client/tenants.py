@@ -187,7 +187,7 @@ class Tenants:
             Unavailable: The database does not answer, or a claim has been under way for 10 s.
         """
         if name == DEFAULT_TENANT:
-            problem = "default cannot be deleted: requests that name no tenant belong to it"
+            problem = "tenant default cannot be deleted: requests that name no tenant belong to it"
             remedy = "delete its jobs instead"
             raise InvalidInput([FieldError("tenant", problem, remedy)])
 

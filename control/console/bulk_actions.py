@@ -18,7 +18,7 @@ from tidewheel.control.console.actions import Dialog, Done, Field, text_of
 from tidewheel.control.console.bulk import read_place, read_work
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.words import agreed, number, state
+from tidewheel.control.console.words import number, state
 from tidewheel.control.reads.backfills import ENDS
 
 Verb = Literal["pause", "resume", "cancel"]
@@ -34,8 +34,8 @@ _WILL: Mapping[tuple[str, Verb], str] = {
 _STAYS: Mapping[tuple[str, Verb], str] = {
     ("backfill", "pause"): "Runs that it has created go on.",
     ("backfill", "cancel"): "Runs that have started go on.",
-    ("redrive", "pause"): "Runs that it has created go on.",
-    ("redrive", "cancel"): "Runs that it has created go on. The other dead letters stay as they are.",
+    ("redrive", "pause"): "What it has redriven goes on.",
+    ("redrive", "cancel"): "What it has redriven goes on. The other dead letters stay as they are.",
 }
 _FROM: Mapping[Verb, Collection[str]] = {
     "pause": ("running",), "resume": ("paused",), "cancel": ("running", "paused")
@@ -60,7 +60,7 @@ class ChangeBulk:
         work = read_work(connection, caller, request)
         _require_change(work.kind)
         total = "" if work.total is None else f" of {number(work.total, at_least=work.at_least)}"
-        so_far = f"So far, {number(work.done)}{total} {agreed(work.done, 'is', 'are')} done. {work.gone_words}".rstrip()
+        so_far = f"Done so far: {number(work.done)}{total} {work.noun}. {work.gone_words}".rstrip()
         name, back = f"the {work.kind}", urls("bulk_work", kind=work.kind, id=work.id)
         if work.state not in _FROM[self.verb]:
             is_now = f"It {ENDS}" if work.state == "ending" else f"Its state is {state(work.state)}"
@@ -73,7 +73,9 @@ class ChangeBulk:
             back, place="bulk", danger=self.verb == "cancel",
             will=(_WILL[work.kind, self.verb], so_far), sample=work.about, keep=_KEEP[self.verb],
             stays=(_STAYS[work.kind, self.verb],) if (work.kind, self.verb) in _STAYS else (),
-            fields=() if self.verb == "resume" else (Field("reason", "Reason (optional)", help="Stored with it."),),
+            fields=() if self.verb == "resume" else (
+                Field("reason", "Reason (optional)", help=f"Stored with the {work.kind}."),
+            ),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

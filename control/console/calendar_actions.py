@@ -143,7 +143,8 @@ class PutCalendar:
         )
         return Dialog(
             f"Change calendar {found.name}", "Save the days", urls("calendar", name=found.name), place="jobs",
-            will=(use,), stays=("Runs that exist stay.",), fields=(as_shown(str(found.version)), *_fields(found)),
+            will=(use,), stays=("Runs already created do not change.",),
+            fields=(as_shown(str(found.version)), *_fields(found)),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done | Dialog:

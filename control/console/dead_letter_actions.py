@@ -27,7 +27,7 @@ from tidewheel.errors import FieldError, refuse
 
 _RATE = "50"
 _FILTERS = ("kind", "status", "error_type", "queue", "lane", "since", "until")
-_NOTHING = FieldError("", "no dead letter matches", "go back: it may be redriven or purged already")
+_NOTHING = FieldError("", "no dead letter matches", "go back; it has perhaps been redriven or purged already")
 
 
 class ChosenQuery(TabQuery):
@@ -122,10 +122,13 @@ class PurgeLetters:
             return _nothing("Purge", query, urls)
         under_way = redrive_under_way(connection, caller.tenant, filters, urls, matched=found.matched, purges=True)
         many = counted(found.matched, "dead letter", at_least=found.at_least)
+        kinds = {each.kind for each in found.first} if found.matched == len(found.first) else {"run"}
+        are_messages = (query.kind or kinds) in ("message", {"message"})
         return Dialog(
             f"Purge {many}?", f"Purge {many}", _back(query, urls), place="dead_letters", danger=True,
             will=("What is purged cannot be redriven any more.",),
-            stays=("Runs stay until their retention ends.",), keep="Keep them",
+            stays=() if are_messages else ("Runs stay until their retention ends.",),
+            keep="Keep them",
             fields=(*confirmation(found.matched), *bound(found.matched, now)),
             sample=_sample(found.first, found.matched),
             warnings=_unpurgeable(found.matched, at_least=found.at_least),
@@ -239,7 +242,7 @@ def _unpurgeable(matched: int, *, at_least: bool) -> Sequence[FieldError]:
 
 def _nothing(verb: str, query: ChosenQuery, urls: Urls) -> Dialog:
     """Return the dialog of an action on no dead letter."""
-    words = "Nothing would change. No dead letter matches: it may be redriven or purged already."
+    words = "Nothing would change. No dead letter matches. It has perhaps been redriven or purged already."
     return Dialog(f"{verb} dead letters?", "", _back(query, urls), place="dead_letters", will=(words,), keep="Back")
 
 

@@ -42,7 +42,9 @@ _EXECUTORS = 500  # whose queues are compared with that of a freeze
 _TAKEN_OVER = "A key of the tenant began it. After your freeze, no key of the tenant can end it."
 _OPERATORS = "An operator began it. Only an operator, or a key of all tenants, can end it."
 _NO_OCCURRENCES = "No job of this scope has an occurrence to come."
-_SKIPS = "If the setting on_resume of a job is skip, the thaw skips these, and only a backfill can run them."
+_SKIPS = (
+    "For a job whose on_resume is skip, the thaw skips the held occurrences. Only a backfill can run them afterwards."
+)
 _HELD = ("{}, will start only after a thaw of that one too.", "No open run waits.")
 _NARROW = ("queue", "labels", "key_prefix")
 
@@ -340,7 +342,7 @@ def _document(query: ScopeQuery) -> dict[str, object]:
     if query.scope == "fleet" or (query.scope == "tenant" and not named):
         named = {"scope": query.scope, **named}
     if not named:
-        refuse("", "nothing is chosen", "choose the tenant, a queue, a label or the beginning of keys")
+        refuse("", "nothing is chosen", "choose the tenant, a queue, a label or a key prefix")
     return named
 
 

@@ -201,7 +201,12 @@ def why(found: Around) -> str:
     """Return why the last due occurrence did not fire, or the next one will not; empty without one."""
     for each in (found.last, found.next):
         if each is not None and each.outcome in _UNFIRED:
-            return f"{format_timestamp(each.at)}: {each.words}"
+            has = "has not fired" if each.outcome is OccurrenceOutcome.WAITING else "did not fire"
+            which = "The next occurrence is that" if each is found.next else "The occurrence"
+            lead = f"{which} of {format_timestamp(each.at)}{'' if each is found.next else f' {has}'}."
+            return (
+                f"{lead} {each.words.replace('Will ', 'It will ', 1) if each.words.startswith('Will ') else each.words}"
+            )
     return ""
 
 

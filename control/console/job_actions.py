@@ -30,7 +30,7 @@ _RESUMED = {
     "manual": "The job has no schedule. Triggers run it, as they did during the pause.",
     "after": "It runs in workflows again.",
 }
-_GOES_ON = "A pause of the job neither stops nor resumes a backfill."
+_GOES_ON = "The pause of the job does not affect the backfill."
 _REPLACES = "A pause with another end replaces that one. A pause with the same end changes nothing."
 _LATER = {
     CatchUp.SKIP: "none fires later",
@@ -54,7 +54,7 @@ class PauseJob:
         return Dialog(
             f"Pause {key}?", f"Pause {key}", urls.job(key, job.summary.job_id), place="jobs",
             will=_WITHOUT_TIMER.get(job.summary.kind) or (
-                "No occurrence fires until it is resumed.",
+                "No occurrence fires until the job is resumed.",
                 f"Of the occurrences that come due in the pause, {_LATER[resumes]}: on_resume is {resumes}.",
             ),
             stays=("Runs under way go on. Triggers still run.", *stays),
@@ -62,7 +62,7 @@ class PauseJob:
                 as_shown(_state(job)),
                 *(() if job.summary.kind in _WITHOUT_TIMER else (Field(
                     "until", "Resume automatically at (optional)", value=request.query_params.get("until", ""),
-                    help="With its offset: 2026-12-24T08:00:00Z",
+                    help="With its offset, such as 2026-12-24T08:00:00Z.",
                 ),)),
                 Field(
                     "reason", "Reason (optional)", value=request.query_params.get("reason", ""),

@@ -238,7 +238,8 @@ class ReleaseJob:
             question, f"Release {key}", back, place="jobs",
             sample=(f"Its next time could not be computed: {job.error}",),
             will=("Its next time is computed again. The setting catch_up fires or skips what was missed.",),
-            stays=("If that fails again, it is quarantined again.",), keep="Leave it quarantined",
+            stays=("Until then, the job does not fire. If the computation fails again, it is quarantined again.",),
+            keep="Leave it quarantined",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -261,10 +262,12 @@ class BackfillJob:
         query = request.query_params
         return Dialog(
             f"Backfill {key}?", "Count the occurrences", urls.job(key, job.summary.job_id), place="jobs",
-            will=("The occurrences of a past range run. They are counted first: nothing is created yet.",),
+            will=(
+                "A backfill runs the occurrences of a past range. The next step only counts them and creates nothing.",
+            ),
             fields=(
                 Field("from", "from", value=query.get("from", ""), required=True,
-                      help="The first instant: 2026-11-01T00:00:00Z"),
+                      help="The first instant, such as 2026-11-01T00:00:00Z."),
                 Field("to", "to", value=query.get("to", ""), required=True, help="The last instant."),
                 Field("what", "which", "choice", options=(
                     ("missing_only", "those that did not fire"), ("all", _EVEN_FIRED))),
@@ -323,7 +326,10 @@ def _current(version: int) -> str:
 
 def _in_form(refused: Refused, version: int) -> InvalidInput:
     """Return the refusal of a backfill with the fields and choices of the form in its remedies."""
-    words = {TAKE_CURRENT: f'choose "{_current(version)}" in versions', TAKE_ALL: f'choose "{_EVEN_FIRED}" in which'}
+    words = {
+        TAKE_CURRENT: f'in the field versions, choose "{_current(version)}"',
+        TAKE_ALL: f'in the field which, choose "{_EVEN_FIRED}"',
+    }
     errors = [replace(each, path="versions") if each.remedy == TAKE_CURRENT else each for each in refused.errors]
     for remedy, choice in words.items():
         errors = [replace(each, remedy=each.remedy.replace(remedy, choice)) for each in errors]

@@ -114,10 +114,10 @@ class RevokeKey:
         if key.last_used_at is not None:
             used = f"It was last used {when(key.last_used_at, page_now(connection))}."
         last = _last_admin(connection, caller, key)
-        own = ("You are signed in with it: your sign-in ends too.",) if key.key_id == _own(request) else ()
+        own = ("You are signed in with it: your session ends too.",) if key.key_id == _own(request) else ()
         return Dialog(
             f"Revoke key {key.name}?", f"Revoke {key.name}", urls("keys"), place="admin", danger=True,
-            will=("Within a second, its requests are refused and its sign-ins end.", *own, used),
+            will=("Within a second, its requests are refused and its console sessions end.", *own, used),
             stays=("What it has changed stays. A revocation cannot be undone: create a new key.",), keep="Keep it",
             warnings=() if last is None else (FieldError("", last, "create another one first, or type its name"),),
             fields=() if last is None else (Field("typed", f"Type {key.name} to revoke it", required=True),),

@@ -54,7 +54,7 @@ class PauseJobs:
             f"Pause {counted(len(found) - paused, 'job')}?", f"Pause {counted(len(found) - paused, 'job')}",
             _back(request, urls), place="jobs",
             will=(
-                "No occurrence fires until they are resumed.",
+                "No occurrence fires until the jobs are resumed.",
                 "When a pause ends, each job's on_resume setting fires or skips what came due meanwhile.",
             ),
             stays=("Runs under way and backfills go on. Triggers still run.", *_already(paused, "paused already")),

@@ -364,8 +364,13 @@ def _ended_too(connection: Connection, caller: Caller, query: MatchingQuery, fou
         return ()
     still = number(found.matched, at_least=found.at_least)
     total = counted(listed.total, "run", at_least=listed.at_least)
-    rest = "have started or ended" if query.status in _NOT_STARTED else "have ended or are being cancelled already"
-    return (f"Of the {total} that match, {still} can be cancelled. The rest {rest}.",)
+    left = listed.total - found.matched
+    others = "others" if listed.at_least or found.at_least else f"other {number(left)}"
+    rest = (
+        "started or ended" if query.status in _NOT_STARTED else f"ended or {agreed(left, 'is', 'are')} being cancelled"
+    )
+    have = agreed(left, "has", "have")
+    return (f"Of the {total} that match, {still} can be cancelled. The {others} {have} {rest} already.",)
 
 
 def back_to(given: str | None, urls: Urls, place: str) -> str:

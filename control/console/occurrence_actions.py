@@ -54,14 +54,14 @@ class SkipOccurrence:
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"),
         )
         if found.outcome == OccurrenceOutcome.WILL_BE_SKIPPED:
-            will = (readings(found), f"Nothing would change. {found.words}")
+            will = (readings(found), f"Nothing would change. {_now(found)}")
             return Dialog(question, "", back, place="jobs", will=will, keep="Back")
         if found.outcome == OccurrenceOutcome.NO_OCCURRENCE:
             none = (readings(found), found.words, *_nearest(found))
             return Dialog(question, "", back, place="jobs", will=none, keep="Back")
         return Dialog(
             question, f"Skip {_clock(found.local)}", back, place="jobs",
-            will=(readings(found), f"Now: {_now(found)}", "After: it does not fire, and no run is created."),
+            will=(readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
             stays=("The other occurrences stay as they are.",), fields=(_REASON,),
         )  # fmt: skip
 
@@ -85,7 +85,7 @@ class MoveOccurrence:
         return Dialog(
             f"Move {_clock(found.local)} of {found.key}?", f"Move {_clock(found.local)}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), f"Now: {_now(found)}", "After: it fires at the time below."),
+            will=(readings(found), _now(found), "After the move, it fires at the time below."),
             stays=("Records keep its original time.",),
             fields=(to, _REASON),
         )  # fmt: skip
@@ -113,15 +113,13 @@ class UnskipOccurrence:
         return Dialog(
             f"Undo the {what} of {_clock(found.local)} of {found.key}?", f"Undo the {what}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(
-                readings(found), f"Now: {found.words.partition(' Undo the ')[0]}", _fires(found, page_now(connection))
-            ),
+            will=(readings(found), _now(found), _fires(found, page_now(connection))),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Undo it."""
         at = read_query(request, OccurrenceQuery).at
-        words = "fires at its time" if at > page_now(connection) else "fires now: its time has passed"
+        words = "will fire at its time" if at > page_now(connection) else "fires now: its time has passed"
         return _Change(connection, caller, form, request, urls).send("job.unskip", words)
 
 
@@ -158,7 +156,7 @@ _TOGETHER: Mapping[Overlap, str] = {
 
 def _fires(found: Explanation, now: datetime) -> str:
     """Return when an occurrence fires that is neither skipped nor moved any more."""
-    return "After: it fires at its time." if found.at > now else "After: it fires at once, for its own time has passed."
+    return f"After that, it fires {'at its time' if found.at > now else 'at once, because its own time has passed'}."
 
 
 def _nearest(found: Explanation) -> Iterator[str]:
@@ -171,7 +169,10 @@ def _nearest(found: Explanation) -> Iterator[str]:
 
 def _now(found: Explanation) -> str:
     """Return what an occurrence does without the action."""
-    return "it will fire at this time." if found.outcome == OccurrenceOutcome.SCHEDULED else found.words
+    if found.outcome == OccurrenceOutcome.SCHEDULED:
+        return "At present, it will fire at this time."
+    words = found.words.partition(" Undo the ")[0]
+    return f"At present, it will{words.removeprefix('Will')}" if words.startswith("Will ") else words
 
 
 def readings(found: Explanation) -> str:

@@ -23,6 +23,7 @@ from tidewheel.control.console.rendering import HEADERS
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View
 from tidewheel.control.reads.run_detail import RunDetail, show_run
+from tidewheel.jobs.validation import shown
 from tidewheel.runs import FINAL
 
 
@@ -50,7 +51,9 @@ def run_id_of(request: Request) -> UUID:
         return UUID(str(request.path_params["run_id"]))
     except ValueError:
         raise HTTPException(
-            HTTPStatus.NOT_FOUND, "this is not the id of a run: an id is a UUID, which Ask or the list of runs finds"
+            HTTPStatus.NOT_FOUND,
+            f"{shown(request.path_params['run_id'])} is not the id of a run. A run id is a UUID. "
+            "Use Ask or the list of runs to find it.",
         ) from None
 
 

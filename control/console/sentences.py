@@ -87,7 +87,7 @@ def _unmet(neighbours: Neighbours) -> str:
     """Return the first parent that did not end as its condition requires; empty if no run shows it."""
     for key, when_, parent in neighbours.parents:
         if parent is not None and not is_met(when_, parent.state):
-            return f"the parent {key} ended as {state(parent.state)}, and the condition is {when_}"
+            return f"the parent {key} ended as {state(parent.state)}, but the condition is {when_}"
     return ""
 
 

@@ -23,7 +23,7 @@ from tidewheel.errors import FieldError, InvalidInput, refuse
 
 _GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")  # as pages show a number; 0,5 is none
 _HELP = {
-    "jobs": ("Jobs", "A job above this number is refused."),
+    "jobs": ("Jobs", "A new job that would exceed this number is refused."),
     "in_flight": ("Active runs", "How many runs may be active at once; more wait."),
     "triggers_per_second": ("Triggers per second", "Triggers above this rate are delayed."),
     "payload_bytes": ("Payload, in bytes", "A larger payload is refused."),
@@ -130,7 +130,7 @@ class LimitTenant:
         tenant, usage = tenants.get(name), part(lambda: tenants.usage(name))
         return Dialog(
             f"Limits of {name}", "Set the limits", urls("tenant", name=name), place="admin",
-            will=("They apply from now on. An empty field means no limit.",), stays=("Runs under way go on.",),
+            will=("The limits apply from now on. An empty field means no limit.",), stays=("Runs under way go on.",),
             fields=(as_shown(_limits_of(tenant)), *_fields(tenant, usage if isinstance(usage, TenantUsage) else None)),
         )  # fmt: skip
 
@@ -173,12 +173,17 @@ class DeleteTenant:
         jobs, runs = usage.jobs, usage.open_runs
         having = f" with {counted(jobs.count, 'job', at_least=jobs.at_least)}" if jobs.count else ""
         many = counted(runs.count, "open run", at_least=runs.at_least)
-        end = f"{many} {agreed(runs.count, 'ends', 'end')}. " if runs.count else ""
+        also = agreed(runs.count, "ends", "end")
+        end = (
+            f"{many} {also} as cancelled, {agreed(runs.count, 'even if it is', 'also those')} under way. "
+            if runs.count
+            else ""
+        )
         return Dialog(
             f"Delete tenant {name}{having}?", f"Delete {name}",
             urls("tenant", name=name), place="admin", danger=True, keep="Keep it",
             will=(
-                f"{end}Its keys stop working.",
+                f"{end}The tenant's keys stop working.",
                 "Then its jobs, runs, calendars and dead letters are deleted. This cannot be undone.",
             ),
             fields=(Field("typed", f"Type {name} to delete it", required=True),),

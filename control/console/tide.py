@@ -12,14 +12,13 @@ from datetime import datetime
 from itertools import pairwise
 
 from tidewheel.control.console.axis import Axis, Tick
-from tidewheel.control.console.words import counted, number
+from tidewheel.control.console.words import counted, number, scope_words
 
 _LEAST = 3.0  # pixels: one failure beside 4,000 successes stays visible
 _FILLED, _HOLLOW = 0.8, 0.7  # of a bin
 _FEW = 10  # failures of which a bin fills its height
 
 _RAISED = 6  # pixels: the lower end of a lozenge is then above the axis
-_WHOLE = {"tenant": "the tenant", "fleet": "the fleet"}
 _STRIP, _THIN = 4.0, 0.3  # the height of a frozen time in pixels, its least width in percent
 
 Span = tuple[datetime, datetime, str]
@@ -205,7 +204,7 @@ def sentence(along: Axis, bins: Sequence[Counts], *, coming_at_least: bool = Fal
     for since, until, scope in frozen[-3:]:
         begin, end = along.clock(since), along.clock(until)
         during = f"at {begin}" if begin == end else f"from {begin} to {end}"
-        parts.append(f" A freeze of {_WHOLE.get(scope, scope)} was in force {during}.")
+        parts.append(f" A freeze of {scope_words(scope)} was in force {during}.")
     if total.coming or coming_at_least:
         many = f"{total.coming:,}+ jobs" if coming_at_least else counted(total.coming, "job")
         parts.append(f" Coming: {many} until {along.clock(along.end)}.")

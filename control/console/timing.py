@@ -12,7 +12,7 @@ from tidewheel.runs import OWNED
 _THINNEST = 0.15  # percent: a pixel of a wide page
 _TICK = 0.4
 _ATTEMPTS = 12
-_NOT_RECORDED = "its time is not recorded"
+_NOT_RECORDED = "time not recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,11 @@ def _ticks(run: RunDetail, axis: _Axis) -> Iterator[Stage]:
     for stage in run.stages:
         if stage.name == "published":
             if stage.at is None:
-                yield Stage("to Kafka", _NOT_RECORDED, shape="dotted")
+                yield Stage("sent to Kafka", _NOT_RECORDED, shape="dotted")
             else:
                 since = max(summary.created_at, summary.scheduled_at)
                 words = f"{_beside(stage.at, since, 'after its time')}, the broker's clock"
-                yield axis.tick("to Kafka", words, stage.at, "hollow")
+                yield axis.tick("sent to Kafka", words, stage.at, "hollow")
             return
 
 

@@ -30,7 +30,9 @@ _LONGEST_KEY = 44  # characters in a table
 _TEN = 10
 _KEPT = 65_536  # characters of one text in a page
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}", re.ASCII)
-_INSTANT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z", re.ASCII)
+_INSTANT = re.compile(
+    r"\b(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z)(?: \(\d{4}-\d\d-\d\dT[0-9:.]+[+-]\d\d:\d\d\))?", re.ASCII
+)  # with the same instant by another clock
 _CODE = re.compile(r"`((?:[^`<>&]|&#39;|&amp;)+)`")
 _COMMAND = re.compile(r"((?:[A-Z_]+=\S+ )?(?:tidewheel|kafka-configs\.sh) .+?)(?:(, )((?:with|or) .*))?", re.DOTALL)
 _NUMBER = re.compile(r'"\\u0000(-?[0-9][0-9.eE+-]*)"')
@@ -50,6 +52,7 @@ _REASONS = {
     "parents": "a parent did not end as the condition requires",
     NO_REASON: "by request, without a reason",
 }
+_SCOPES = {"tenant": "the tenant", "fleet": "the fleet", "key_prefix": "keys that begin with"}
 _SYMBOLS: Mapping[str, str] = {
     "pending": "blocked", "not_reached": "skipped", "open": "running", "timing_out": "cancelling",
     AttemptOutcome.RELEASED: "queued", AttemptOutcome.SNOOZED: "queued",
@@ -135,7 +138,7 @@ def when(at: datetime | None, now: datetime) -> str:
 
 
 def timed(text: str | None, zone: tzinfo = UTC) -> str:
-    """Return a sentence of the product with its instants of RFC 3339 in a zone.
+    """Return a sentence of the product with its instants in a zone, and without names of commands.
 
     >>> timed("It ended at 2026-11-21T23:13:04Z, within 250 ms.", ZoneInfo("Europe/Berlin"))
     'It ended at Sun 22 Nov 2026 00:13:04 CET, within 250 ms.'
@@ -143,11 +146,11 @@ def timed(text: str | None, zone: tzinfo = UTC) -> str:
 
     def shown(found: re.Match[str]) -> str:
         try:
-            return absolute(parse_timestamp(found[0]), zone).replace(".000", "")
+            return absolute(parse_timestamp(found[1]), zone).replace(".000", "")
         except (InvalidValue, OverflowError):
             return found[0]
 
-    return _INSTANT.sub(shown, text or "")
+    return _INSTANT.sub(shown, (text or "").replace(" (unskip)", ""))
 
 
 def offset(at: datetime, zone: tzinfo) -> str:
@@ -255,6 +258,16 @@ def reason_words(reason: str) -> str:
     return _REASONS.get(reason, state(reason))
 
 
+def scope_words(scope: str) -> str:
+    """Return the scope of a freeze in words, as the audit log writes it.
+
+    >>> scope_words("fleet"), scope_words("queue=reports,key_prefix=etl/")
+    ('the fleet', 'queue reports, keys that begin with etl/')
+    """
+    parts = (part.partition("=") for part in scope.split(","))
+    return ", ".join(f"{_SCOPES.get(name, name)} {value}".rstrip() for name, _, value in parts)
+
+
 def symbol_of(status: str) -> str:
     """Return the id of the mark of a state, or of an outcome of an attempt."""
     return f"i-{_SYMBOLS.get(status, status if status in _FAMILIES else 'queued')}"
@@ -291,6 +304,15 @@ def prose(text: str | None) -> Markup:
     """
     given = text or ""
     return Markup(_CODE.sub(r"<code>\1</code>", str(people(given[:1].upper() + given[1:]))))  # noqa: S704 - escaped before
+
+
+def sentence(text: str, zone: tzinfo = UTC) -> Markup:
+    """Return a text of the product as a sentence, with its instants in a zone.
+
+    >>> sentence("no open run matches"), sentence("did you mean 'day'?")
+    (Markup('<bdi>No open run matches</bdi>.'), Markup('<bdi>Did you mean &#39;day&#39;?</bdi>'))
+    """
+    return prose(timed(text, zone)) + ("" if text.endswith((".", "?")) else ".")
 
 
 def remedy(text: str | None) -> Markup:
@@ -413,9 +435,10 @@ def _in_zone(show: Callable[..., str]) -> Callable[..., str]:
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration, "relative": _in_zone(relative), "absolute": _in_zone(absolute),
-    "both": _in_zone(both), "timed": _in_zone(timed),
+    "both": _in_zone(both), "timed": _in_zone(timed), "sentence": _in_zone(sentence),
     "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
-    "state": state, "reason": reason_words, "short_id": short_id, "people": people, "lines": lines, "key": key,
+    "state": state, "reason": reason_words, "scope": scope_words, "short_id": short_id,
+    "people": people, "lines": lines, "key": key,
     "visible": visible, "prose": prose, "target": target, "remedy": remedy,
     "pretty": pretty, "bytes": size, "ordinal": ordinal,
     "text_of": text_of, "counted": counted, "pace": pace, "percent": percent,

@@ -148,9 +148,7 @@ def _change(connection: Connection, kind: str, form: Form, request: Request) -> 
 def _open_workflow(connection: Connection, request: Request) -> Workflow:
     found = Workflows(connection).get(root_of(request))
     if found.summary.finished_at is not None:
-        words = (
-            f"this workflow has already ended as {state(found.summary.state)}, so there is nothing to pause or cancel"
-        )
+        words = f"this workflow has already ended as {state(found.summary.state)}"
         refuse("", words, "resume its failed part to continue it" if found.again else _NEW)
     return found
 

@@ -144,4 +144,4 @@ def _skipped(parents: Sequence[ParentState], reason: str | None) -> str:
     if not unmet:
         return "Its run was skipped: a parent did not end as the condition requires."
     first = unmet[0]
-    return f"Its run was skipped: the parent {first.key!r} is {first.state}, and the condition is {first.when}."
+    return f"Its run was skipped: the parent {first.key!r} ended as {first.state}, but the condition is {first.when}."

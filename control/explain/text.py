@@ -4,6 +4,7 @@
 those about clock changes.
 """
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -37,6 +38,7 @@ TIMER_MISSING = f"The job's timer row is missing. A scheduler repairs it within 
 AWAITS_POLL = f"A scheduler creates its run at its next poll, within a second or two. {_CHECK_SCHEDULER}"
 
 _MILLISECOND = timedelta(milliseconds=1)
+_PART = re.compile("([0-9]+)([a-z]+)")
 _WHY_LATE = ", caught up after downtime, a pause or a late submit"
 
 
@@ -50,9 +52,14 @@ def instant(at: datetime) -> str:
 
 
 def length(span: timedelta) -> str:
-    """Return a duration in the form of the sentences: to the millisecond below a minute, else the second."""
+    """Return a duration in the form of the sentences: to the millisecond below a minute, else the second.
+
+    >>> length(timedelta(minutes=90)), length(timedelta(0))
+    ('1 h 30 min', '0 s')
+    """
     step = timedelta(seconds=1) if span >= timedelta(minutes=1) else _MILLISECOND
-    return format_duration(span // step * step)
+    parts = _PART.findall(format_duration(span // step * step))
+    return " ".join(f"{count} {'min' if unit == 'm' else unit}" for count, unit in parts)
 
 
 def fired(facts: InstantFacts, run: RunFacts) -> str:
@@ -251,7 +258,7 @@ def skipped_manually(facts: InstantFacts) -> str:
         return f"It was moved to {to}, and the job changed before then, so it does not fire."
     source = f" {override_source(override)}" if override else ""
     if facts.at > facts.job.now:
-        return f"Will not fire: it was skipped{source}. Undo the skip (unskip) to let it fire."
+        return f"Will not fire, because it was skipped{source}. Undo the skip (unskip) to let it fire."
     return f"It was skipped{source}. Trigger the job to run it."
 
 
@@ -270,7 +277,7 @@ def moved(override: OverrideFacts, zone: str = "UTC", *, into_pause: bool = Fals
 def will_fire_moved(override: OverrideFacts, zone: str) -> str:
     """Return the future of a moved occurrence."""
     return (
-        f"Will fire at {_new_time(override, zone)}: it was moved {override_source(override)}. "
+        f"Will fire at {_new_time(override, zone)}, because it was moved {override_source(override)}. "
         "Undo the move (unskip) to let it fire at its own time."
     )
 
@@ -475,7 +482,7 @@ def policy_effect(field: str, policy: CatchUp, window: timedelta) -> str:
     """Return the effect of `catch_up` or `on_resume` on occurrences that did not fire.
 
     >>> policy_effect("catch_up", CatchUp.FIRE_ALL, timedelta(hours=6))
-    'catch_up is fire_all: the occurrences of the last 6h fire, at most the newest 1,000.'
+    'catch_up is fire_all: the occurrences of the last 6 h fire, at most the newest 1,000.'
     """
     effect = {
         CatchUp.SKIP: "occurrences that did not fire are skipped",

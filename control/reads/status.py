@@ -272,11 +272,12 @@ def _silent_executors(services: Sequence[Service]) -> Iterator[Finding]:
     latest = max(silent, key=lambda each: each.last_heartbeat_at)
     one = len(silent) == 1
     who, their = (f"{latest.name} is", "its") if one else (f"{len(silent):,} executors are", "their")
-    what = f"{who} silent: {their} attempts end as lost"
-    what += f", and other executors retry {their} runs, except those with delivery at_most_once"
-    evidence = f"{their} last heartbeat was at {format_second(latest.last_heartbeat_at)}"
+    evidence = (
+        f"{their} last heartbeat was at {format_second(latest.last_heartbeat_at)}. {their.capitalize()} attempts end "
+        f"as lost. Other executors retry {their} runs, except runs with delivery at_most_once"
+    )
     remedy = f"read the output of {'its process on that host' if one else 'their processes'}"
-    yield Finding("executors", Severity.WARNING, what, evidence, remedy)
+    yield Finding("executors", Severity.WARNING, f"{who} silent", evidence, remedy)
 
 
 def _frozen(freeze: Freeze) -> Finding:

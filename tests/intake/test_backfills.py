@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[tuple[datetime, datetime], dict[str, str], tuple[str, s
     "no such job then": (
         (NOON - 12 * DAY, NOON - 11 * DAY),
         {},
-        ("from", "no version of the job is known for that time: it was not in force", "let `versions` be `current`"),
+        ("from", "no version of the job was in force in that range", "let `versions` be `current`"),
     ),
     "between two": (
         (NOON - HOUR / 3, NOON - HOUR / 4),

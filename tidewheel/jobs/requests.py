@@ -450,7 +450,7 @@ class RunsCancel(_Request):
     def _narrow(self) -> Self:
         if not any((self.key, self.labels, self.queue, self.lane, self.handler, self.cause)):
             remedy = "filter by at least one of key, labels, queue, lane, handler and cause"
-            raise InvalidValue(problem="without a filter it includes every run there is", remedy=remedy, path="key")
+            raise InvalidValue(problem="without a filter, this would cancel every run", remedy=remedy, path="key")
         return self
 
 

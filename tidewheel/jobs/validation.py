@@ -30,6 +30,7 @@ class StrictModel(BaseModel):
         later: Names that a later release will accept, each with the remedy for now.
         later_values: Values that a later release will accept, by field.
         elsewhere: Names that belong in another place, each with that place.
+        noun: What one of its names is called.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -37,6 +38,7 @@ class StrictModel(BaseModel):
     later: ClassVar[Mapping[str, str]] = {}
     later_values: ClassVar[Mapping[str, Sequence[str]]] = {}
     elsewhere: ClassVar[Mapping[str, str]] = {}
+    noun: ClassVar[str] = "field"
 
     @model_validator(mode="before")
     @classmethod
@@ -170,7 +172,12 @@ def _words(details: ErrorDetails, names: list[str], model: type[StrictModel]) ->
         is_length = key.endswith("_length")
         problem = f"there are {len(value)} elements" if is_length else f"{shown(value)} is not valid"
         return problem, f"write {words} {context[key]:g}"
-    return f"{shown(value)} is not valid", details["msg"].replace("Input should", "it should")
+    if context.get("class") == "UUID":
+        thing = next((each for each in reversed(names) if not each.isdecimal()), "")
+        problem, remedy = f"{shown(value)} is not the id of a {thing}", "write a UUID"
+    else:
+        problem, remedy = f"{shown(value)} is not valid", details["msg"].replace("Input should", "it should")
+    return problem, remedy
 
 
 def _unknown(name: str, model: type[StrictModel]) -> tuple[str, str]:
@@ -179,11 +186,12 @@ def _unknown(name: str, model: type[StrictModel]) -> tuple[str, str]:
     if place := model.elsewhere.get(name):
         return f"{name!r} does not belong here", place
     known = [field.alias or name for name, field in model.model_fields.items()]
-    if len(name) <= _LONGEST_NAME and (remedy := our_field(name, known)):
-        return f"there is no field {shown(name)}", remedy
+    problem = f"there is no {model.noun} {shown(name)}"
+    if model.noun == "field" and len(name) <= _LONGEST_NAME and (remedy := our_field(name, known)):
+        return problem, remedy
     near = get_close_matches(name, [*known, *model.later], n=1) if len(name) <= _LONGEST_NAME else []
-    remedy = f"did you mean {near[0]!r}?" if near else f"the known fields are {', '.join(known)}"
-    return f"there is no field {shown(name)}", remedy
+    remedy = f"did you mean {near[0]!r}?" if near else f"the known {model.noun}s are {', '.join(known)}"
+    return problem, remedy
 
 
 def _none_of(name: str, value: object, expected: str, model: type[StrictModel]) -> tuple[str, str]:

@@ -142,7 +142,7 @@ def test_time_is_one_of_the_readers_zone_else_of_the_jobs(clocked: ClockedDataba
     assert (here.kind, here.at, here.zone) == (Kind.OCCURRENCE, t("03-02T01:30"), "Europe/Berlin")
     assert here.explanation is not None
     assert here.explanation.outcome is OccurrenceOutcome.FIRED
-    assert here.words.startswith("It fired 6h30m late")
+    assert here.words.startswith("It fired 6 h 30 min late")
     elsewhere = asked(clocked, "why nightly yesterday 02:30", "UTC")
     assert (elsewhere.at, elsewhere.zone) == (t("03-01T02:30"), "UTC")
     assert elsewhere.words != here.words

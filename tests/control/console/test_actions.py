@@ -104,7 +104,7 @@ def test_dialog_that_was_opened_before_another_change_overwrites_nothing(pages: 
     posted(pages, "/jobs/nightly/pause", reason="disk full")
     refused = pages.post("/jobs/nightly/pause", data=late | {"reason": "stock"})
     assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    for words in ("It has been paused since", "disk full", "nothing was changed", 'value="stock"'):
+    for words in ("It has been paused since", "disk full", "Nothing was changed", 'value="stock"'):
         assert words in refused.text
     again = pages.post("/jobs/nightly/pause", data=fields_of(refused) | {"reason": "stock"})
     assert again.status_code == HTTPStatus.SEE_OTHER

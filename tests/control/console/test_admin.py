@@ -45,7 +45,7 @@ def test_tenant_is_created_limited_frozen_thawed_and_deleted(pages: ApiClient) -
     assert '<span class="word">frozen</span>' in page
     assert "Thaw…" in pages.get("/admin/tenants").text
     assert "Thawed: tenant acme." in changed(pages, f"/thaw?{at}")
-    assert "this is not its name" in refused(pages, "/admin/tenants/acme/delete", typed="acm")
+    assert "This is not its name" in refused(pages, "/admin/tenants/acme/delete", typed="acm")
     assert "deleting" in changed(pages, "/admin/tenants/acme/delete", typed="acme")
     [row] = re.findall(
         r'<tr><td class="identity"><a href="/admin/tenants/acme".*?</tr>', pages.get("/admin/tenants").text, re.DOTALL
@@ -82,7 +82,7 @@ def test_limits_that_another_person_has_set_are_not_overwritten(pages: ApiClient
     changed(pages, path, jobs="50")
     answer = pages.post(path, data=late | {"jobs": "9"})
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "another user changed the limits: jobs: 50," in answer.text
+    assert "Another user changed the limits: jobs: 50," in answer.text
     assert 'name="jobs" value="9"' in answer.text
     assert pages.post(path, data=late | {"jobs": "50", "weight": "1"}).is_redirect, "a repeat"
     assert pages.post(path, data=fields_of(answer) | {"jobs": "9"}).is_redirect
@@ -96,9 +96,9 @@ def test_refused_limit_stands_at_its_field_with_what_was_typed(pages: ApiClient)
     page = refused(pages, "/admin/tenants/default/limits", in_flight="0", weight="101")
     assert "0 would refuse everything" in page
     assert 'name="weight" value="101" inputmode="numeric" aria-invalid="true"' in page
-    assert "there is a tenant" in refused(pages, "/admin/new-tenant", tenant="default")
+    assert "There is a tenant" in refused(pages, "/admin/new-tenant", tenant="default")
     assert "is not a tenant name" in refused(pages, "/admin/new-tenant", tenant="<b>Acme")
-    assert "default cannot be deleted" in refused(pages, "/admin/tenants/default/delete", typed="default")
+    assert "Tenant default cannot be deleted" in refused(pages, "/admin/tenants/default/delete", typed="default")
     assert pages.get("/admin/tenants/unknown").status_code == HTTPStatus.NOT_FOUND
     assert pages.get("/admin/tenants/%3Cb%3E").status_code == HTTPStatus.NOT_FOUND
 
@@ -169,7 +169,7 @@ def test_revoked_key_ends_the_sign_in_that_revoked_it(database: Database) -> Non
         assert "It is the last key of all tenants with the scope admin" in dialog.text
         by_accident = client.post(path, data=fields_of(dialog))
         assert by_accident.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-        assert "this is not the name of the key" in by_accident.text
+        assert "This is not the name of the key" in by_accident.text
         key_of(database, "admin", all_tenants=True)
         assert "It is the last key" not in client.get(path).text
         answer = client.post(path, data=fields_of(dialog))

@@ -45,7 +45,7 @@ def test_time_that_cannot_be_read_is_named_once_with_an_example_to_type(pages: A
     submit(pages.database, "nightly", schedule=DAILY)
     page = pages.get("/ask", params={"q": "nightly at noon"}).text
     assert page.count("is not a time") == 1
-    assert "write 04:03, 3am, yesterday" in page
+    assert "04:03, 3am, yesterday" in page
 
 
 def test_instant_before_the_first_submit_did_not_fire(pages: ApiClient) -> None:

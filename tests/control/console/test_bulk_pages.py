@@ -146,7 +146,7 @@ def test_cancellation_names_the_runs_that_ended_before(pages: ApiClient) -> None
     run = pages.database.value("SELECT min(run_id::text) FROM job_runs")
     with Client(pages.database.url) as client:
         client.runs.cancel(run)
-    assert "A run that ends by itself or by another request is not among the 0." in shown(pages, place)
+    assert "Runs that end by themselves or by another request are not counted." in shown(pages, place)
     work_off_cancellations(pages.database)
     page, words = shown(pages, place), "1 run ended before, by itself or by another request."
     assert "<h2><span>1 of 2 runs that matched at its start</span>" in page
@@ -222,7 +222,7 @@ def test_redrive_names_the_dead_letters_that_left_it(pages: ApiClient) -> None:
     lost = f'<p class="caption" title="{took}">1 taken by others</p>'
     assert lost in shown(pages, "/bulk")
     done(posted(pages, f"{place}/pause"))
-    assert f"So far, 0 of 2 are done. {took}" in shown(pages, f"{place}/resume")
+    assert f"Done so far: 0 of 2 dead letters. {took}" in shown(pages, f"{place}/resume")
     done(posted(pages, f"{place}/resume"))
     work_off(pages.database)
     assert lost in shown(pages, "/bulk")
@@ -248,7 +248,7 @@ def test_dead_letter_shows_its_run_its_attempts_and_what_it_became(pages: ApiCli
     assert "Redrive…" not in text
     repeated = posted(pages, f"/dead-letters/redrive?id={number}")
     assert repeated.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "no dead letter matches" in repeated.text
+    assert "No dead letter matches" in repeated.text
 
 
 def test_list_has_the_first_line_of_each_error(pages: ApiClient) -> None:
@@ -279,9 +279,10 @@ def test_purge_of_many_needs_their_number(pages: ApiClient) -> None:
     fail(pages.database)
     path = link(shown(pages, "/dead-letters?kind=message"), "Purge all that match…")
     assert "Type 101 to confirm" in shown(pages, path)
+    assert "Runs stay until" not in shown(pages, path), "a message has none"
     refused = posted(pages, path, typed="100", counted="101")
     assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "this is not the number 101" in refused.text
+    assert "This is not the number 101" in refused.text
     assert pages.database.value("SELECT count(*) FROM dead_letters") == 102
     assert done(posted(pages, path, typed="101", counted="101")) == "/dead-letters"
     assert "101 dead letters purged." in shown(pages, "/dead-letters")
@@ -330,7 +331,7 @@ def test_repeat_of_a_cancellation_gets_its_first_answer_after_the_runs_have_ende
     work_off_cancellations(pages.database)
     assert done(pages.post(path, data=fields)) == first
     assert pages.database.value("SELECT count(*) FROM cancellations") == 1
-    assert "no open run matches" in posted(pages, path, counted="").text
+    assert "No open run matches" in posted(pages, path, counted="").text
     text = shown(pages, path)
     assert "Nothing would change. Each run of other has ended or is being cancelled already." in text
     assert not {"Reason", "Cancel 0"} & set(re.findall("Reason|Cancel 0", text))
@@ -465,7 +466,7 @@ def test_selected_runs_are_cancelled_and_retried(pages: ApiClient) -> None:
     assert "1 run queued. 1 could not be retried." in shown(pages, "/runs")
     assert "1 run matches." in shown(pages, "/runs?cause=retry&last=1h")
     for wrong in ("/runs/cancel", "/runs/retry"):
-        assert "no run is selected" in shown(pages, wrong)
+        assert "No run is selected" in shown(pages, wrong)
     assert pages.get("/runs/cancel?run=x").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
 
 
@@ -646,8 +647,8 @@ def test_freeze_of_a_queue_that_nothing_has_names_one_like_it_and_stays_possible
     )
     path = "/freeze/scope?queue=report"
     dialog = shown(pages, path)
-    assert "no job, no open run and no executor has queue report" in dialog
-    assert "did you mean exports? The freeze is for what comes later." in dialog
+    assert "No job, no open run and no executor has queue report" in dialog
+    assert "Did you mean exports? The freeze is for what comes later." in dialog
     apply_batch(pages.database, submission("manual", queue="calls"))
     assert "No job of this scope has an occurrence to come." in shown(pages, "/freeze/scope?queue=calls")
     for known in ("reports", "exports", "calls"):
@@ -791,7 +792,7 @@ def test_cancel_of_a_tab_keeps_its_filter_and_says_what_a_state_is_not(pages: Ap
     path = link(shown(pages, "/runs?status=queued&job=job"), "Cancel all unstarted runs of this job…")
     dialog = re.sub(r"</?bdi>", "", shown(pages, path))
     assert "Cancel 2 runs of job?" in dialog
-    assert "Of the 3 runs that match, 2 can be cancelled. The rest have started or ended." in dialog
+    assert "Of the 3 runs that match, 2 can be cancelled. The other 1 has started or ended already." in dialog
     assert "The filter by state does not apply" in dialog
     assert 'href="/runs?status=queued&amp;job=job">Keep them' in dialog
     assert "/runs/cancel-all" not in shown(pages, "/runs?status=succeeded&job=job")

@@ -114,12 +114,12 @@ def test_errors_stand_at_their_fields_and_nothing_typed_is_lost(pages: ApiClient
     assert "2026-02-30</textarea>" in page
     assert "&#39;2026-02-30&#39; is not valid" in page
     page = refused(pages, "/new-calendar", name="holidays", days="", weekdays="", ics="BEGIN:NOTHING")
-    assert "it is not an iCalendar file" in page or "it holds no event" in page
+    assert "It is not an iCalendar file" in page or "It holds no event" in page
     assert "BEGIN:NOTHING</textarea>" in page
-    assert "a calendar needs a day" in refused(pages, "/new-calendar", name="holidays")
+    assert "A calendar needs a day" in refused(pages, "/new-calendar", name="holidays")
     assert 'aria-invalid="true"' in refused(pages, "/new-calendar", name="<Holidays>", days="2026-05-01")
     changed(pages, "/new-calendar", name="new", days="2026-05-01")
-    assert "there is a calendar" in refused(pages, "/new-calendar", name="new", days="2026-05-02")
+    assert "There is a calendar" in refused(pages, "/new-calendar", name="new", days="2026-05-02")
     assert pages.get("/calendars/new?year=9999").status_code == HTTPStatus.OK
 
 

@@ -59,7 +59,7 @@ def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
     assert went_to(pages.post(undo[1], data=fields_of(pages.get(f"{run[0]}/cancel")))) == run[0]
     assert "cancelled" in pages.get(run[0]).text
     for fields, word in (
-        ({"payload": "{"}, "not valid JSON"), ({"delay": "soon"}, "soon"), ({"labels": SCRIPT}, "write name=value"),
+        ({"payload": "{"}, "not valid JSON"), ({"delay": "soon"}, "soon"), ({"labels": SCRIPT}, "Write name=value"),
     ):  # fmt: skip
         answer = posted(pages, "/jobs/nightly/trigger", None, **fields)
         assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
@@ -107,7 +107,7 @@ def test_delete_of_another_version_than_was_shown_is_refused(pages: ApiClient) -
     submit(pages.database, "nightly", lane="batch")
     answer = posted(pages, "/jobs/nightly/delete", page)
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "the current version is 2, not 1" in answer.text
+    assert "The current version is 2, not 1" in answer.text
     assert pages.get("/jobs/nightly").status_code == HTTPStatus.OK
 
 
@@ -128,7 +128,7 @@ def test_pause_and_delete_name_a_backfill_and_do_to_it_what_they_say(pages: ApiC
         make_batch(database, second)
         client.backfills.pause(first)
         for name, effect in (
-            ("pause", "A pause of the job neither stops nor resumes"),
+            ("pause", "The pause of the job does not affect the backfill."),
             ("delete", "A deletion of the job cancels"),
         ):
             page = pages.get(f"/jobs/nightly/{name}").text
@@ -216,7 +216,7 @@ def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
     assert 'value="yesterday" aria-invalid="true"' in wrong.text
     early = fields | {"from_": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z", "versions": "as_of"}
     refused = posted(pages, "/jobs/nightly/backfill", None, **early).text
-    assert "choose &#34;version 1 for all&#34; in versions</bdi>" in refused, "as the form words it"
+    assert "In the field versions, choose &#34;version 1 for all&#34;</bdi>." in refused, "as the form words it"
     assert "aria-invalid" not in refused, "the range is right, the choice is not"
     counted = posted(pages, "/jobs/nightly/backfill", None, **fields)
     assert counted.status_code == HTTPStatus.OK

@@ -114,7 +114,7 @@ def test_check_shows_instants_beside_each_other_and_changes_nothing(pages: ApiCl
     assert answer.text.count('<s class="gone">') == 10
     assert answer.text.count('<ins class="new">') == 9  # the tenth lies beyond the last instant of now
     assert "Both columns end at" in answer.text
-    assert "An occurrence is missed once it is 1m late (misfire_after of the schedulers)." in answer.text
+    assert "An occurrence is missed once it is 1 min late (misfire_after of the schedulers)." in answer.text
     for text in ("45 2 * * *: at 02:45, every day", "02:30:00</s>", "02:45:00 +", "Runs under way end as they are"):
         assert text in answer.text
     assert "  &#34;depot&#34;: 4" in answer.text
@@ -164,7 +164,7 @@ def test_emptied_list_is_refused_in_words_with_a_remedy(pages: ApiClient) -> Non
     document = json.loads(typed_in(page)["document"])
     document["retry"]["intervals"] = []
     answer = pressed(pages, "/jobs/job/edit", "check", page, document=json.dumps(document))
-    assert "there are 0 elements</bdi>: <bdi>write at least 1" in answer.text
+    assert "There are 0 elements</bdi>. <bdi>Write at least 1" in answer.text
 
 
 def test_check_refuses_the_address_that_save_refuses(pages: ApiClient) -> None:
@@ -180,8 +180,8 @@ def test_json_that_cannot_be_read_is_kept(pages: ApiClient) -> None:
     submit(pages.database)
     page = pressed(pages, "/jobs/job/edit", "as_json")
     for text, word in (
-        ("{", "not valid JSON"), ('{"schedule": "manual", "target": "t", "key": "other"}', "a job keeps its key"),
-        ('{"schedule": "manual", "target": "t", "concurrencyPolicy": "Forbid"}', "write it as overlap"),
+        ("{", "not valid JSON"), ('{"schedule": "manual", "target": "t", "key": "other"}', "A job keeps its key"),
+        ('{"schedule": "manual", "target": "t", "concurrencyPolicy": "Forbid"}', "Write it as overlap"),
         ("[]", "object"),
     ):  # fmt: skip
         answer = pressed(pages, "/jobs/job/edit", "save", page, document=text)
@@ -213,8 +213,8 @@ def test_other_kind_of_schedule_drops_the_fields_of_the_former(pages: ApiClient)
         assert stored(pages.database, "job", version(pages.database))["schedule"] == schedule
     answer = pressed(pages, "/jobs/job/edit", "check", schedule="cron", schedule__cron="")
     assert 'href="#f-schedule.cron"' in answer.text
-    assert "it has no expression" in answer.text
-    assert "write a cron expression such as 0 8 * * MON-FRI" in answer.text
+    assert "It has no expression" in answer.text
+    assert "Write a cron expression such as 0 8 * * MON-FRI" in answer.text
 
 
 def test_second_click_saves_once_and_undo_leads_back(pages: ApiClient) -> None:
@@ -237,7 +237,7 @@ def test_page_that_was_left_by_back_loses_nothing(pages: ApiClient) -> None:
     assert pressed(pages, "/jobs/job/edit", "save", page, lane="batch").status_code == HTTPStatus.SEE_OTHER
     answer = pressed(pages, "/jobs/job/edit", "save", page, queue="mine")
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "this page has saved something else" in answer.text
+    assert "This page has saved something else" in answer.text
     race = pressed(pages, "/jobs/job/edit", "save", answer)
     assert race.status_code == HTTPStatus.CONFLICT
     assert typed_in(race)["queue"] == "mine"
@@ -280,7 +280,7 @@ def test_new_job_of_a_key_that_exists_overwrites_nothing(pages: ApiClient) -> No
     submit(pages.database, "nightly")
     answer = pressed(pages, "/jobs/new", "save", key="nightly", schedule="manual", target__name="other")
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "there is a job of this key, at version 1" in answer.text
+    assert "There is a job of this key, at version 1" in answer.text
     assert typed_in(answer)["target.name"] == "other"
     missing = pressed(pages, "/jobs/new", "save", schedule="manual", target__name="other")
     assert 'href="#f-key"' in missing.text

@@ -216,9 +216,11 @@ def test_undo_of_a_move_whose_own_time_has_passed_fires_at_once(clocked: Clocked
     submit(clocked, "nightly", schedule={"cron": "0 2 * * *"})
     at = "?at=2026-03-20T02:00:00Z"
     posted(pages, f"/jobs/nightly/move{at}", to="2026-03-20T09:00:00Z")
-    assert "After: it fires at its time." in shown(pages, f"/jobs/nightly/unskip{at}")
+    words = "At present, it will fire at Fri 20 Mar 2026 09:00:00 UTC, because it was moved by "
+    assert words in shown(pages, f"/jobs/nightly/skip{at}")
+    assert "After that, it fires at its time." in shown(pages, f"/jobs/nightly/unskip{at}")
     clocked.stop_clock(t("03-20T08:00"))
-    assert "After: it fires at once, for its own time has passed." in shown(pages, f"/jobs/nightly/unskip{at}")
+    assert "After that, it fires at once, because its own time has passed." in shown(pages, f"/jobs/nightly/unskip{at}")
     posted(pages, f"/jobs/nightly/unskip{at}")
     assert "fires now: its time has passed." in shown(pages, "/jobs/nightly/next")
     fire_all(clocked)
@@ -291,7 +293,8 @@ def test_calendar_and_list_show_clock_changes_holidays_skips_and_moves(
     assert 'value="tomorrow" aria-invalid="true"' in refused.text
     assert posted(pages, "/jobs/nightly/unskip?at=2026-03-21T01:30:00Z").status_code == HTTPStatus.SEE_OTHER
     assert (
-        "1 skipped" not in shown(pages, "/jobs/nightly/next?month=2026-03&limit=100").partition("fires at its time")[2]
+        "1 skipped"
+        not in shown(pages, "/jobs/nightly/next?month=2026-03&limit=100").partition("will fire at its time")[2]
     )
     assert pages.get("/jobs/nightly/skip?at=tomorrow").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert pages.get("/jobs/nightly/next?month=2026-13").status_code == HTTPStatus.UNPROCESSABLE_ENTITY

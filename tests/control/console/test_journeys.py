@@ -157,7 +157,7 @@ def test_many_runs_are_cancelled_and_their_progress_is_seen(here: Page, database
     dialog = asked(here, "Cancel all open runs of this job…")
     dialog.locator("[name=typed]").fill(str(MANY - 1))
     dialog.get_by_role("button", name=f"Cancel {MANY} runs").click()
-    expect(dialog).to_contain_text(f"this is not the number {MANY}")
+    expect(dialog).to_contain_text(f"This is not the number {MANY}")
     dialog.locator("[name=typed]").fill(str(MANY))
     do(dialog)
     expect(here.locator("main")).to_contain_text(f"0 of {MANY} runs that matched at its start")

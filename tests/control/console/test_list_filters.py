@@ -10,8 +10,8 @@ from tests.control.api.answering import ApiClient
 from tests.transitions.acts import submit, trigger
 
 _BAND = re.compile(r'<p class="band trouble" role="alert">.*?</p>')
-_CURSOR = "cursor: 'MQ' is no cursor of this list: open the list again, from its first page"
-_NO_JOB = "job: tenant 'default' has no job 'none': correct the key, or find the job in the list of jobs"
+_CURSOR = "cursor: 'MQ' is no cursor of this list. Open the list again, from its first page."
+_NO_JOB = "job: Tenant 'default' has no job 'none'. Correct the key, or find the job in the list of jobs."
 
 
 @pytest.mark.parametrize(
@@ -20,23 +20,23 @@ _NO_JOB = "job: tenant 'default' has no job 'none': correct the key, or find the
         ("/runs?job=none", _NO_JOB),
         (
             "/runs?label=team%3Da",
-            "label: a filter by labels alone would read all runs: add a job key, or choose a time in the field since",
+            "label: A filter by labels alone would read all runs. Add a job key, or choose a time in the field since.",
         ),
-        ("/runs?label=team", "label: 'team' is not valid: write name=value"),
-        ("/runs?last=1y", "last: '1y' is not valid: write '1h', '24h', '7d' or '30d'"),
+        ("/runs?label=team", "label: 'team' is not valid. Write name=value."),
+        ("/runs?last=1y", "last: '1y' is not valid. Write '1h', '24h', '7d' or '30d'."),
         (
             "/runs?status=failed&ordering_key=a",
-            "ordering_key: a run that has ended is in no order: leave it out, or name a status of open runs",
+            "ordering_key: A run that has ended is in no order. Leave it out, or name a status of open runs.",
         ),
         ("/runs?cursor=MQ", _CURSOR),
         ("/jobs?cursor=MQ", _CURSOR),
-        ("/jobs?lane=slow", "lane: 'slow' is not valid: write 'critical', 'standard' or 'batch'"),
+        ("/jobs?lane=slow", "lane: 'slow' is not valid. Write 'critical', 'standard' or 'batch'."),
         ("/dead-letters?job=none", _NO_JOB),
-        ("/dead-letters?show=some", "show: 'some' is not valid: write 'open', 'redriven' or 'all'"),
+        ("/dead-letters?show=some", "show: 'some' is not valid. Write 'open', 'redriven' or 'all'."),
         ("/dead-letters?cursor=MQ", _CURSOR),
         ("/workflows?job=none", _NO_JOB),
         ("/admin/audit?cursor=MQ", _CURSOR),
-        ("/admin/audit?door=back", "door: 'back' is not valid: write 'rest', 'kafka', 'cli', 'client' or 'console'"),
+        ("/admin/audit?door=back", "door: 'back' is not valid. Write 'rest', 'kafka', 'cli', 'client' or 'console'."),
         ("/admin/keys?cursor=MQ", _CURSOR),
         ("/admin/tenants?cursor=MQ", _CURSOR),
     ],

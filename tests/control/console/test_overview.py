@@ -108,7 +108,7 @@ def test_figures_lead_to_lists_of_what_they_count(pages: ApiClient) -> None:
     bars = {unescape(href) for href in re.findall(r'<a href="(/runs\?ended_since=[^"]+)" ', page)}
     assert [href for href in bars if '<p class="sentence">3 runs match.' in shown(pages, href)]
     assert '<div class="tile"><small>Due, next minute' in page, "no list has these jobs"
-    assert "an open run has no end" in pages.get("/runs?status=queued&ended_since=2026-01-01T00:00:00Z").text
+    assert "An open run has no end" in pages.get("/runs?status=queued&ended_since=2026-01-01T00:00:00Z").text
 
 
 def test_retry_that_a_cancellation_prevents_is_not_announced(pages: ApiClient) -> None:
@@ -147,7 +147,7 @@ def test_finding_names_the_first_failure_of_the_hour(pages: ApiClient) -> None:
 
 
 def test_freeze_among_the_findings_leads_to_its_thaw_and_says_what_is_lost(pages: ApiClient) -> None:
-    assert "on_resume of a job is skip, the thaw skips these" in shown(pages, "/freeze/scope?scope=fleet")
+    assert "For a job whose on_resume is skip, the thaw skips the held" in shown(pages, "/freeze/scope?scope=fleet")
     apply_batch(pages.database, {"type": "freeze", "queue": "reports"})
     assert '<span class="what"><a href="/freeze"><bdi>' in shown(pages, "/")
     assert "Thaw…" in shown(pages, "/freeze")
@@ -165,8 +165,8 @@ def test_freezes_of_the_time_shown_are_drawn_and_named(pages: ApiClient) -> None
         )
     apply_batch(pages.database, {"type": "freeze", "queue": "reports"})
     page = shown(pages, "/")
-    assert re.search(r"A freeze of key_prefix=&lt;b&gt; was in force from \d\d:\d\d to \d\d:\d\d\.", page)
-    assert re.search(r"A freeze of queue=reports was in force (at|from) \d\d:\d\d", page)
+    assert re.search(r"A freeze of keys that begin with &lt;b&gt; was in force from \d\d:\d\d to \d\d:\d\d\.", page)
+    assert re.search(r"A freeze of queue reports was in force (at|from) \d\d:\d\d", page)
     assert len(re.findall(r'<rect class="frozen"', page)) == 4, "two, for both widths"
     assert "a run that a freeze held counts as late" in page
     pages.database.execute("UPDATE freezes SET created_at = created_at - interval '3 h'")
@@ -221,6 +221,6 @@ def test_slow_runs_are_listed_and_hostile_text_is_text(pages: ApiClient) -> None
         assert "<script>alert" not in shown(pages, path)
     slow = shown(pages, "/runs/slow")
     assert f'href="/runs/{run}"' in slow
-    assert '<th class="right">last attempt</th><th class="right">scheduled to end</th>' in slow
+    assert '<th class="right">last attempt</th><th class="right">scheduled → end</th>' in slow
     assert pages.get("/runs/slow?last=1y").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert 'href="/runs/slow"' in shown(pages, "/runs")

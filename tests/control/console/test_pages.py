@@ -218,7 +218,7 @@ def test_empty_list_names_the_nearest_key(pages: ApiClient) -> None:
     submit(pages.database, "nightly-<b>")
     submit(pages.database, "other")
     page = shown(pages, "/jobs?prefix=nightly-x")
-    assert "No job begins with" in page
+    assert "No job key begins with" in page
     assert 'The nearest key is <a href="/jobs?prefix=nightly-%3Cb%3E"><bdi>nightly-&lt;b&gt;</bdi></a>' in page
     assert "Nearest" not in shown(pages, "/jobs?prefix=zzz")
 
@@ -228,11 +228,15 @@ def test_filters_are_those_of_rest_and_errors_name_the_field(pages: ApiClient) -
     submit(pages.database, "b")
     page = shown(pages, "/jobs?label=team%3Dbilling&prefix=&kind=&queue=")
     assert ('href="/jobs/a"' in page, 'href="/jobs/b"' in page) == (True, False)
-    assert "No job begins with <bdi>zzz</bdi>" in shown(pages, "/jobs?prefix=zzz")
+    assert "No job key begins with <bdi>zzz</bdi>" in shown(pages, "/jobs?prefix=zzz")
     for path, word in (
         ("/runs?status=none", "status"),
         ("/runs?cursor=x", "cursor"),
         ("/runs?label=a%3Db", "read all runs"),
+        ("/runs?workflow=1", "There is no filter &#39;workflow&#39;</bdi>. <bdi>The known filters are tenant, limit"),
+        ("/runs/cancel-all", "Without a filter, this would cancel every run"),
+        ("/runs/cancel-all", "<title>Not possible"),
+        ("/runs/cancel?run=hourly", "&#39;hourly&#39; is not the id of a run</bdi>. <bdi>Write a UUID</bdi>."),
     ):
         answer = pages.get(path)
         assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY, path
@@ -290,6 +294,8 @@ def test_unknown_ids_are_pages_of_404(pages: ApiClient) -> None:
         assert "<h1>Not found</h1>" in answer.text, path
         assert 'aria-label="Places"' in answer.text
         assert 'href="/runs">Runs</a>' in answer.text
+    words = "&#39;none&#39; is not the id of a run. A run id is a UUID. Use Ask or the list of runs to find it."
+    assert f'<p class="sentence"><bdi>{words}</bdi></p>' in pages.get("/runs/none").text
     run_id = uuid4()
     sentence = f"<bdi>There is no run {run_id}</bdi>. <bdi>Copy the id from a reply or an event</bdi>."
     assert f'<p class="sentence">{sentence}</p>' in pages.get(f"/runs/{run_id}").text

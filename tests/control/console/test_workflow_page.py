@@ -140,7 +140,7 @@ def test_run_shows_its_parents_and_children_with_their_states(pages: ApiClient) 
     last = shown(pages, f"/runs/{run_of(pages.database, 'd')}")
     assert '<ul aria-label="before it">' in last
     assert '<ul aria-label="after it">' not in last
-    assert "the parent b ended as failed, and the condition is success" in last
+    assert "the parent b ended as failed, but the condition is success" in last
 
 
 def test_list_has_every_occurrence_by_state_and_root_in_pages(pages: ApiClient) -> None:

@@ -34,7 +34,7 @@ def test_child_is_explained_by_its_runs_in_each_generation(clocked: ClockedDatab
     failed = explanation_of(clocked, at, "d")
     if missed == [("parents",)]:
         assert (failed.outcome, failed.reason) == ("skipped", "parents")
-        assert failed.words == "Its run was skipped: the parent 'b' is failed, and the condition is success."
+        assert failed.words == "Its run was skipped: the parent 'b' ended as failed, but the condition is success."
     change(clocked, "resume", root)
     play(clocked)
     again = explanation_of(clocked, at, "d")

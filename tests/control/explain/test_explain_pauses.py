@@ -76,7 +76,7 @@ def test_pause_counts_its_occurrences_and_names_its_cause(clocked: ClockedDataba
     assert "on_resume is fire_once: only the latest occurrence fires. The pause skipped 3 occurrences from " in words
     assert "from 2026-03-02T09:00:00Z to 2026-03-04T09:00:00Z." in words
     caught_up = explanation_of(clocked, t("03-05T09:00"))
-    assert caught_up.words.startswith("It fired 1h late, caught up after downtime, a pause or ")
+    assert caught_up.words.startswith("It fired 1 h late, caught up after downtime, a pause or ")
     assert caught_up.run is not None
     assert caught_up.run.late == timedelta(hours=1)
 

@@ -46,7 +46,7 @@ def test_every_overlap_policy_is_described(clocked: ClockedDatabase, policy: Ove
 
 
 def test_catch_up_names_when_an_occurrence_is_missed(clocked: ClockedDatabase) -> None:
-    words = "An occurrence is missed once it is 1m late (misfire_after of the schedulers)."
+    words = "An occurrence is missed once it is 1 min late (misfire_after of the schedulers)."
     assert words in previewed(clocked, schedule=DAILY).words
     assert words not in previewed(clocked).words, "a manual job misses nothing"
 
