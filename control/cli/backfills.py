@@ -37,7 +37,9 @@ def backfill_job(
     to_at: Annotated[str, typer.Option("--to", metavar="TIME", help="The last instant of the range.")],
     what: Annotated[
         str | None,
-        typer.Option(metavar="WHAT", help="Occurrences to run: missing_only (those that did not fire) or all."),
+        typer.Option(
+            metavar="WHAT", help="Occurrences to run: missing_only (no run, or a skipped or cancelled one) or all."
+        ),
     ] = None,
     versions: Annotated[
         str | None, typer.Option(metavar="WHICH", help="Version of the job: as_of (the one in force then) or current.")

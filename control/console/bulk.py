@@ -24,12 +24,13 @@ from tidewheel.control.reads.cancellations import Cancellation, cancellations, s
 from tidewheel.control.reads.dead_letters import COUNTED, list_dead_letters
 from tidewheel.control.reads.fleet import is_scheduler_alive
 from tidewheel.control.reads.freezes import freezes_of, narrow_scope, standing_freezes
-from tidewheel.control.reads.redrives import Redriving, redrive, redrives
+from tidewheel.control.reads.redrives import Redriving, going_on, redrive, redrives
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
 
 _OF_EACH = 50
 _COUNTED = 10  # redrives under way whose dead letters are counted, the newest
+_LISTED = 200  # dead letters of a redrive that are compared with those of others
 _CHOSEN = 10  # of the dead letters that a redrive names one by one
 
 
@@ -125,7 +126,10 @@ def _read_work(connection: Conn, tenant: str, row: BackfillProgress | Cancellati
     if isinstance(row, Cancellation):
         return of_cancellation(row, now)
     work = of_redrive(row, now)
-    return work if row.finished_at else replace(work, gone=_gone(connection, tenant, row))
+    if row.finished_at:
+        return work
+    gone, shared = _taken(connection, tenant, row)
+    return replace(work, gone=gone, shared=shared)
 
 
 def _row(connection: Conn, tenant: str, kind: Kind, number: UUID | int) -> BackfillProgress | Cancellation | Redriving:
@@ -134,13 +138,22 @@ def _row(connection: Conn, tenant: str, kind: Kind, number: UUID | int) -> Backf
     return backfill(connection, tenant, number) if kind == "backfill" else redrive(connection, tenant, number)
 
 
-def _gone(connection: Conn, tenant: str, row: Redriving) -> int:
-    """Return how many dead letters others have taken from a redrive; 0 if it has too many to count."""
+def _taken(connection: Conn, tenant: str, row: Redriving) -> tuple[int, int]:
+    """Return how many dead letters others have taken from a redrive, and how many of the rest another one includes.
+
+    Each is 0 if there are too many to count.
+    """
     left = row.matched_count - row.processed
     if row.matched_count > COUNTED or left <= 0:
-        return 0
-    found = list_dead_letters(connection, tenant, row.filters, limit=1)
-    return 0 if found.at_least else max(left - max(found.total - row.rejected_count, 0), 0)
+        return 0, 0
+    found = list_dead_letters(connection, tenant, row.filters, limit=_LISTED)
+    if found.at_least:
+        return 0, 0
+    gone = max(left - max(found.total - row.rejected_count, 0), 0)
+    others = [each for each in going_on(connection, tenant) if each.redrive_id != row.redrive_id]
+    if found.total > _LISTED:
+        return gone, 0
+    return gone, sum(any(each.includes(letter) for each in others) for letter in found.dead_letters)
 
 
 def _is_frozen(connection: Conn, tenant: str, row: BackfillProgress | Cancellation | Redriving) -> bool:

@@ -23,7 +23,7 @@ from tidewheel.jobs.values import format_second, format_timestamp
 from tidewheel.schedules.policies import CatchUp
 
 _WITHOUT_TIMER = {
-    "manual": ("The job has no schedule, so a pause changes nothing. Triggers still run.",),
+    "manual": ("The job has no schedule: a pause marks it as paused, and has no occurrence to stop.",),
     "after": ("Until it is resumed, its part of each workflow is skipped, with the reason paused.",),
 }
 _RESUMED = {

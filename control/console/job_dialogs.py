@@ -270,7 +270,8 @@ class BackfillJob:
                       help="The first instant, such as 2026-11-01T00:00:00Z."),
                 Field("to", "to", value=query.get("to", ""), required=True, help="The last instant."),
                 Field("what", "which", "choice", options=(
-                    ("missing_only", "those that did not fire"), ("all", _EVEN_FIRED))),
+                    ("missing_only", "those without a run, or whose run was skipped or cancelled"),
+                    ("all", _EVEN_FIRED))),
                 Field("versions", "versions", "choice", options=(
                     ("as_of", "the one in force at each instant"),
                     ("current", _current(job.summary.version)))),
@@ -317,7 +318,8 @@ class BackfillJob:
 
 
 _RANGE = ("from", "to", "what", "versions", "order", "overlap", "reason")
-_EVEN_FIRED = "all, also those that fired"
+_EVEN_FIRED = "all, also those whose run succeeded or failed"
+_MISSING = "An occurrence whose run was skipped or cancelled runs again. One whose run failed does not."
 
 
 def _current(version: int) -> str:
@@ -344,7 +346,8 @@ def _confirm(key: str, occurrences: int, form: Form, back: str) -> Dialog:
     return Dialog(
         f"Make {runs} of {key}?", f"Make {runs}", back, place="jobs", keep="Back",
         will=(f"Occurrences from {form.get('from', '')} to {form.get('to', '')} that become runs:"
-              f" {number(occurrences)}, at most {form.get('max_concurrent', '')} open at once.", *grown),
+              f" {number(occurrences)}, at most {form.get('max_concurrent', '')} open at once.",
+              *((_MISSING,) if form.get("what") == "missing_only" else ()), *grown),
         stays=("The schedule goes on as it is. A backfill can be paused and cancelled.",),
         fields=(*fields, Field("counted", "", "hidden", str(occurrences))),
     )  # fmt: skip

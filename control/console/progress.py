@@ -41,6 +41,7 @@ class Work:
         reason: Its reason.
         failed: How many could not be done.
         gone: How many others took first; 0 while that is not known.
+        shared: How many of the rest another redrive under way includes too; 0 while that is not known.
         at_least: True if there may be more than `total`.
         rate: How many a second; None while it is too early.
         is_recent: True if that is the rate of the last 30 s, False if it is that since the acceptance.
@@ -58,6 +59,7 @@ class Work:
     reason: str | None = None
     failed: int = 0
     gone: int = 0
+    shared: int = 0
     at_least: bool = False
     rate: float | None = None
     is_recent: bool = False
@@ -81,13 +83,14 @@ class Work:
 
     @property
     def gone_words(self) -> str:
-        """A sentence about the dead letters or runs that others took first; empty without one."""
-        if not self.gone:
-            return ""
+        """Sentences about the dead letters or runs that others took first, or share; empty without one."""
         many = counted(self.gone, _NOUNS[self.kind])
-        if self.kind == "redrive":
-            return f"A retry, another redrive or a purge took {many} first."
-        return f"{many} ended before, by {agreed(self.gone, 'itself', 'themselves')} or by another request."
+        if self.kind != "redrive":
+            them = agreed(self.gone, "itself", "themselves")
+            return f"{many} ended before, by {them} or by another request." if self.gone else ""
+        took = f"A retry, another redrive or a purge took {many} first. " if self.gone else ""
+        shares = f"Another redrive under way includes {number(self.shared)} of them too." if self.shared else ""
+        return f"{took}{shares}".rstrip()
 
 
 def of_backfill(row: BackfillSummary, now: datetime) -> Work:

@@ -19,6 +19,7 @@ from tidewheel.control.console.under_way import retries_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, state, when
+from tidewheel.control.reads.freezes import freezes_of
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.retry_facts import read_retry_facts
 from tidewheel.control.reads.run_detail import RunDetail, show_run
@@ -96,6 +97,7 @@ class RetryRun:
         with connection.snapshot() as reading:
             facts = read_retry_facts(reading, [run_id])
             version = read_job_position(reading, caller.tenant, summary.key).version if facts else 0
+            is_frozen = bool(freezes_of(reading, caller.tenant, summary.job_id))
         if all(each.is_deleted for each in facts):
             why = "its job is deleted" if facts else "it is no longer stored in the database"
             return Dialog(
@@ -104,6 +106,7 @@ class RetryRun:
             )  # fmt: skip
         done = len(run.retry_chain.next)
         is_same = summary.job_version == version
+        begins = "after the thaw: a freeze covers the job" if is_frozen else "now"
         had = "This run had the same version." if is_same else f"This run had version {summary.job_version}."
         return Dialog(
             f"Retry this run of {summary.key}?", "Retry 1 run", urls("run", run_id=run_id),
@@ -115,7 +118,9 @@ class RetryRun:
             ),
             stays=(f"This run stays as it is: {state(summary.status)} {format_timestamp(summary.finished_at)}.",)
             if summary.finished_at else (),
-            fields=(Field("delay", "Delay (optional)", help="Such as 30s or 10m. Without one it starts now."), REASON),
+            fields=(
+                Field("delay", "Delay (optional)", help=f"Such as 30s or 10m. Without one it starts {begins}."), REASON
+            ),
             keep="Leave it", place="runs", under_way=retries_under_way(
                 connection, caller.tenant, [run.dead_letter] if run.dead_letter else (), urls, matched=1
             ),

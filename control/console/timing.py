@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from tidewheel.control.console.words import between, duration, family_of, state
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.runs import OWNED
+from tidewheel.runs import OWNED, Cause
 
 _THINNEST = 0.15  # percent: a pixel of a wide page
 _TICK = 0.4
@@ -120,8 +120,11 @@ class _Axis:
 def _ticks(run: RunDetail, axis: _Axis) -> Iterator[Stage]:
     """Yield the instants before the first attempt."""
     summary = run.summary
-    yield axis.tick("scheduled", format_timestamp(summary.scheduled_at), summary.scheduled_at)
-    yield axis.tick("written", _beside(summary.created_at, summary.scheduled_at), summary.created_at)
+    is_retry = summary.cause == Cause.RETRY
+    own = ", the time of the run that it repeats" if is_retry else ""
+    yield axis.tick("scheduled", f"{format_timestamp(summary.scheduled_at)}{own}", summary.scheduled_at)
+    at = format_timestamp(summary.created_at) if is_retry else _beside(summary.created_at, summary.scheduled_at)
+    yield axis.tick("written", at, summary.created_at)
     for stage in run.stages:
         if stage.name == "published":
             if stage.at is None:

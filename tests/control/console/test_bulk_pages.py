@@ -108,7 +108,10 @@ def test_second_redrive_names_the_one_under_way(pages: ApiClient) -> None:
     listed_ids = re.findall(r"<li><bdi>(.*?)  ", sample[1])
     assert sorted(listed_ids) == [f"#{later - 1}", f"#{later}"], "only those of the number"
     assert "is under way" not in shown(pages, f"/dead-letters/{later}"), "it was made later"
-    done(posted(pages, path, **counted(pages, path)))
+    second = shown(pages, done(posted(pages, path, **counted(pages, path))))
+    assert "0 of 3 dead letters that matched at its start" in second
+    assert "Another redrive under way includes 1 of them too." in second
+    assert "1 in another redrive too" in shown(pages, "/bulk")
     assert "2 redrives have not ended and include all of these dead letters. Each" in shown(pages, path)
     work_off(database)
     assert "is under way" not in shown(pages, "/dead-letters/redrive?kind=run")

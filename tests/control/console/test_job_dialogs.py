@@ -221,6 +221,9 @@ def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
     counted = posted(pages, "/jobs/nightly/backfill", None, **fields)
     assert counted.status_code == HTTPStatus.OK
     assert re.search(r"Make \d+ runs? of nightly", counted.text), counted.text
+    repeated = "An occurrence whose run was skipped or cancelled runs again."
+    assert repeated not in counted.text, "all of them run"
+    assert repeated in posted(pages, "/jobs/nightly/backfill", None, **fields | {"what": "missing_only"}).text
     assert SCRIPT not in counted.text
     assert pages.database.count("backfills") == 0
     grown = posted(pages, "/jobs/nightly/backfill", counted, counted="0")

@@ -48,8 +48,9 @@ def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_tab
     failed = begun(clocked)
     end(clocked, ending(failed, RunState.FAILED, error_type="ConnectionError"))
     page = shown(pages, "/jobs/job?window=24h")
-    assert "Mon 2 Mar 2026 12:00:00 UTC: It came due in a pause" in page
-    assert "Mon 2 Mar 2026 13:00:00 CET: It came due in" in shown(pages, "/jobs/job?window=24h&tz=Europe/Berlin")
+    assert "The occurrence of Mon 2 Mar 2026 12:00:00 UTC did not fire. It came due in a pause" in page
+    berlin = shown(pages, "/jobs/job?window=24h&tz=Europe/Berlin")
+    assert "The occurrence of Mon 2 Mar 2026 13:00:00 CET did not fire. It came due" in berlin
     assert "1 run succeeded, 1 failed" in page
     assert "4 occurrences did not fire" in page
     assert "4 occurrences not fired, paused: 09:00 to 12:00" in page

@@ -190,6 +190,7 @@ def test_retry_is_not_late_by_the_time_before_it_was_requested(pages: ApiClient)
     with Client(pages.database.url) as client:
         second = client.runs.retry(first.run_id)
     begin(pages.database, second)
+    assert ", the time of the run that it repeats" in shown(pages, f"/runs/{second}")
     earlier = pages.database.now() - timedelta(minutes=9)
     pages.database.execute("UPDATE job_runs SET scheduled_at = %s", [earlier])
     pages.database.execute("UPDATE finished_runs SET scheduled_at = %s", [earlier])
@@ -223,7 +224,7 @@ def test_wait_under_a_freeze_that_is_over_names_it(pages: ApiClient) -> None:
     earlier = pages.database.now() - timedelta(hours=1)
     pages.database.execute("UPDATE job_runs SET created_at = %s, scheduled_at = %s", [earlier, earlier])
     begin(pages.database, run_id)
-    assert "A freeze (<bdi>queue=reports</bdi>) held this run until the thaw by" in shown(pages, f"/runs/{run_id}")
+    assert "A freeze of <bdi>queue reports</bdi> held this run until the thaw by" in shown(pages, f"/runs/{run_id}")
     assert '1 h 00 min <span class="caption">frozen</span>' in shown(pages, "/jobs/nightly")
     other = begun(pages.database, "nightly")
     assert "A freeze (" not in shown(pages, f"/runs/{other.run_id}")
@@ -254,6 +255,10 @@ def test_refused_delay_of_a_retry_is_at_its_field(pages: ApiClient) -> None:
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert 'value="soon" aria-invalid="true"' in answer.text
     assert 'value="kept"' in answer.text
+    assert "Without one it starts now." in answer.text
+    posted(pages, "/freeze/scope?scope=tenant")
+    frozen = shown(pages, f"/runs/{started.run_id}/retry")
+    assert "Without one it starts after the thaw: a freeze covers the job." in frozen
 
 
 def test_next_attempt_of_a_retrying_run_starts_now_once(pages: ApiClient) -> None:
