@@ -139,7 +139,7 @@ def _row(connection: Conn, tenant: str, kind: Kind, number: UUID | int) -> Backf
 
 
 def _taken(connection: Conn, tenant: str, row: Redriving) -> tuple[int, int]:
-    """Return how many dead letters others have taken from a redrive, and how many of the rest another one includes.
+    """Return how many dead letters others took from a redrive, and how many another one includes too.
 
     Each is 0 if there are too many to count.
     """
