@@ -40,6 +40,7 @@ from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_second, format_timestamp
 from tidewheel.runs import DEAD_LETTERED
+from tidewheel.schedules.decision import SkipReason
 from tidewheel.schedules.describe import describe
 
 T = TypeVar("T")
@@ -198,9 +199,13 @@ def _or(read: T | Failed, otherwise: T) -> T:
 
 
 def why(found: Around) -> str:
-    """Return why the last due occurrence did not fire, or the next one will not; empty without one."""
+    """Return why the last due occurrence did not fire, or the next one will not; empty without one.
+
+    The sentence of the job names its present pause.
+    """
     for each in (found.last, found.next):
-        if each is not None and each.outcome in _UNFIRED:
+        in_pause = each is not None and each.outcome is OccurrenceOutcome.PAUSED and each.reason == SkipReason.PAUSED
+        if each is not None and each.outcome in _UNFIRED and not in_pause:
             has = "has not fired" if each.outcome is OccurrenceOutcome.WAITING else "did not fire"
             which = "The next occurrence is that" if each is found.next else "The occurrence"
             lead = f"{which} of {format_timestamp(each.at)}{'' if each is found.next else f' {has}'}."

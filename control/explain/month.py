@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tidewheel.control.explain.dst_notes import occurrence_notes
 from tidewheel.control.explain.facts import read_overrides_around
+from tidewheel.control.explain.text import NO_FURTHER_OCCURRENCE
 from tidewheel.control.explain.upcoming import upcoming_words
 from tidewheel.control.explain.version_timeline import VersionSpan, VersionTimeline, read_version_timeline
 from tidewheel.control.reads.freezes import freezes_of
@@ -120,6 +121,8 @@ def job_calendar(connection: Conn, tenant: str, key: str, month: date | None = N
         found = [_with_next(day, job, current.zone) for day in found]
     freezes = freezes_of(connection, tenant, job.job_id)
     words = upcoming_words(connection, job, current, sum(day.fires for day in found), freezes)
+    if job.cursor_at is not None:  # it has not ended
+        words = words.replace(NO_FURTHER_OCCURRENCE, f"This job has no occurrence in {shown:%B %Y}.")
     return JobCalendar(key, current.zone, shown, job.now, tuple(found), words)
 
 

@@ -41,6 +41,7 @@ def test_timeline_shows_ends_skips_and_what_comes_with_the_same_words_as_its_tab
     paused = shown(pages, "/jobs/job")
     assert re.search(r"It was paused 4 h 30 min ago by [^<]*: stock-taking\. 4 occurrences have come due", paused)
     assert "during the pause. A resume now skips them." in paused
+    assert paused.count("stock-taking") == 1
     assert "It fires again, next at Mon 2 Mar 2026 13:00:00 UTC." in shown(pages, "/jobs/job/resume")
     assert posted(pages, "/jobs/job/resume").status_code == HTTPStatus.SEE_OTHER
     fire_all(clocked)
