@@ -112,7 +112,7 @@ _HELD: Mapping[str, str] = {
 MEANINGS: Mapping[str, Mapping[str, str]] = {
     "overlap": {
         Overlap.SKIP: "the new run is skipped",
-        Overlap.BUFFER_ONE: "the new run waits, unless another one waits already",
+        Overlap.BUFFER_ONE: "the new run waits; if another one waits already, the new run is skipped",
         Overlap.BUFFER_ALL: "the new run waits behind all others",
         Overlap.CANCEL_OTHER: "the active run gets a cancel, and the new run waits for its end",
         Overlap.TERMINATE_OTHER: "the active run ends as cancelled at once, and the new run starts",
@@ -132,6 +132,19 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "exponential": "each delay is longer by the factor",
         "fixed": "the same delay each time",
         "intervals": "the delays that you list",
+    },
+    "dst_gap": {
+        "shift_forward": "it fires at the first instant after the gap",
+        "skip": "it does not fire",
+    },
+    "dst_overlap": {
+        "first": "it fires the first time",
+        "second": "it fires the second time",
+        "both": "it fires both times",
+    },
+    "ordering_key.on_failure": {
+        "block": "the next run waits until a retry succeeds or you unblock the key",
+        "skip": "the next run starts",
     },
 }
 """What each value of a choice does, by its field."""
@@ -160,9 +173,11 @@ GROUPS: Sequence[Group] = (
         SpecField("schedule.cron", "cron", "list", only="cron", rows=2, help="One per line, such as 30 2 * * *."),
         SpecField("schedule.timezone", "timezone", "zone", only="cron", default="UTC", help="Such as Europe/Berlin."),
         SpecField("schedule.dst_gap", "dst_gap", only="cron", options=_options(CronSpec, "dst_gap"),
-                  default="shift_forward", help="For a local time that the clock skips."),
+                  default="shift_forward", help="What happens at a local time that does not exist.",
+                  meanings=MEANINGS["dst_gap"]),
         SpecField("schedule.dst_overlap", "dst_overlap", only="cron", options=_options(CronSpec, "dst_overlap"),
-                  default="first", help="For a local time that occurs twice."),
+                  default="first", help="What happens at a local time that occurs twice.",
+                  meanings=MEANINGS["dst_overlap"]),
         SpecField("schedule.interval", "interval", "span", only="interval", help="Such as 10s or 1h30m."),
         SpecField("schedule.anchor", "anchor", only="interval", help="Intervals count from this instant."),
         SpecField("schedule.fixed_delay", "fixed_delay", "span", only="fixed_delay",
@@ -205,7 +220,9 @@ GROUPS: Sequence[Group] = (
         SpecField("concurrency_key.burst", "burst", "number", help="The most starts at once after idle time."),
         SpecField("ordering_key.key", "ordering key", help="Runs with this key run one after another."),
         SpecField("ordering_key.on_failure", "on_failure of the ordering key",
-                  options=_options(OrderingKey, "on_failure"), default="block"),
+                  options=_options(OrderingKey, "on_failure"), default="block",
+                  help="After a run with this key that fails or times out for good.",
+                  meanings=MEANINGS["ordering_key.on_failure"]),
         SpecField("dedupe.key", "dedupe key", help="Triggers with this key share one run per window."),
         SpecField("dedupe.window", "dedupe window", "span", help="Such as 10m, from the first trigger on."),
         SpecField("dedupe.mode", "dedupe mode", options=_options(JobDedupe, "mode"), default="reject",
@@ -217,7 +234,8 @@ GROUPS: Sequence[Group] = (
     Group("Missed and excluded occurrences", (
         _choice("catch_up", "catch_up", "What becomes of occurrences that no scheduler fired in time."),
         _choice("on_resume", "on_resume", "What becomes of occurrences that came due during a pause or a freeze."),
-        _of("window", "window", "span", "With catch_up fire_all, an older missed occurrence does not fire."),
+        _of("window", "window", "span",
+            "How old a missed occurrence may be that fire_all, of catch_up or of on_resume, still fires, such as 6h."),
         _of("exclude_calendars", "exclude_calendars", "list", f"No firing on their days. {_LINES}", default=""),
         _of("include_calendars", "include_calendars", "list", f"Firing only on their days. {_LINES}", default=""),
         _choice("on_excluded", "on_excluded", "What happens to an occurrence on an excluded day."),
