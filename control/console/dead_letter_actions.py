@@ -128,7 +128,7 @@ class PurgeLetters:
             f"Purge {many}?", f"Purge {many}", _back(query, urls), place="dead_letters", danger=True,
             will=("What is purged cannot be redriven any more.",),
             stays=() if are_messages else ("Runs stay until their retention ends.",),
-            keep="Keep them",
+            keep=agreed(found.matched, "Keep it", "Keep them"),
             fields=(*confirmation(found.matched), *bound(found.matched, now)),
             sample=_sample(found.first, found.matched),
             warnings=_unpurgeable(found.matched, at_least=found.at_least),
@@ -242,7 +242,7 @@ def _unpurgeable(matched: int, *, at_least: bool) -> Sequence[FieldError]:
 
 def _nothing(verb: str, query: ChosenQuery, urls: Urls) -> Dialog:
     """Return the dialog of an action on no dead letter."""
-    words = "Nothing would change. No dead letter matches. It has perhaps been redriven or purged already."
+    words = "Nothing would change. No dead letter matches any more. It may already be redriven or purged."
     return Dialog(f"{verb} dead letters?", "", _back(query, urls), place="dead_letters", will=(words,), keep="Back")
 
 

@@ -61,7 +61,7 @@ class TriggerJob:
         return Dialog(
             f"Trigger {key}?", f"Trigger {key}", urls.job(key, job.summary.job_id), place="jobs",
             will=(f"This creates 1 run of version {job.summary.version}.", *followers, *paused, *frozen),
-            stays=("Its schedule goes on as it is.",) if job.summary.next_at else (),
+            stays=("The schedule of the job does not change.",) if job.summary.next_at else (),
             fields=(
                 Field("payload", "payload, as JSON", "long", help=has),
                 Field("delay", "delay", help=f"Such as 10m. If empty, {begins}."),
@@ -120,9 +120,8 @@ class DeleteJob:
         waiting = Runs(connection).cancel_matching({"key": key, "include_started": False}, None, dry_run=True)
         ends = "The job stops firing. No run of it waits to start."
         if waiting.matched:
-            many = counted(waiting.matched, "run", at_least=waiting.at_least)
-            have = agreed(waiting.matched, "that has not started is", "that have not started are")
-            ends = f"The job stops firing, and the {many} {have} cancelled."
+            many = counted(waiting.matched, "waiting run", at_least=waiting.at_least)
+            ends = f"The job stops firing, and {many} {agreed(waiting.matched, 'is', 'are')} cancelled."
         return Dialog(
             f"Delete {key}?", f"Delete {key}", urls.job(key, job.summary.job_id), place="jobs", danger=True,
             will=(

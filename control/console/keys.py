@@ -119,7 +119,9 @@ class RevokeKey:
             f"Revoke key {key.name}?", f"Revoke {key.name}", urls("keys"), place="admin", danger=True,
             will=("Within a second, its requests are refused and its console sessions end.", *own, used),
             stays=("What it has changed stays. A revocation cannot be undone: create a new key.",), keep="Keep it",
-            warnings=() if last is None else (FieldError("", last, "create another one first, or type its name"),),
+            warnings=(
+                () if last is None else (FieldError("", last, f"to revoke {key.name} nevertheless, type its name"),)
+            ),
             fields=() if last is None else (Field("typed", f"Type {key.name} to revoke it", required=True),),
         )  # fmt: skip
 
@@ -145,7 +147,10 @@ def _last_admin(connection: Connection, caller: Caller, key: ApiKeySummary) -> s
     if valid != {key.key_id} or found.next is not None:
         return None
     whose = "all tenants" if key.tenant == ALL_TENANTS else f"tenant {key.tenant}"
-    return f"It is the last key of {whose} with the scope admin"
+    return (
+        f"The key {key.name} is the last one that is valid for {whose} and has the scope admin. "
+        "Create another such key first"
+    )
 
 
 def _own(request: Request) -> str | None:

@@ -60,15 +60,16 @@ class CancelRun:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Cancel it."""
-        del caller
         run_id = run_id_of(request)
         document = {"type": "run.cancel", "run_id": str(run_id), "reason": text_of(form, "reason")}
         was = connection.request(document, request_id_of(form)).run_status or ""
-        words = "It is cancelled."
+        with connection.snapshot() as reading:
+            of_key = f"run of {show_run(reading, caller.tenant, run_id).summary.key}"
+        words = f"The {of_key} is cancelled."
         if was in FINAL:
-            words = f"It had ended already: {state(was)}."
+            words = f"The {of_key} had ended already: {state(was)}."
         elif was in OWNED:
-            words = "Its cancel is requested: its attempt gets a signal."
+            words = f"The cancel of the {of_key} is requested: its attempt gets a signal."
         return Done(urls("run", run_id=run_id), words)
 
 

@@ -130,7 +130,8 @@ class LimitTenant:
         tenant, usage = tenants.get(name), part(lambda: tenants.usage(name))
         return Dialog(
             f"Limits of {name}", "Set the limits", urls("tenant", name=name), place="admin",
-            will=("The limits apply from now on. An empty field means no limit.",), stays=("Runs under way go on.",),
+            will=("The limits apply as soon as you set them. An empty field means no limit.",),
+            stays=("Runs under way go on.",),
             fields=(as_shown(_limits_of(tenant)), *_fields(tenant, usage if isinstance(usage, TenantUsage) else None)),
         )  # fmt: skip
 

@@ -79,7 +79,7 @@ class ResumeWorkflow:
             _page(urls, request),
             will=(
                 f"This is the {ordinal(resumes)} resume. Its runs are shown as generation {resumes}.",
-                "Each of these jobs gets a new run if its parents end as its conditions require:",
+                f"{agreed(len(again), 'This job', 'Each of these jobs')} {_RUNS_AGAIN}:",
             ),
             stays=(*_count(done, "job", "stays as it is", "stay as they are"), *beside),
             sample=sample_of(again, len(again)), keep="Leave it", place="runs",
@@ -93,7 +93,10 @@ class ResumeWorkflow:
         del caller
         again = len(Workflows(connection).get(root_of(request)).again)
         unchanged = _change(connection, "workflow.resume", form, request)
-        resumed = f"{counted(again, 'job')} {agreed(again, 'is', 'are')} resumed." if again else "It is resumed."
+        resumed = "It is resumed."
+        if again:
+            resumed = f"{counted(again, 'job')} {agreed(again, 'is', 'are')} resumed."
+            resumed += f" {agreed(again, 'It', 'Each of them')} {_RUNS_AGAIN}."
         return Done(_page(urls, request), "The workflow is open already." if unchanged else resumed)
 
 
@@ -170,6 +173,7 @@ def _going_on(connection: Connection, found: Workflow) -> Sequence[str]:
 
 
 _NEW = "trigger its root for a new occurrence"
+_RUNS_AGAIN = "runs again if its parents end in the states that its conditions require"
 _LEFT_OUT = "It leaves out those that count as redriven by the resume."
 _COUNTED = 200  # runs at most whose facts a dialog reads
 

@@ -166,12 +166,12 @@ def test_revoked_key_ends_the_sign_in_that_revoked_it(database: Database) -> Non
         [path] = set(re.findall(r'href="(/admin/keys/[a-z0-9]+/revoke)"', page))
         dialog = client.get(path)
         assert "You are signed in with it" in dialog.text
-        assert "It is the last key of all tenants with the scope admin" in dialog.text
+        assert "is the last one that is valid for all tenants and has the scope admin." in dialog.text
         by_accident = client.post(path, data=fields_of(dialog))
         assert by_accident.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
         assert "This is not the name of the key" in by_accident.text
         key_of(database, "admin", all_tenants=True)
-        assert "It is the last key" not in client.get(path).text
+        assert "is the last one" not in client.get(path).text
         answer = client.post(path, data=fields_of(dialog))
         assert answer.headers["location"] == "/admin/keys"
         wait = client.get("/admin/keys")

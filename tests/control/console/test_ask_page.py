@@ -21,7 +21,7 @@ def test_ids_and_keys_lead_to_their_pages(pages: ApiClient) -> None:
 def test_instant_of_a_job_is_explained_in_the_zone_that_is_named(pages: ApiClient) -> None:
     submit(pages.database, "nightly", schedule=DAILY)
     page = pages.get("/ask", params={"q": "nightly at 1 Jan 2040 02:30", "tz": "Europe/Berlin"}).text
-    assert "Read in " in page
+    assert "The answer is for <time" in page
     assert "2040-01-01T01:30:00.000000Z" in page
     assert "Scheduled." in page
     assert 'href="/jobs/nightly"' in page
@@ -34,11 +34,11 @@ def test_time_of_another_zone_than_the_jobs_has_a_link_to_the_other_reading(page
     question = "nightly at 1 Jan 2040 02:30"
     page = pages.get("/ask", params={"q": question, "tz": "UTC"}).text
     assert "2040-01-01T02:30:00.000000Z" in page
-    assert "Read in Europe/Berlin, the zone of the job, it is" in page
+    assert "In Europe/Berlin, the job's zone, that text would be" in page
     assert '<a href="/ask?q=nightly+at+1+Jan+2040+02%3A30&amp;tz=Europe%2FBerlin">' in page
     assert 'href="/ask?q=nightly+at+2040-01-01T01%3A30%3A00.000000Z"' in page
     for text, zone in ((question, "Europe/Berlin"), ("nightly at 2040-01-01T01:30:00Z", "UTC")):
-        assert "the zone of the job" not in pages.get("/ask", params={"q": text, "tz": zone}).text
+        assert "that text would be" not in pages.get("/ask", params={"q": text, "tz": zone}).text
 
 
 def test_time_that_cannot_be_read_is_named_once_with_an_example_to_type(pages: ApiClient) -> None:

@@ -303,7 +303,7 @@ def test_cancel_names_what_is_under_way_and_is_done_once(pages: ApiClient) -> No
     answer = posted(pages, f"/runs/{queued}/cancel", reason="no longer needed")
     assert answer.headers["location"] == f"/runs/{queued}"
     assert final_state(pages.database, queued) == ("cancelled", "no longer needed")
-    assert "It is cancelled." in shown(pages, f"/runs/{queued}")
+    assert "The run of job is cancelled." in shown(pages, f"/runs/{queued}")
     refused = pages.get(f"/runs/{queued}/cancel")
     assert refused.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert open_run(pages.database, started.run_id).state == "running"

@@ -99,7 +99,7 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     answer = posted(pages, f"/workflows/{root}/resume")
     assert answer.headers["location"] == f"/workflows/{root}"
     page = shown(pages, f"/workflows/{root}")
-    assert "2 jobs are resumed." in page
+    assert "2 jobs are resumed. Each of them runs again if its parents end" in page
     assert "4 jobs: 2 succeeded, 1 queued, 1 pending." in page, "d waits for b again"
     assert "4 jobs: 2 succeeded, 1 failed, 1 skipped." in shown(pages, f"/workflows/{root}?generation=0")
     end_some(pages.database, lambda _: RunState.SUCCEEDED, never())
