@@ -34,9 +34,10 @@ _WILL: Mapping[tuple[str, Verb], str] = {
 _STAYS: Mapping[tuple[str, Verb], str] = {
     ("backfill", "pause"): "Runs that it has created go on.",
     ("backfill", "cancel"): "Runs that have started go on.",
-    ("redrive", "pause"): "What it has redriven goes on.",
-    ("redrive", "cancel"): "What it has redriven goes on. The other dead letters stay as they are.",
+    ("redrive", "pause"): "Runs that it has created continue.",
+    ("redrive", "cancel"): "Runs that it has created continue. It changes no other dead letter.",
 }
+_STILL = "The other redrive still redrives the {} that it includes too. Pause or cancel that one as well to stop this."
 _FROM: Mapping[Verb, Collection[str]] = {
     "pause": ("running",), "resume": ("paused",), "cancel": ("running", "paused")
 }  # fmt: skip
@@ -72,7 +73,10 @@ class ChangeBulk:
             f"{self.verb.capitalize()} {name}?", f"{self.verb.capitalize()} {name}",
             back, place="bulk", danger=self.verb == "cancel",
             will=(_WILL[work.kind, self.verb], so_far), sample=work.about, keep=_KEEP[self.verb],
-            stays=(_STAYS[work.kind, self.verb],) if (work.kind, self.verb) in _STAYS else (),
+            stays=(
+                *((_STAYS[work.kind, self.verb],) if (work.kind, self.verb) in _STAYS else ()),
+                *((_STILL.format(number(work.shared)),) if work.shared and self.verb != "resume" else ()),
+            ),
             fields=() if self.verb == "resume" else (
                 Field("reason", "Reason (optional)", help=f"Stored with the {work.kind}."),
             ),

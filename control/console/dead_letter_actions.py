@@ -12,12 +12,12 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import Whole, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import MAX_RATE, DeadLetters, RedriveResult
-from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, sample_of, text_of
+from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, sample_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, ensure_counted, until_of
 from tidewheel.control.console.dead_letters import REDRIVEN, TabQuery, by_tab
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.retried import PARTS, retried_lines
-from tidewheel.control.console.under_way import left_by_redrives, redrive_under_way
+from tidewheel.control.console.under_way import redrive_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted, number
@@ -55,29 +55,25 @@ class RedriveLetters:
         if not found.matched:
             return _nothing("Redrive", query, urls)
         under_way = redrive_under_way(connection, caller.tenant, filters, urls, matched=found.matched)
-        count = (under_way.left if under_way else 0) or found.matched
-        many, is_one = counted(count, "dead letter", at_least=found.at_least), count == 1
-        letters = _open_letters(connection, filters)
-        if under_way is not None and under_way.left:
-            letters = left_by_redrives(connection, caller.tenant, letters)
-        first = found.first if count == found.matched else letters[::-1][:SAMPLE]
+        many, is_one = counted(found.matched, "dead letter", at_least=found.at_least), found.matched == 1
+        sample = _sample(found.first, found.matched)
         stays = (_STAYS[is_one], *_left_out(query))
         if _are_messages(query.kind, found):
             stays = (_SENT[is_one],)
             which = "The message" if is_one else "Each message"
             question, will = f"Send {many} again?", [f"{which} goes to its topic once more, byte for byte."]
         else:
-            facts = _facts(connection, letters, count) if not found.at_least else None
+            facts = _facts(connection, filters, found)
             question = f"Redrive {many}{about}?"
-            will = [_new_runs(connection, query, is_one=is_one), *_counted_words(facts, count), _FAILS_AGAIN]
+            will = [_new_runs(connection, query, is_one=is_one), *_counted_words(facts, found.matched), _FAILS_AGAIN]
             if facts is not None and all(each.is_deleted for each in facts):
                 return Dialog(
-                    question, "", _back(query, urls), place="dead_letters", keep="Back", sample=_sample(first, count),
+                    question, "", _back(query, urls), place="dead_letters", keep="Back", sample=sample,
                     will=(f"Nothing would change. {_REJECTED}",),
                 )  # fmt: skip
         if under_way is not None and under_way.covers and not found.at_least:
             return Dialog(
-                question, "", _back(query, urls), place="dead_letters", sample=_sample(found.first, found.matched),
+                question, "", _back(query, urls), place="dead_letters", sample=sample,
                 will=("A second redrive would change nothing.",), keep="Back", under_way=under_way,
             )  # fmt: skip
         return Dialog(
@@ -86,7 +82,7 @@ class RedriveLetters:
                 Field("rate", "How many per second at most", value=_RATE, help="Leave it empty for no limit."),
                 Field("reason", "Reason (optional)", help="Stored with the redrive."), *bound(found.matched, now),
             ),
-            sample=_sample(first, count), stays=stays, keep="Leave it" if is_one else "Leave them",
+            sample=sample, stays=stays, keep="Leave it" if is_one else "Leave them",
             under_way=under_way,
         )  # fmt: skip
 
@@ -100,7 +96,7 @@ class RedriveLetters:
         found = letters.redrive(rate=rate, reason=text_of(form, "reason"), request_id=request_id_of(form), **filters)
         if found.redrive_id is None:
             refuse(_NOTHING.path, _NOTHING.problem, _NOTHING.remedy)
-        count = (beside.left if beside else 0) or found.matched
+        count = found.matched
         again = "sent again" if _are_messages(filters.get("kind"), before) else "redriven"
         words = f"{counted(count, 'dead letter', at_least=found.at_least)} {agreed(count, 'is', 'are')} being {again}."
         words += f" {beside.words}" if beside else ""
@@ -165,16 +161,14 @@ def _are_messages(kind: str | None, found: RedriveResult) -> bool:
     return kind == "message" or any(each.kind == "message" for each in found.first[:1])
 
 
-def _open_letters(connection: Connection, filters: DeadLetterFilter) -> Sequence[DeadLetterSummary]:
-    """Return the newest dead letters that a redrive by a filter matches."""
+def _facts(connection: Connection, filters: DeadLetterFilter, found: RedriveResult) -> Sequence[RetryFacts] | None:
+    """Return the facts about the runs of a redrive; None if they are too many to look at."""
+    if found.at_least or found.matched > _COUNTED:
+        return None
     only: DeadLetterFilter = {**filters, "kind": kind_to_redrive(filters), "redriven": False}
-    return DeadLetters(connection).list(limit=_COUNTED, **only).dead_letters
-
-
-def _facts(connection: Connection, letters: Sequence[DeadLetterSummary], count: int) -> Sequence[RetryFacts] | None:
-    """Return the facts about the runs of a redrive; None if these are not all of its runs."""
-    runs = [letter.run_id for letter in letters if letter.run_id is not None]
-    if len(runs) != count:
+    listed = DeadLetters(connection).list(limit=_COUNTED, **only).dead_letters
+    runs = [letter.run_id for letter in listed if letter.run_id is not None]
+    if len(runs) != found.matched:
         return None
     with connection.snapshot() as reading:
         return read_retry_facts(reading, runs)

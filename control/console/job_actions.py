@@ -57,7 +57,7 @@ class PauseJob:
                 "No occurrence fires until the job is resumed.",
                 f"Of the occurrences that come due in the pause, {_LATER[resumes]}: on_resume is {resumes}.",
             ),
-            stays=("Runs under way go on. Triggers still run.", *stays),
+            stays=("Runs that exist go on, also those that have not started. Triggers still run.", *stays),
             fields=(
                 as_shown(_state(job)),
                 *(() if job.summary.kind in _WITHOUT_TIMER else (Field(

@@ -31,6 +31,7 @@ from tidewheel.ids import job_id
 from tidewheel.intake.backfill_range import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.postgres.session import Conn
+from tidewheel.runs import Overlap
 from tidewheel.schedules.describe import to_zone
 
 _LABELS, _PAYLOAD = (next(each for each in FIELDS if each.path == path) for path in ("labels", "payload"))
@@ -60,7 +61,9 @@ class TriggerJob:
         followers = _followers(connection, caller, job)
         return Dialog(
             f"Trigger {key}?", f"Trigger {key}", urls.job(key, job.summary.job_id), place="jobs",
-            will=(f"This creates 1 run of version {job.summary.version}.", *followers, *paused, *frozen),
+            will=(
+                f"This creates 1 run of version {job.summary.version}.", *_overlap(job), *followers, *paused, *frozen,
+            ),
             stays=("The schedule of the job does not change.",) if job.summary.next_at else (),
             fields=(
                 Field("payload", "payload, as JSON", "long", help=has),
@@ -84,6 +87,15 @@ class TriggerJob:
         may_cancel = Scope.OPERATE in caller.scopes
         undo = ("Cancel the run", urls("run_cancel", run_id=reply.run_id)) if may_cancel else None
         return Done(urls("run", run_id=reply.run_id), f"Run {reply.run_id} of {key} is created.", undo)
+
+
+def _overlap(job: JobDetail) -> Sequence[str]:
+    """Return what becomes of a new run that finds an active one; nothing where both run."""
+    default = Overlap.ALLOW_ALL if job.summary.kind in _NOT_RECURRING else Overlap.SKIP
+    overlap = Overlap(str(job.job.get("overlap", default)))
+    if overlap is Overlap.ALLOW_ALL or "ordering_key" in job.job:
+        return ()
+    return (f"If a run of the job is active then, {_OVERLAPS[overlap]}.",)
 
 
 def _followers(connection: Connection, caller: Caller, job: JobDetail) -> Sequence[str]:
@@ -118,7 +130,7 @@ class DeleteJob:
                 f"Delete {key}?", "", urls.job(key, job.summary.job_id), place="jobs", will=(words,), keep="Back"
             )
         waiting = Runs(connection).cancel_matching({"key": key, "include_started": False}, None, dry_run=True)
-        ends = "The job stops firing. No run of it waits to start."
+        ends = "The job stops firing."
         if waiting.matched:
             many = counted(waiting.matched, "waiting run", at_least=waiting.at_least)
             ends = f"The job stops firing, and {many} {agreed(waiting.matched, 'is', 'are')} cancelled."
@@ -128,7 +140,7 @@ class DeleteJob:
                 ends,
                 "You can submit the job again. Its version numbers then continue.",
             ),
-            stays=("Runs under way finish. Ended runs stay until their retention ends.",),
+            stays=("Runs that have started finish, with their retries. Ended runs stay until their retention ends.",),
             fields=(
                 Field("if_version", "", "hidden", str(job.summary.version)),
                 Field("reason", "Reason (optional)", help="Stored in the audit log."),
@@ -317,6 +329,9 @@ class BackfillJob:
 
 
 _RANGE = ("from", "to", "what", "versions", "order", "overlap", "reason")
+_NOT_RECURRING = ("manual", "once", "after")
+_OVERLAP = "If a run of the job is active then, {}."
+_OWN_OVERLAP = "If the job's overlap is not allow_all, these runs wait for each other."
 _EVEN_FIRED = "all, also those whose run succeeded or failed"
 _MISSING = "An occurrence whose run was skipped or cancelled runs again. One whose run failed does not."
 
@@ -339,13 +354,14 @@ def _in_form(refused: Refused, version: int) -> InvalidInput:
 
 def _confirm(key: str, occurrences: int, form: Form, back: str) -> Dialog:
     """Return the second step of a backfill, with its number."""
-    runs, before = counted(occurrences, "run"), counted_of(form)
+    runs, before, overlap = counted(occurrences, "run"), counted_of(form), form.get("overlap", "")
     grown = () if before is None else (f"It was {counted(before, 'run')} when they were counted.",)
     fields = [Field(name, "", "hidden", form.get(name, "")) for name in (*_RANGE, "max_concurrent")]
     return Dialog(
         f"Make {runs} of {key}?", f"Make {runs}", back, place="jobs", keep="Back",
         will=(f"Occurrences from {form.get('from', '')} to {form.get('to', '')} that become runs:"
               f" {number(occurrences)}, at most {form.get('max_concurrent', '')} open at once.",
+              _OVERLAP.format(_OVERLAPS[overlap]) if overlap in _OVERLAPS else _OWN_OVERLAP,
               *((_MISSING,) if form.get("what") == "missing_only" else ()), *grown),
         stays=("The schedule goes on as it is. A backfill can be paused and cancelled.",),
         fields=(*fields, Field("counted", "", "hidden", str(occurrences))),

@@ -89,8 +89,11 @@ class Work:
             them = agreed(self.gone, "itself", "themselves")
             return f"{many} ended before, by {them} or by another request." if self.gone else ""
         took = f"A retry, another redrive or a purge took {many} first. " if self.gone else ""
-        shares = f"Another redrive under way includes {number(self.shared)} of them too." if self.shared else ""
-        return f"{took}{shares}".rstrip()
+        if not self.shared:
+            return took.rstrip()
+        are, each = agreed(self.shared, "is", "are"), agreed(self.shared, "it", "each of them")
+        first = f"The redrive that is first redrives {each}."
+        return f"{took}{counted(self.shared, 'dead letter')} {are} in another redrive too. {first}"
 
 
 def of_backfill(row: BackfillSummary, now: datetime) -> Work:

@@ -13,7 +13,7 @@ from tidewheel.control.client.results import backfill_of
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import agreed, counted, number, short_id
 from tidewheel.control.reads.backfills import BackfillSummary, backfills
-from tidewheel.control.reads.dead_letters import COUNTED, DeadLetterFilter, DeadLetterSummary, kind_to_redrive
+from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary, kind_to_redrive
 from tidewheel.control.reads.redrives import Redriving, going_on
 from tidewheel.errors import Refused
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
@@ -23,7 +23,7 @@ W = TypeVar("W")
 _ANY: Sequence[object] = (None, {}, [])  # of a filter that names nothing
 _LOOKED_AT = 10  # of the work that is under way, the newest
 _TOGETHER = 3
-_ONCE = "Each dead letter is redriven once."
+_ONCE = "Each dead letter is redriven once, by the redrive that is first."
 _RETRIED_FIRST = (
     "If you retry these runs first, the redrive leaves them out, so that none runs twice.",
     "If you retry this run first, the redrive leaves it out, so that it does not run twice.",
@@ -41,14 +41,12 @@ class UnderWay(NamedTuple):
         words: A sentence about it, and about what it has in common with the dialog.
         address: Its page.
         covers: True if it does all of the dialog soon.
-        left: How many things it leaves for the dialog, if it does the rest of them soon; 0 if that is not known.
         link: The words that lead to its page.
     """
 
     words: str
     address: str
     covers: bool = False
-    left: int = 0
     link: str = "Its progress"
 
 
@@ -175,12 +173,6 @@ def redrive_under_way(
         return None
     one, is_soon, left = len(found) == 1, all(map(_is_soon, found)), matched - known
     these, effect = f"{share(known, matched, 'dead letter')}.", _LEFT_OUT[one] if purges else _ONCE
-    if is_soon and left > 0 and not purges and matched < COUNTED:
-        which = f"Redrive {short_id(found[0].redrive_id)} already includes" if one else f"{len(found)} redrives include"
-        shared = f"{number(matched)} dead letters match. {which} {number(known)} of them"
-        words = f"{shared}, so this redrive includes {_others(left)}."
-        address, link = (_progress(found[0], urls), "Its progress") if one else (urls("bulk"), _BULK)
-        return UnderWay(words, address, left=left, link=link)
     if one:
         return _named(found[0], these, urls, covers=left <= 0, effect=effect)
     words = f"{len(found)} redrives have not ended and include {these} {effect}"
@@ -247,14 +239,6 @@ def letters_under_way(
     return {letter: _progress(row, urls) for letter, row in found.items() if row}
 
 
-def left_by_redrives(
-    connection: Connection, tenant: str, letters: Sequence[DeadLetterSummary]
-) -> Sequence[DeadLetterSummary]:
-    """Return those of some dead letters that no redrive under way includes."""
-    rows = _going_on(connection, tenant)
-    return [letter for letter in letters if not any(row.includes(letter) for row in rows)]
-
-
 def _going_on(connection: Connection, tenant: str) -> Sequence[Redriving]:
     with connection.snapshot() as reading:
         return going_on(reading, tenant)
@@ -277,11 +261,6 @@ def _is_soon(row: Redriving) -> bool:
     """Return True if a redrive will have done all of its dead letters soon."""
     rest = max(row.matched_count - row.processed, 0)
     return row.state != "paused" and not row.rejected_count and (row.rate is None or rest / row.rate <= _SOON_SECONDS)
-
-
-def _others(left: int) -> str:
-    """Return the things that bulk work under way leaves to a dialog."""
-    return agreed(left, "the other one", f"the other {number(left)}")
 
 
 def _union(

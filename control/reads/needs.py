@@ -217,7 +217,7 @@ def _of_dead_letters(connection: Conn, tenant: str) -> Iterator[Need]:
         words = f"{waiting:,}{plus} dead letter{' is' if waiting == 1 else 's are'} not redriven yet"
         evidence = in_redrives(waiting, known, at_least=bool(plus))
         if waiting == known == 1:
-            words, evidence = "1 dead letter waits in a redrive under way", ""
+            words, evidence = "1 dead letter waits in a redrive", ""
         remedy = "tidewheel dlq list --not-redriven"
         yield Need("dead_letters", Severity.WARNING, words, evidence, since, waiting, remedy)
 

@@ -121,17 +121,18 @@ def letters_in_redrives(
 
 
 def in_redrives(count: int, known: int, *, at_least: bool = False) -> str:
-    """Return a sentence about how many of some dead letters a redrive includes; empty for none.
+    """Return a sentence about how many of some dead letters redrives include; empty for none.
 
     >>> in_redrives(1, 1), in_redrives(3, 2), in_redrives(3, 0)
-    ('A redrive under way includes it.', 'A redrive under way includes 2 of them.', '')
-    >>> in_redrives(3, 3), in_redrives(3, 3, at_least=True)
-    ('A redrive under way includes all of them.', 'A redrive under way includes 3+ of them.')
+    ('It is in a redrive already.', '2 of them are in a redrive already.', '')
+    >>> in_redrives(3, 3), in_redrives(3, 1)
+    ('All of them are in a redrive already.', '1 of them is in a redrive already.')
     """
     if not known:
         return ""
-    many = "all" if known == count and not at_least else f"{known:,}{'+' if at_least else ''}"
-    return f"A redrive under way includes {'it' if count == 1 else f'{many} of them'}."
+    many = "All" if known == count and not at_least else f"{known:,}{'+' if at_least else ''}"
+    which = "It is" if count == 1 else f"{many} of them {'is' if known == 1 else 'are'}"
+    return f"{which} in a redrive already."
 
 
 def redrive(connection: Conn, tenant: str, redrive_id: UUID) -> Redriving:
