@@ -200,7 +200,7 @@ def test_form_beyond_its_limit_names_it_and_stays(here: Tab) -> None:
     payload(at).evaluate("field => { field.value = ' '.repeat(3_000_000); }")
     at.get_by_role("button", name="Save").last.click()
     expect(at.locator(".said")).to_have_text(
-        "This form accepts at most 2 MiB, a payload 256 KiB of that; nothing was saved"
+        "This form accepts at most 2 MiB, a payload 256 KiB of that; nothing was saved."
     )
     assert len(payload(at).input_value()) == 3_000_000
 

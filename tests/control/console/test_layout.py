@@ -97,7 +97,7 @@ def test_one_box_selects_the_rows_of_the_page(here: Tab) -> None:
     assert here.page.locator("tbody .choice :checked").count() == 20
     here.page.uncheck("th [data-all]")
     assert here.page.locator("tbody .choice :checked").count() == 0
-    expect(here.page.locator(".selection")).to_contain_text("To stop all that match")
+    expect(here.page.locator(".selection")).to_contain_text("You can select only jobs of this page.")
 
 
 def test_words_of_a_node_stay_in_its_box(here: Tab, seeded: tuple[ApiClient, Ids]) -> None:
