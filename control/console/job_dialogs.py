@@ -62,7 +62,8 @@ class TriggerJob:
         return Dialog(
             f"Trigger {key}?", f"Trigger {key}", urls.job(key, job.summary.job_id), place="jobs",
             will=(
-                f"This creates 1 run of version {job.summary.version}.", *_overlap(job), *followers, *paused, *frozen,
+                f"This creates 1 run of version {job.summary.version}.", *_beside_active(_overlap_of(job)),
+                *followers, *paused, *frozen,
             ),
             stays=("The schedule of the job does not change.",) if job.summary.next_at else (),
             fields=(
@@ -89,13 +90,16 @@ class TriggerJob:
         return Done(urls("run", run_id=reply.run_id), f"Run {reply.run_id} of {key} is created.", undo)
 
 
-def _overlap(job: JobDetail) -> Sequence[str]:
-    """Return what becomes of a new run that finds an active one; nothing where both run."""
+def _overlap_of(job: JobDetail) -> Overlap:
+    """Return the policy of a job; an order takes its place."""
     default = Overlap.ALLOW_ALL if job.summary.kind in _NOT_RECURRING else Overlap.SKIP
-    overlap = Overlap(str(job.job.get("overlap", default)))
-    if overlap is Overlap.ALLOW_ALL or "ordering_key" in job.job:
-        return ()
-    return (f"If a run of the job is active then, {_OVERLAPS[overlap]}.",)
+    return Overlap.ALLOW_ALL if "ordering_key" in job.job else Overlap(str(job.job.get("overlap", default)))
+
+
+def _beside_active(overlap: Overlap) -> Sequence[str]:
+    """Return what becomes of a new run that finds an active one; nothing where both run."""
+    both = overlap is Overlap.ALLOW_ALL
+    return () if both else (f"If a run of the job is active when it starts, {_OVERLAPS[overlap]}.",)
 
 
 def _followers(connection: Connection, caller: Caller, job: JobDetail) -> Sequence[str]:
@@ -320,7 +324,8 @@ class BackfillJob:
                 return replace(
                     _unchanged(f"Backfill {key} once more?", urls.job(key, named), words), under_way=under_way
                 )
-            return replace(_confirm(key, counted_now, form, urls.job(key, named)), under_way=under_way)
+            _, job = _shown(connection, caller, request)
+            return replace(_confirm(job, counted_now, form, urls.job(key, named)), under_way=under_way)
         found = backfill_of(connection.request(document, request_id_of(form)))
         words = f"Backfill {found.backfill_id} makes {counted(found.occurrences or 0, 'run')} of {key}."
         if not found.backfill_id:
@@ -330,8 +335,7 @@ class BackfillJob:
 
 _RANGE = ("from", "to", "what", "versions", "order", "overlap", "reason")
 _NOT_RECURRING = ("manual", "once", "after")
-_OVERLAP = "If a run of the job is active then, {}."
-_OWN_OVERLAP = "If the job's overlap is not allow_all, these runs wait for each other."
+_IN_TURN = "These runs wait for each other, because the overlap of the job does not allow two at once."
 _EVEN_FIRED = "all, also those whose run succeeded or failed"
 _MISSING = "An occurrence whose run was skipped or cancelled runs again. One whose run failed does not."
 
@@ -352,16 +356,17 @@ def _in_form(refused: Refused, version: int) -> InvalidInput:
     return InvalidInput(errors)
 
 
-def _confirm(key: str, occurrences: int, form: Form, back: str) -> Dialog:
+def _confirm(job: JobDetail, occurrences: int, form: Form, back: str) -> Dialog:
     """Return the second step of a backfill, with its number."""
-    runs, before, overlap = counted(occurrences, "run"), counted_of(form), form.get("overlap", "")
+    runs, before, chosen = counted(occurrences, "run"), counted_of(form), form.get("overlap", "")
+    may_overlap = _overlap_of(job) is Overlap.ALLOW_ALL
     grown = () if before is None else (f"It was {counted(before, 'run')} when they were counted.",)
     fields = [Field(name, "", "hidden", form.get(name, "")) for name in (*_RANGE, "max_concurrent")]
     return Dialog(
-        f"Make {runs} of {key}?", f"Make {runs}", back, place="jobs", keep="Back",
+        f"Make {runs} of {job.summary.key}?", f"Make {runs}", back, place="jobs", keep="Back",
         will=(f"Occurrences from {form.get('from', '')} to {form.get('to', '')} that become runs:"
               f" {number(occurrences)}, at most {form.get('max_concurrent', '')} open at once.",
-              _OVERLAP.format(_OVERLAPS[overlap]) if overlap in _OVERLAPS else _OWN_OVERLAP,
+              *(_beside_active(Overlap(chosen)) if chosen in _OVERLAPS else () if may_overlap else (_IN_TURN,)),
               *((_MISSING,) if form.get("what") == "missing_only" else ()), *grown),
         stays=("The schedule goes on as it is. A backfill can be paused and cancelled.",),
         fields=(*fields, Field("counted", "", "hidden", str(occurrences))),

@@ -152,7 +152,7 @@ def test_cancellation_names_the_runs_that_ended_before(pages: ApiClient) -> None
     page, words = shown(pages, place), "1 run ended before, by itself or by another request."
     assert "<h2><span>1 of 2 runs that matched at its start</span>" in page
     assert words in page
-    both = '1 of 2<p class="caption">runs that matched at its start</p>'
+    both = '1 of 2<p class="caption" title="runs that matched at its start">runs</p>'
     assert f'{both}<p class="caption" title="{words}">1 ended before</p>' in shown(pages, "/bulk")
 
 

@@ -68,8 +68,10 @@ def test_trigger_makes_one_run_with_what_was_typed(pages: ApiClient) -> None:
 
 
 def test_trigger_names_when_the_run_starts_once(pages: ApiClient) -> None:
-    submit(pages.database, "nightly")
-    assert "If empty, it runs now." in pages.get("/jobs/nightly/trigger").text
+    submit(pages.database, "nightly", overlap="skip")
+    dialog = pages.get("/jobs/nightly/trigger").text
+    assert "If empty, it runs now." in dialog
+    assert "If a run of the job is active when it starts, the new run is skipped." in dialog
     posted(pages, "/freeze/scope?scope=tenant")
     frozen = pages.get("/jobs/nightly/trigger").text
     assert "A freeze covers the job: the run starts after the thaw." in frozen
@@ -221,6 +223,9 @@ def test_backfill_is_counted_before_it_is_made(pages: ApiClient) -> None:
     counted = posted(pages, "/jobs/nightly/backfill", None, **fields)
     assert counted.status_code == HTTPStatus.OK
     assert re.search(r"Make \d+ runs? of nightly", counted.text), counted.text
+    assert "These runs wait for each other, because the overlap of the job does not allow" in counted.text
+    chosen = posted(pages, "/jobs/nightly/backfill", None, **fields | {"overlap": "skip"}).text
+    assert "If a run of the job is active when it starts, the new run is skipped." in chosen
     repeated = "An occurrence whose run was skipped or cancelled runs again."
     assert repeated not in counted.text, "all of them run"
     assert repeated in posted(pages, "/jobs/nightly/backfill", None, **fields | {"what": "missing_only"}).text
