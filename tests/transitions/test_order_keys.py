@@ -215,7 +215,7 @@ def test_occurrences_are_in_the_order_of_their_jobs_key(still: ClockedDatabase) 
     assert states(still, first, second, third) == ["queued", "buffered", "buffered"]
     with Client(still.url) as client:
         words = client.explain("tick", still.now()).words
-    assert f"waits for its turn in the ordering key 'acme'. `tidewheel run show {second}`" in words
+    assert f"waits for its turn in the ordering key 'acme'. Run {second} names the run in front of it." in words
     succeed(still, begin(still, first))
     succeed(still, begin(still, second))
     assert states(still, third) == ["queued"]
