@@ -864,7 +864,6 @@ SELECT r.redrive_id, r.state, r.kind, r.ids, j.key, r.status, r.error_type, r.qu
 -- `only` names it.
 -- Index: freezes_pkey, frozen_jobs_pkey. Of the open runs at most `look` are read, by job_runs_by_job, job_runs_by_tenant,
 -- job_runs_due or job_runs_pkey; timers_frozen, job_versions_pkey, cancellations_open, pending_cancels_by_run. No lock.
--- Why: the order keeps a small tenant's runs from being sought in a read of the whole table.
 SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, f.created_at AS since,
        CASE WHEN f.by_job THEN (SELECT count(*) FROM frozen_jobs AS k WHERE k.freeze_id = f.id) END AS jobs,
        w.open_runs, w.waiting,
@@ -887,7 +886,7 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
             UNION ALL
             (SELECT o.* FROM job_runs AS o
               WHERE NOT f.by_job AND s.tenant IS NOT NULL AND o.tenant = s.tenant AND o.shard >= 0
-              ORDER BY o.tenant, o.run_id LIMIT %(look)s)
+              LIMIT %(look)s)
             UNION ALL
             (SELECT o.* FROM job_runs AS o
               WHERE NOT f.by_job AND s.tenant IS NULL AND f.queue IS NOT NULL AND o.queue = f.queue
@@ -969,7 +968,7 @@ SELECT count(*) FILTER (WHERE o.named AND o.starts),
           FROM ((SELECT t.run_id, t.tenant, t.state, t.queue, t.lane, t.handler, t.cause, t.job_id, t.attempt, t.created_at, t.publish_at
                    FROM job_runs AS t
                   WHERE t.tenant = %(tenant)s AND t.shard >= 0
-                  ORDER BY t.tenant, t.run_id LIMIT %(look)s)
+                  LIMIT %(look)s)
                 UNION ALL
                 (SELECT a.run_id, a.tenant, a.state, a.queue, a.lane, a.handler, a.cause, a.job_id, a.attempt, a.created_at, a.publish_at
                    FROM job_runs AS a

@@ -452,7 +452,6 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "count_upcoming": {"edges": [_NOON, _FAR_AHEAD], "look": 100},
     "group_open_runs": {"look": 10_000},
     "count_freezable": {**_FREEZE, "tenant": "acme", "look": 20_000, "waiting": ["queued"], "under_way": ["running"]},
-    "list_freezes": {"tenant": "acme", "only": "acme", "look": 20_000, "limit": 10_000},
     "read_waits": {
         "lease": timedelta(seconds=30),
         "look": 1000,
@@ -835,7 +834,7 @@ def test_hot_statement_uses_the_index_of_its_comment(
         assert not taken
 
 
-@pytest.mark.parametrize("name", ["read_waits", "list_freezes", "count_freezable"])
+@pytest.mark.parametrize("name", ["read_waits", "count_freezable"])
 def test_reasons_of_waits_and_counts_of_freezes_read_no_run_table_whole(
     planning: Conn, facts: Mapping[str, object], name: str
 ) -> None:
