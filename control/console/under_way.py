@@ -303,8 +303,6 @@ def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any] | 
 
     >>> _both({"key": "a", "queue": None, "until": 3}, {"key": "a", "queue": "b", "until": 5})
     {'key': 'a', 'until': 3, 'queue': 'b'}
-    >>> _both({"labels": {"a": "1"}, "ids": None}, {"labels": {"b": "2"}, "ids": [4]})
-    {'labels': {'a': '1', 'b': '2'}, 'ids': [4]}
     >>> _both({"key": "a"}, {"key": "b"}), _both({"ids": [1]}, {"ids": [2]}), _both({"lane": "batch"}, {})
     (None, None, {'lane': 'batch'})
     """
@@ -319,8 +317,6 @@ def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any] | 
                 both[name] = max(a, b)
             case "ids":
                 both[name] = sorted({*a} & {*b})
-            case "labels":
-                both[name] = {**a, **b} if all(b.get(label, value) == value for label, value in a.items()) else None
             case _:
                 both[name] = a if a == b else None
     return None if any(value in _ANY for value in both.values()) else both
