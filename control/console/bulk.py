@@ -150,9 +150,9 @@ def _taken(connection: Conn, tenant: str, row: Redriving) -> tuple[int, int]:
     if found.at_least:
         return 0, 0
     gone = max(left - max(found.total - row.rejected_count, 0), 0)
-    others = [each for each in going_on(connection, tenant) if each.redrive_id != row.redrive_id]
-    if found.total > _LISTED:
+    if not 0 < found.total <= _LISTED:
         return gone, 0
+    others = [each for each in going_on(connection, tenant) if each.redrive_id != row.redrive_id]
     return gone, sum(any(each.includes(letter) for each in others) for letter in found.dead_letters)
 
 

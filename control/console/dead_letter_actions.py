@@ -96,9 +96,9 @@ class RedriveLetters:
         found = letters.redrive(rate=rate, reason=text_of(form, "reason"), request_id=request_id_of(form), **filters)
         if found.redrive_id is None:
             refuse(_NOTHING.path, _NOTHING.problem, _NOTHING.remedy)
-        count = found.matched
         again = "sent again" if _are_messages(filters.get("kind"), before) else "redriven"
-        words = f"{counted(count, 'dead letter', at_least=found.at_least)} {agreed(count, 'is', 'are')} being {again}."
+        words = f"{counted(found.matched, 'dead letter', at_least=found.at_least)} "
+        words += f"{agreed(found.matched, 'is', 'are')} being {again}."
         words += f" {beside.words}" if beside else ""
         return Done(urls("bulk_work", kind="redrive", id=found.redrive_id), words)
 

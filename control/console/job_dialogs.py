@@ -30,6 +30,7 @@ from tidewheel.errors import InvalidInput, Refused, UnknownJob, refuse
 from tidewheel.ids import job_id
 from tidewheel.intake.backfill_range import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.spec import JobSpec
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import Overlap
 from tidewheel.schedules.describe import to_zone
@@ -92,8 +93,8 @@ class TriggerJob:
 
 def _overlap_of(job: JobDetail) -> Overlap:
     """Return the policy of a job; an order takes its place."""
-    default = Overlap.ALLOW_ALL if job.summary.kind in _NOT_RECURRING else Overlap.SKIP
-    return Overlap.ALLOW_ALL if "ordering_key" in job.job else Overlap(str(job.job.get("overlap", default)))
+    spec = JobSpec.model_validate(job.job)
+    return Overlap.ALLOW_ALL if spec.ordering_key is not None else Overlap(spec.overlap_policy)
 
 
 def _beside_active(overlap: Overlap) -> Sequence[str]:
@@ -334,7 +335,6 @@ class BackfillJob:
 
 
 _RANGE = ("from", "to", "what", "versions", "order", "overlap", "reason")
-_NOT_RECURRING = ("manual", "once", "after")
 _IN_TURN = "These runs wait for each other, because the overlap of the job does not allow two at once."
 _EVEN_FIRED = "all, also those whose run succeeded or failed"
 _MISSING = "An occurrence whose run was skipped or cancelled runs again. One whose run failed does not."

@@ -223,10 +223,7 @@ SELECT o.*
        AND o.state = ANY (%(sources)s::text[])
        AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
        AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
-       AND NOT EXISTS (
-            SELECT FROM cancellations AS c WHERE {{names_run(o)}}
-           )
-       AND {{no_cancel_pends(o)}}
+       AND {{no_cancel_is_accepted(o)}}
        AND {{not_frozen(o)}}
        FOR UPDATE OF o SKIP LOCKED
  ) AS o
@@ -1407,8 +1404,7 @@ SELECT o.run_id, nullif(o.publish_at, 'infinity')
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])
    AND o.attempt = 0
    AND o.state = ANY (%(states)s::text[])
-   AND NOT EXISTS (SELECT FROM cancellations AS c WHERE {{names_run(o)}})
-   AND {{no_cancel_pends(o)}}
+   AND {{no_cancel_is_accepted(o)}}
  ORDER BY o.run_id
    FOR UPDATE OF o
 
