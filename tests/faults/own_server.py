@@ -1,4 +1,7 @@
-"""A PostgreSQL of some tests' own, to be restarted: everything else would feel that too."""
+"""Servers of some tests' own, to be stopped and restarted: the other tests share one PostgreSQL and one broker.
+
+A `tidewheel dev` of another test would start a shared broker that is down, and stop the whole stack at its end.
+"""
 
 import threading
 from collections.abc import Generator
@@ -8,6 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import psycopg
+from confluent_kafka import KafkaException
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -25,6 +29,15 @@ from tidewheel.transitions.installation import read_installation
 def own_server(info: StackInfo, folder: Path, *, standby: bool = False) -> Generator[LocalStack]:
     """A server beside the broker that all tests share, with a synchronous standby or without."""
     local = LocalStack(folder, bootstrap=info.bootstrap, client=info.kafka, standby=standby)
+    local.up()
+    yield local
+    local.down(erase=True)
+
+
+@contextmanager
+def own_stack(folder: Path) -> Generator[LocalStack]:
+    """A server and a broker that no other test uses."""
+    local = LocalStack(folder, lasting=False)
     local.up()
     yield local
     local.down(erase=True)
@@ -55,3 +68,12 @@ def restart(server: LocalStack, away: timedelta = timedelta(0)) -> None:
     server.postgres.stop("immediate")
     threading.Event().wait(away.total_seconds())
     server.postgres.start()
+
+
+def serves(fleet: Fleet) -> bool:
+    """Return True if the broker has its partitions again."""
+    try:
+        topics = fleet.admin().list_topics(timeout=1).topics
+    except KafkaException:
+        return False
+    return fleet.topics.completions in topics

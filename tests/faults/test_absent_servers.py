@@ -1,6 +1,7 @@
-"""Services start and end while PostgreSQL or the broker is away.
+"""Services start, work and end while PostgreSQL or the broker is away.
 
-They wait, log one line, and end when requested. These tests have servers of their own.
+They wait, log one line, and end when requested. Without the broker they execute runs. These tests have servers of
+their own.
 """
 
 import re
@@ -12,9 +13,12 @@ from urllib.request import urlopen
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.faults.own_server import fleet_on
+from tests.faults.own_server import fleet_on, own_stack, serves
+from tests.faults.workload import DOOMED, Workload, now
+from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import ROLES, Fleet, Role, Service
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.client.client import Client
 from tidewheel.local.stack import LocalStack
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
@@ -29,10 +33,8 @@ _STOP_SECONDS = 20.0  # services give up after 15 s
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """A PostgreSQL and a broker of these tests' own."""
-    local = LocalStack(tmp_path_factory.mktemp("servers"), lasting=False)
-    local.up()
-    yield local
-    local.down(erase=True)
+    with own_stack(tmp_path_factory.mktemp("servers")) as local:
+        yield local
 
 
 @pytest.fixture
@@ -174,3 +176,28 @@ def test_every_service_ends_soon_after_a_fault(servers: LocalStack, fleet: Fleet
         took[role] = round(monotonic_seconds() - began, 1)
         assert service.process.exitcode == 0, service.log_tail()
     assert max(took.values()) < _STOP_SECONDS, took
+
+
+def test_broker_outage_delays_no_run(
+    fleet: Fleet, oracle: Oracle, servers: LocalStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Workload(fleet, oracle)
+    work.submit()
+    fleet.start_all()
+    work.wait_recovered(now())
+    monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", fleet.topics.prefix)  # for the client, which is in this process
+    servers.broker(1).kill()
+    try:
+        with Client(fleet.database.url) as client:
+            runs = [client.trigger("errand") for _ in range(5)] + [client.trigger("shaky") for _ in range(5)]
+            fleet.promised |= {str(run) for run in runs}
+            for run in runs:
+                assert client.runs.wait(run).state == "succeeded"
+        assert fleet.database.count("outbox") >= 2 * len(runs)
+    finally:
+        servers.broker(1).launch()
+    fleet.until(lambda: serves(fleet), "the broker serves again")
+    work.wait_recovered(now())
+    work.finish()
+    fleet.stop()
+    oracle.check(failures=DOOMED)

@@ -68,19 +68,19 @@ def test_runs_survive_a_database_restart_in_their_attempt(server: LocalStack, fl
     work = Workload(fleet, oracle)
     work.submit()
     held, held_sync = work.hold(), work.hold("gated-sync")
-    slow_retry = {"max_attempts": 2, "backoff": "fixed", "initial": "4s", "jitter": "0%"}
+    # Longer than the pauses between two tries of a heartbeat that finds no server, which grow to 5 s.
+    lease = timedelta(seconds=6)
+    fleet.start_all(SLOTS="6", LEASE=f"PT{lease.seconds}S")
+    held.wait_begun(1)
+    held_sync.wait_begun(1)
+    slow_retry = {"max_attempts": 2, "backoff": "fixed", "initial": "8s", "jitter": "0%"}
     for job in (
         {"key": "shaky-slow", "schedule": "manual", "target": "shaky", "retry": slow_retry},
         {"key": "late", "schedule": "manual", "target": "late"},
     ):
         fleet.ask({"type": "job.submit", "job": job})
         fleet.ask({"type": "job.trigger", "key": job["key"]})
-    fleet.ask({"type": "job.trigger", "key": "errand", "delay": "6s"})
-    # Longer than the pauses between two tries of a heartbeat that finds no server, which grow to 5 s.
-    lease = timedelta(seconds=6)
-    fleet.start_all(SLOTS="6", LEASE=f"PT{lease.seconds}S")
-    held.wait_begun(1)
-    held_sync.wait_begun(1)
+    work.trigger_later(timedelta(seconds=8))
     states = {"running", "retrying, later", "queued", "queued, later"}
     fleet.until(lambda: {str(s) for (s,) in fleet.database.rows(STATES)} >= states, f"there are runs {states}")
     restart(server, away=lease)  # no reaper could watch any counter meanwhile, so no executor is lost
@@ -119,9 +119,7 @@ def test_interrupted_step_is_repeated_once(step: str, server: LocalStack, fleet:
     fleet.start_all(LEASE=LONG_LEASE)
     work.wait_recovered(now())
     # Something that leaves and is claimed when nothing new can be written.
-    fleet.ask({"type": "job.trigger", "key": "errand", "delay": "1500ms"})
-    fleet.flush()
-    oracle.wait_answered()
+    work.trigger_later(timedelta(seconds=3))
     # Not written to until the crash releases the lock; readers continue.
     lock = sql.SQL("LOCK TABLE {} IN SHARE MODE").format(sql.Identifier(STEPS[step].table))
     fleet.database.connection().execute(lock)
@@ -140,9 +138,7 @@ def test_lost_answer_of_a_commit_is_not_repeated(server: LocalStack, fleet: Flee
     held = work.hold()
     fleet.start_all(LEASE=LONG_LEASE)
     held.wait_begun(1)
-    fleet.ask({"type": "job.trigger", "key": "errand", "delay": "8s"})
-    fleet.flush()
-    oracle.wait_answered()
+    work.trigger_later(timedelta(seconds=8))
     with answers_lost(fleet):
         work.trigger("errand", 3)
         held.let_go()
@@ -161,9 +157,7 @@ def test_claim_with_a_long_lost_answer_starts(server: LocalStack, fleet: Fleet, 
     lease = timedelta(seconds=8)  # longer than the pauses of a heartbeat that finds no server
     fleet.start_all(LEASE=f"PT{lease.seconds}S")
     work.wait_recovered(now())
-    fleet.ask({"type": "job.trigger", "key": "errand", "delay": "3s"})
-    fleet.flush()
-    oracle.wait_answered()
+    work.trigger_later(timedelta(seconds=4))
     fleet.until(lambda: fleet.database.count("outbox") == 1, "it waits for its time")
     with answers_lost(fleet):
         fleet.until(lambda: waiting(fleet) & CLAIMERS, "the claim's COMMIT hangs")

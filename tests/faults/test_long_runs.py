@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import LiteralString
 
 import pytest
-from confluent_kafka import KafkaException
 
-from tests.faults.own_server import fleet_on, own_server, restart
+from tests.faults.own_server import fleet_on, own_stack, restart, serves
 from tests.faults.workload import ATTEMPTS, DOOMED, Held, Workload, now
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import HANDLERS, Fleet
 from tidewheel.clock import monotonic_seconds
-from tidewheel.local.stack import LocalStack, StackInfo
+from tidewheel.local.stack import LocalStack
 from tidewheel.runs import AttemptOutcome
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
@@ -29,16 +28,16 @@ LAPS: LiteralString = "SELECT convert_from(progress, 'UTF8')::int FROM run_input
 
 
 @pytest.fixture(scope="module")
-def server(info: StackInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    """A PostgreSQL of these tests' own."""
-    with own_server(info, tmp_path_factory.mktemp("server")) as local:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """A PostgreSQL and a broker of these tests' own."""
+    with own_stack(tmp_path_factory.mktemp("servers")) as local:
         yield local
 
 
 @pytest.fixture
-def fleet(server: LocalStack, tmp_path: Path) -> Iterator[Fleet]:
-    """Services on that server."""
-    with fleet_on(server, tmp_path) as made:
+def fleet(servers: LocalStack, tmp_path: Path) -> Iterator[Fleet]:
+    """Services on those servers."""
+    with fleet_on(servers, tmp_path) as made:
         yield made
 
 
@@ -64,18 +63,7 @@ def wait_on_their_way(fleet: Fleet, runs: list[Held]) -> None:
     fleet.until(lambda: all(laps(fleet, held) > before[held.key] for held in runs), "all go on, and say so")
 
 
-def answers(fleet: Fleet) -> bool:
-    """Return True if the broker has its partitions again."""
-    try:
-        topics = fleet.admin().list_topics(timeout=1).topics
-    except KafkaException:
-        return False
-    return fleet.topics.completions in topics
-
-
-def test_long_run_survives_restarts_in_one_attempt(
-    server: LocalStack, stack: LocalStack, fleet: Fleet, oracle: Oracle
-) -> None:
+def test_long_run_survives_restarts_in_one_attempt(servers: LocalStack, fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     fleet.start_all("intake", "scheduler", "relay")
     # Full all the while: it only polls so that the broker does not give it up.
@@ -92,16 +80,16 @@ def test_long_run_survives_restarts_in_one_attempt(
     work.wait_recovered_but(runs, now())
     wait_on_their_way(fleet, runs)
 
-    stack.broker(1).kill()
+    servers.broker(1).kill()
     try:
         wait_on_their_way(fleet, runs)
     finally:
-        stack.broker(1).launch()
-    fleet.until(lambda: answers(fleet), "the broker serves again")
+        servers.broker(1).launch()
+    fleet.until(lambda: serves(fleet), "the broker serves again")
     work.trigger("errand", 3)
     work.wait_recovered_but(runs, now())
 
-    restart(server, away=timedelta(seconds=2))
+    restart(servers, away=timedelta(seconds=2))
     wait_on_their_way(fleet, runs)
 
     neighbour.terminate()  # and rebalances again

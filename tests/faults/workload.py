@@ -3,7 +3,7 @@
 import re
 import urllib.request
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import LiteralString
 
@@ -35,6 +35,9 @@ _JOBS: tuple[dict[str, object], ...] = (
 )
 
 
+_WAITS: LiteralString = """
+SELECT EXISTS (SELECT FROM job_runs WHERE run_id = %s AND publish_at > tidewheel_now() + %s)
+"""
 _ATTEMPTS: LiteralString = "SELECT attempt, outcome FROM ended_attempts WHERE run_id = %s ORDER BY attempt"
 
 
@@ -62,6 +65,16 @@ class Workload:
         for _ in range(count):
             self._fleet.ask({"type": "job.trigger", "key": key, "payload": {"number": len(self._fleet.asked)}})
         self._fleet.flush()
+
+    def trigger_later(self, delay: timedelta) -> None:
+        """Trigger a run that leaves after the delay; another one if its acceptance took half of that."""
+        waits = False
+        while not waits:
+            request = {"type": "job.trigger", "key": "errand", "delay": f"{delay.total_seconds():g}s"}
+            request_id = self._fleet.ask(request)
+            self._fleet.flush()
+            self._oracle.wait_answered()
+            waits = self._fleet.database.value(_WAITS, [self._oracle.replies()[request_id].run_id, delay / 2])
 
     def hold(self, target: str = "gated", overlap: str = "allow_all", delay: str = "0s") -> "Held":
         """Trigger a run that goes on until it is let go."""
