@@ -30,8 +30,8 @@ def dev(
 ) -> None:
     """Run all of Tidewheel in this terminal for development; reload handlers when they are saved.
 
-    Starts PostgreSQL, Kafka and every service. Ctrl-C stops them in order and keeps the data. A stack that runs
-    already is used, and left running.
+    Starts PostgreSQL, Kafka and every service. Ctrl-C stops them in order and keeps the data. A stack of which a part
+    runs already is used, and left running.
     """
     from tidewheel.control.supervise.dev import DevOptions, run_dev
 

@@ -1,7 +1,7 @@
 """`tidewheel dev`: the local stack and every service in one terminal, with a reload of handlers.
 
-The processes import their code while the stack starts. A stack that runs already is used and left running; one that
-this command has started is stopped at its end, also by the next `dev` after this one was killed.
+The processes import their code while the stack starts. A stack of which a part runs already is used and left running.
+One that this command has started is stopped at its end, also by the next `dev` after this one was killed.
 """
 
 import asyncio

@@ -50,7 +50,8 @@ class DevStack:
         """Start what does not run, with schema and topics; None if a stop was requested meanwhile."""
 
         def start(progress: Progress) -> StackInfo:
-            if not self._stack.status().is_running:
+            # A part that runs may serve others: its stack is left running.
+            if all(part.state is not PartState.RUNNING for part in self._stack.status().parts):
                 self._lock.own_stack()
             return start_stack(self._stack, progress)
 
@@ -103,7 +104,7 @@ class DevStack:
             self._lock.release_stack()
             self._log.report(f"stopped; the data in {self._stack.home} is kept")
         else:
-            self._log.report("stopped; PostgreSQL and Kafka go on, as they ran before: `tidewheel down` stops them")
+            self._log.report("stopped; PostgreSQL and Kafka go on: `tidewheel down` stops them")
 
     async def _unless_stopping(self, start: Callable[[Progress], R]) -> R | None:
         """Return what a start on a thread returns; None if a stop was requested meanwhile."""

@@ -156,6 +156,21 @@ def test_first_run_succeeds_and_ctrl_c_keeps_the_data(folder: Path, tmp_path_fac
         LocalStack(home).down(erase=True)
 
 
+def test_a_stack_of_which_a_part_ran_goes_on(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    home = tmp_path_factory.mktemp("dev-home")
+    stack = LocalStack(home)
+    try:
+        stack.up()
+        kill(stack, "Kafka node 1")
+        with dev(folder, home) as opened:
+            opened.press(CTRL_C)
+            assert opened.wait() == 0
+            assert "stopped; PostgreSQL and Kafka go on" in opened.screen
+        assert stack.status().is_running
+    finally:
+        stack.down(erase=True)
+
+
 def test_saved_files_replace_the_executor_and_errors_do_not(folder: Path, home: Path) -> None:
     with dev(folder, home) as opened:
         first = service(opened, "executor")
