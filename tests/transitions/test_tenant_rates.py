@@ -1,6 +1,5 @@
 """Triggers per second of a tenant: delayed, held, paced, never dropped, in their order."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -42,12 +41,10 @@ class _Run(NamedTuple):
 
 
 @pytest.fixture
-def rated(clocked: ClockedDatabase) -> Iterator[ClockedDatabase]:
+def rated(clocked: ClockedDatabase) -> ClockedDatabase:
     clocked.stop_clock()
     submit(clocked)
-    yield clocked
-    clocked.installation.rates.close()
-    clocked.installation.rates.forget()  # tests share it
+    return clocked
 
 
 def limit(database: ClockedDatabase, rate: float | None) -> None:

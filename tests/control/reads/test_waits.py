@@ -183,8 +183,6 @@ def test_run_that_its_tenants_rate_holds_has_the_time_at_which_it_goes_on(job: D
     job.installation.rates.forget()
     runs = [trigger(job) for _ in range(15)]
     found = why(job, runs[-1])
-    job.installation.rates.close()
-    job.installation.rates.forget()  # tests share it
     assert found.code is WaitCode.TENANT_RATE
     assert found.words.startswith("held by the rate of its tenant, 1 runs a second: ")
     assert found.until is not None
