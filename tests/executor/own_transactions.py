@@ -22,6 +22,9 @@ CREATE TABLE effects (run_id uuid NOT NULL, attempt integer NOT NULL); GRANT ALL
 """
 EFFECT: LiteralString = "INSERT INTO effects VALUES (%s, %s)"
 DYING = "dying"
+LIVING: LiteralString = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s
+"""
 
 Own = psycopg.Connection[TupleRow]
 
@@ -56,7 +59,7 @@ def one_or_none(database: Database, run_id: UUID) -> bool:
 def wait_gone(database: Database) -> None:
     """Wait until the server has noticed that the dead process is gone."""
     until(
-        lambda: not database.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", [DYING]),
+        lambda: not database.value(LIVING, [DYING]),
         "the server has let go",
     )
 

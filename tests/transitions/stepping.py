@@ -3,13 +3,19 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import LiteralString, TypeVar
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tidewheel.postgres.session import Conn
 
 T = TypeVar("T")
+
+# Of this database alone: another worker's tests wait for locks of the same server.
+_BLOCKED: LiteralString = """
+SELECT EXISTS (SELECT FROM pg_stat_activity
+                WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0)
+"""
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
@@ -30,3 +36,8 @@ def until_blocked(database: Database, connection: Conn) -> None:
     """Wait until a connection's statement waits for a lock of another transaction."""
     pid = connection.info.backend_pid
     until(lambda: database.value("SELECT cardinality(pg_blocking_pids(%s)) > 0", [pid]), "it waits for a lock")
+
+
+def until_one_is_blocked(database: Database, what: str) -> None:
+    """Wait until any statement in a database waits for a lock of another transaction."""
+    until(lambda: database.value(_BLOCKED), what)

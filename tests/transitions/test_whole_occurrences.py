@@ -8,7 +8,6 @@ from uuid import UUID
 import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.fixtures.services import until
 from tests.transitions.acts import (
     EXECUTOR,
     apply_batch,
@@ -36,6 +35,7 @@ from tests.transitions.graphs import (
     states,
     workflow,
 )
+from tests.transitions.stepping import until_one_is_blocked
 from tidewheel.postgres.session import Session
 from tidewheel.runs import RunState
 from tidewheel.scheduler.active_run_repair import ActiveRunRepair
@@ -278,10 +278,7 @@ def test_a_request_about_a_root_without_children_opens_nothing(database: Databas
         drain(draining, database.installation, range(64))
         pausing = threading.Thread(target=lambda: replies.append(change(database, "pause", root)))
         pausing.start()
-        until(
-            lambda: database.value("SELECT count(*) FROM pg_locks WHERE NOT granted") > 0,
-            "the request waits for the drain",
-        )
+        until_one_is_blocked(database, "the request waits for the drain")
     pausing.join()
     assert [reply.code for reply in replies] == ["unknown_workflow"]
     assert database.count("workflows") == 0

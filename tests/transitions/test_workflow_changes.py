@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 
 from tests.fixtures.database import Database
-from tests.fixtures.services import until
 from tests.transitions.acts import (
     apply_batch,
     claim,
@@ -29,7 +28,7 @@ from tests.transitions.graphs import (
     states,
     workflow,
 )
-from tests.transitions.stepping import in_background
+from tests.transitions.stepping import in_background, until_one_is_blocked
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
 from tidewheel.scheduler.pending_cancels import PendingCancels
@@ -129,8 +128,7 @@ def test_resume_holds_no_place_while_it_waits_for_a_job(database: Database) -> N
     with database.transaction() as editing:
         editing.execute("SELECT FROM jobs WHERE key = 'b' FOR UPDATE")
         resumed = in_background(lambda: change(database, "resume", root))
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"
-        until(lambda: database.value(waiting) == 1, "the resume waits for the job")
+        until_one_is_blocked(database, "the resume waits for the job")
         assert claim(database, trigger(database, "a")).started
     assert resumed.result(10.0).errors[0].problem.startswith("another occurrence")
 
