@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from tests.transitions.acts import begun, copy_ends, submission, submit, succeed
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
 from tidewheel.kafka.topics import DEFAULT_QUEUE
+from tidewheel.local.ports import free_port
 from tidewheel.runs import Lane
 from tidewheel.schemas.codec import FORMS
 from tidewheel.schemas.generated.records import Request, RunRequest
@@ -115,7 +115,7 @@ def test_messages_that_are_deep_or_count_too_much(fleet: Fleet) -> None:
 
 
 def test_bodies_of_requests_to_the_api(fleet: Fleet) -> None:
-    port = 20_000 + os.getpid() % 10_000
+    port = free_port()
     api = fleet.start("api", API_PORT=str(port), API_TOKEN=TOKEN)
     fleet.wait_started()
     url = f"http://127.0.0.1:{port}"
@@ -145,7 +145,7 @@ def test_bodies_of_requests_to_the_api(fleet: Fleet) -> None:
 
 def test_answers_of_the_api_that_no_client_reads(fleet: Fleet) -> None:
     """60 pages and 60 streams of 6 MB each, of which a socket takes 4 MB; four threads encode pages."""
-    port = 20_000 + os.getpid() % 10_000
+    port = free_port()
     api = fleet.start("api", API_PORT=str(port), API_TOKEN=TOKEN, API_CONNECTIONS_PER_ADDRESS="400")
     fleet.wait_started()
     submit(fleet.database)

@@ -18,7 +18,7 @@ from tests.fixtures.terminal import CTRL_C, Terminal, terminal
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.local.lock import locked
-from tidewheel.local.ports import free_port
+from tidewheel.local.ports import free_port, is_free
 from tidewheel.local.stack import LocalStack, StackInfo, running_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
@@ -229,10 +229,10 @@ def test_a_service_that_dies_starts_again(folder: Path, home: Path) -> None:
 
 def test_a_service_whose_settings_are_refused_ends_dev_at_once(folder: Path, home: Path) -> None:
     command = ["tidewheel", "dev", "--handlers", "shop"]
+    port = next(port for port in iter(free_port, 0) if is_free(port - 1) and is_free(port - 2))
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", port))
         taken.listen()
-        port = taken.getsockname()[1]
         flags = ["--metrics-port", str(port - 2)]  # the third role's
         with terminal([*command, *flags], folder=folder, environment=variables(home)) as opened:
             shown = opened.until("all is stopped")
@@ -313,7 +313,7 @@ def test_a_second_ctrl_c_ends_at_once(folder: Path, home: Path) -> None:
         began = monotonic_seconds()
         opened.press(CTRL_C)
         assert opened.wait() == 130
-        assert monotonic_seconds() - began < 5
+        assert monotonic_seconds() - began < 30, "half of the drain's time; a busy machine included"
         psutil.wait_procs(services, timeout=10)
         assert not [process for process in services if process.is_running()]
 
