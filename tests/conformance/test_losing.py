@@ -4,10 +4,9 @@ import pytest
 
 from tests.conformance.kit import Kit
 from tests.conformance.lossy import losing_answers
+from tests.fixtures.services import SHORT_LEASE
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
-
-LEASE = "2s"
 
 
 def test_shutdown_drains_and_releases_uncounted(own: Kit) -> None:
@@ -30,7 +29,7 @@ def test_shutdown_drains_and_releases_uncounted(own: Kit) -> None:
 
 def test_runs_of_a_killed_executor_are_run_elsewhere(own: Kit) -> None:
     """[2]: an executor without heartbeats loses its lease."""
-    own.start_stack(LEASE=LEASE)
+    own.start_stack(LEASE=SHORT_LEASE)
     first = own.start()
     held = own.hold()
     first.kill()
@@ -45,7 +44,7 @@ def test_runs_of_a_killed_executor_are_run_elsewhere(own: Kit) -> None:
 
 def test_suspended_executor_changes_nothing_and_registers_again(own: Kit) -> None:
     """[3] [17]."""
-    own.start_stack(LEASE=LEASE)
+    own.start_stack(LEASE=SHORT_LEASE)
     first = own.start()
     held = own.hold()
     first.pause()

@@ -113,7 +113,7 @@ def test_service_that_waits_for_a_database_ends_when_requested(servers: LocalSta
     servers.postgres.stop("immediate")
     service = fleet.start(role, **NO_PORT)
     fleet.until(lambda: complaints(service), "it waits")
-    assert service.terminate() < 3.0
+    assert service.terminate() < 10.0  # a pause is 2 s at most; a busy machine included
 
 
 @pytest.mark.parametrize("absent", ["database", "broker"])

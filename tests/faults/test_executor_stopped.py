@@ -7,7 +7,7 @@ import pytest
 
 from tests.faults.workload import DOOMED, Held, Workload, now
 from tests.fixtures.oracle import Oracle
-from tests.fixtures.services import LONG_LEASE, Fleet, Service
+from tests.fixtures.services import LONG_LEASE, SHORT_LEASE, Fleet, Service
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import RunStatus
 
@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 AT_ONCE = timedelta(seconds=30)  # on a machine that has other things to do; half of LONG_LEASE
 STANDING: LiteralString = "SELECT state, attempt FROM job_runs WHERE run_id = %s"
+UNCLAIMED: LiteralString = "SELECT EXISTS (SELECT FROM job_runs WHERE state = 'queued')"
 CLAIMING: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
  WHERE datname = current_database() AND wait_event_type = 'Lock'
@@ -33,10 +34,15 @@ def pid_of(oracle: Oracle, held: Held, attempt: int) -> int:
     return pid
 
 
-def pause_inside_a_claim(fleet: Fleet, executor: Service) -> None:
+def pause_inside_a_claim(fleet: Fleet, work: Workload, executor: Service) -> None:
     """Stop it in the middle of its next claim, with locks on its own row and on a run's."""
     lock = fleet.database.connection()
-    lock.execute("LOCK TABLE job_runs IN SHARE MODE")
+    while True:
+        work.trigger_later(timedelta(seconds=3))
+        lock.execute("LOCK TABLE job_runs IN SHARE MODE")
+        if lock.execute(UNCLAIMED).fetchone() == (True,):
+            break
+        lock.rollback()  # this machine was slow, and the run was claimed before
     fleet.until(lambda: fleet.database.value(CLAIMING) > 0, "a claim is held up in its transaction")
     executor.pause()
     lock.rollback()
@@ -55,9 +61,9 @@ def test_returning_executor_changes_nothing_and_continues(target: str, fleet: Fl
     work.submit()
     held = work.hold(target)
     fleet.start_all("intake", "scheduler", "relay")
-    sleeper = fleet.start("executor", LEASE="PT2S")
+    sleeper = fleet.start("executor", LEASE=SHORT_LEASE)
     held.wait_begun(1)
-    other = fleet.start("executor", LEASE="PT2S")
+    other = fleet.start("executor", LEASE=SHORT_LEASE)
     fleet.wait_started()
     sleeper.pause()
     held.wait_begun(2)
@@ -88,10 +94,7 @@ def test_suspended_claim_blocks_nothing_else(fleet: Fleet, oracle: Oracle) -> No
     fleet.start_all("intake", "relay")
     sleeper = fleet.start("executor")
     held.wait_begun(1)
-    fleet.ask({"type": "job.trigger", "key": "errand", "delay": "1500ms"})
-    fleet.flush()
-    oracle.wait_answered()
-    pause_inside_a_claim(fleet, sleeper)
+    pause_inside_a_claim(fleet, work, sleeper)
     fleet.start("executor")
     fleet.wait_started()
     held.wait_begun(2)
@@ -107,25 +110,26 @@ def test_suspended_claim_blocks_nothing_else(fleet: Fleet, oracle: Oracle) -> No
 @pytest.mark.slow
 def test_suspended_claim_starts_no_reassigned_run(fleet: Fleet, oracle: Oracle) -> None:
     """Its row stays locked by the claim, and its attempts go to other executors all the same."""
-    settings = {"LEASE": "PT2S", "STALL_AFTER": "PT600S"}
+    settings = {"LEASE": SHORT_LEASE, "STALL_AFTER": "PT600S"}
     work = Workload(fleet, oracle)
     work.submit(recurring=False)
     in_the_way = work.hold("blocking")
     fleet.start_all("intake", "relay")
+    fleet.start("api", API_PORT="0", **settings)  # ends the lease before the server ends the claim, after 15 s
     sleeper = fleet.start("executor", **settings)
     in_the_way.wait_begun(1)
+    fleet.wait_started()
     claimed = work.hold()
     fleet.until(
         lambda: claimed.run_id and fleet.database.rows(STANDING, [claimed.run_id]) == [("running", 1)], "claimed"
     )
     in_the_way.let_go(2)
-    work.hold(delay="1500ms").let_go()
-    oracle.wait_answered()
-    pause_inside_a_claim(fleet, sleeper)
+    pause_inside_a_claim(fleet, work, sleeper)
+    fleet.until(lambda: fleet.database.rows(STANDING, [claimed.run_id]) != [("running", 1)], "its attempts have ended")
+    assert entered(fleet, sleeper)
     fleet.start("executor", **settings)
     claimed.wait_begun(2)
     in_the_way.wait_completed()
-    assert entered(fleet, sleeper)
     sleeper.resume()
     fleet.until(lambda: sleeper.has_logged("was over; registered again"), "it has seen for how long it was silent")
     in_the_way.let_go(1)

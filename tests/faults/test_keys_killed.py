@@ -22,7 +22,7 @@ PLACES = 3
 A_SECOND = 20  # starts of the key with a rate
 HOLDS = 0.05  # seconds that a run holds its place
 EXECUTORS = 3
-_BUNCHED = 0.25  # seconds by which a promoted run may come late without delaying those after it
+_BUNCHED = 1.0  # seconds by which promoted runs may come late without delaying those after them, on a busy machine
 LEFT: LiteralString = "SELECT count(*) FROM run_keys WHERE running <> 0 OR unclaimed <> 0 OR has_waiters"
 
 

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.fixtures.services import HANDLERS, Fleet, Service
+from tests.fixtures.services import HANDLERS, SHORT_LEASE, Fleet, Service
 from tests.transitions.acts import attempts, final_state, open_run, submit, trigger
 from tidewheel.runs import AttemptOutcome, RunState
 
@@ -16,7 +16,7 @@ DIES = 70
 
 
 def executor(fleet: Fleet) -> Service:
-    return fleet.start("executor", HANDLERS=KILLERS, LEASE="PT2S")
+    return fleet.start("executor", HANDLERS=KILLERS, LEASE=SHORT_LEASE)
 
 
 def begun(fleet: Fleet, run_id: UUID) -> bool:

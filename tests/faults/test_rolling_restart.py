@@ -8,12 +8,12 @@ import pytest
 
 from tests.faults.workload import DOOMED, Held, Workload, now
 from tests.fixtures.oracle import Oracle
-from tests.fixtures.services import LONG_LEASE, Fleet
+from tests.fixtures.services import LONG_LEASE, SHORT_LEASE, Fleet
 from tidewheel.runs import AttemptOutcome
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
-LEASE, SWEEP = timedelta(seconds=2), timedelta(seconds=0.5)
+LEASE, SWEEP = timedelta(seconds=4), timedelta(seconds=0.5)  # SHORT_LEASE
 BUSY_MACHINE = timedelta(seconds=15)  # beyond what is promised, for one that has other things to do
 BETWEEN = timedelta(milliseconds=100)  # of the load: two triggers
 SERVES = " serves "  # logged later than the start: the executor first queries the brokers' group protocols
@@ -96,7 +96,7 @@ def assert_never_stopped(oracle: Oracle, rolls: list[tuple[datetime, datetime]])
 
 
 def test_killed_executor_costs_the_lease_and_a_sweep(fleet: Fleet, oracle: Oracle) -> None:
-    settings = {"LEASE": "PT2S", "SWEEP": "PT0.5S"}
+    settings = {"LEASE": SHORT_LEASE, "SWEEP": "PT0.5S"}
     work = Workload(fleet, oracle)
     work.submit(recurring=False)
     fleet.start_all("intake", "scheduler", "relay")
@@ -123,7 +123,7 @@ def test_frozen_executor_does_not_start_claimed_runs(fleet: Fleet, oracle: Oracl
     work.submit(recurring=False)
     in_the_way = work.hold("blocking")
     fleet.start_all("intake", "scheduler", "relay")
-    sleeper = fleet.start("executor", LEASE="PT2S", **NO_STALL)
+    sleeper = fleet.start("executor", LEASE=SHORT_LEASE, **NO_STALL)
     in_the_way.wait_begun(1)
     claimed = Held(fleet, oracle, "errand", fleet.ask({"type": "job.trigger", "key": "errand"}), fleet.folder / "none")
     fleet.flush()
@@ -132,7 +132,7 @@ def test_frozen_executor_does_not_start_claimed_runs(fleet: Fleet, oracle: Oracl
         lambda: claimed.run_id and fleet.database.rows(standing, [claimed.run_id]) == [("running",)], "it is claimed"
     )
     in_the_way.let_go(2)
-    fleet.start("executor", LEASE="PT2S", **NO_STALL)
+    fleet.start("executor", LEASE=SHORT_LEASE, **NO_STALL)
     sleeper.pause()
     claimed.wait_begun(2)
     in_the_way.wait_completed()

@@ -56,7 +56,7 @@ print(json.dumps({"run_id": str(run_id), "request": encode(request).hex()}))
 """
 PROCESSES: tuple[Role, ...] = ("executor", "executor", "relay", "scheduler", "intake", "api")
 LONGEST_PAUSE = timedelta(seconds=12)  # a replaced scheduler's share waits for MEMBER_TIMEOUT; beyond is a busy machine
-LONGEST_LOCK_WAIT = timedelta(seconds=2)  # a migration waits 200 ms for a lock; the rest is its work, on a busy machine
+LONGEST_LOCK_WAIT = timedelta(seconds=5)  # a migration waits 200 ms for a lock; the rest is its work, on a busy machine
 LOCK_WAITS: LiteralString = """
 SELECT coalesce(max(clock_timestamp() - l.waitstart), interval '0')
   FROM pg_locks AS l

@@ -76,12 +76,12 @@ class Workload:
             self._oracle.wait_answered()
             waits = self._fleet.database.value(_WAITS, [self._oracle.replies()[request_id].run_id, delay / 2])
 
-    def hold(self, target: str = "gated", overlap: str = "allow_all", delay: str = "0s") -> "Held":
+    def hold(self, target: str = "gated", overlap: str = "allow_all") -> "Held":
         """Trigger a run that goes on until it is let go."""
         key, gate = f"{target}-{len(self._fleet.asked)}", self._fleet.folder / f"gate-{len(self._fleet.asked)}"
         job = {"key": key, "schedule": "manual", "target": target, "payload": str(gate), "overlap": overlap}
         self._fleet.ask({"type": "job.submit", "job": job})
-        request_id = self._fleet.ask({"type": "job.trigger", "key": key, "delay": delay})
+        request_id = self._fleet.ask({"type": "job.trigger", "key": key})
         self._fleet.flush()
         return Held(self._fleet, self._oracle, key, request_id, gate)
 

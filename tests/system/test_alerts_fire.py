@@ -129,7 +129,7 @@ def test_each_alert_fires_and_each_panel_has_data(
 
     fleet.until(lambda: on_time(seen) > 0.9, "runs start on time")
     fleet.until(lambda: coverage(seen) == 1.0, "the timers that fired count as covered")
-    assert not seen.firing() & SEEN
+    resolves(*SEEN)  # a busy start may have disturbed it
 
     trigger(fleet, "in-order", 2)
     fleet.until(lambda: clocked.value("SELECT count(blocked_by) FROM order_keys") == 1, "the failed run blocks its key")

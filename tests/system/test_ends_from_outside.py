@@ -125,7 +125,7 @@ def test_hanging_targets_time_out_and_block_nothing(fleet: Fleet, client: Client
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
         drip(connection)
 
-    given = {"start_to_close": "1s", "retry": {"max_attempts": 1}}
+    given = {"start_to_close": "4s", "retry": {"max_attempts": 1}}  # within which each is called
     with (
         conversing(hang) as first,
         conversing(drip_a_head) as second,
