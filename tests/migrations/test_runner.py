@@ -262,7 +262,7 @@ def test_migration_of_a_locked_table_blocks_others_for_a_moment_only(
             until(lambda: fresh_database.value(WAITS_FOR_A_TABLE) == 1, "the migration waits for the table")
             began = monotonic_seconds()
             other.execute("UPDATE job_runs SET priority = priority")
-            assert monotonic_seconds() - began < 1.5  # 0.2 s on a quiet machine
+            assert monotonic_seconds() - began < 5  # 0.2 s on a quiet machine; without an end the lock's 10 s
             until(lambda: fresh_database.value(WAITS_FOR_A_TABLE) == 0, "it has given up")
         assert not running.done()
         reader.rollback()
@@ -318,28 +318,29 @@ def test_file_that_locks_many_tables_blocks_writers_for_a_moment_only(
     waits = trusted(
         "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock' AND relation = %s::regclass"
     )
-    ended = threading.Event()
+    ended, written = threading.Event(), list[float]()
 
-    def write() -> float:
-        longest = 0.0
+    def write() -> None:
         with fresh_database.connection(autocommit=True) as writing:
             while not ended.is_set():
-                began = monotonic_seconds()
                 writing.execute("UPDATE job_edges SET until_at = until_at")
-                longest = max(longest, monotonic_seconds() - began)
-        return longest
+                written.append(monotonic_seconds())
 
     readers = {table: fresh_database.connection() for table in tables[1:]}
     for table, reader in readers.items():
         reader.execute(sql.SQL("SELECT FROM {}").format(sql.Identifier(table)))
     writing, running = in_background(write), in_background(lambda: migrate(fresh_database.url))
+    held_up: list[int] = []
     for table, reader in readers.items():
         until(lambda: fresh_database.value(waits, [table]) == 1, f"the migration waits for {table}")  # noqa: B023
+        held_up.append(len(written))
         ended.wait(0.15)
         reader.close()
     assert running.result(30) == [name]
     ended.set()
-    assert writing.result(30) < 0.7, "1.05 s with a timeout for each table"
+    writing.result(30)
+    # All waits together are longer than one try may take. With a timeout for each table nothing is written meanwhile.
+    assert held_up[-1] > held_up[0]
 
 
 def test_post_step_looks_for_old_processes_before_each_try(
