@@ -1,6 +1,6 @@
-"""Servers of some tests' own, to be stopped and restarted: the other tests share one PostgreSQL and one broker.
+"""Servers of some tests' own, to be stopped and restarted: all other tests share theirs.
 
-A `tidewheel dev` of another test would start a shared broker that is down, and stop the whole stack at its end.
+A `tidewheel dev` of another test would start a shared broker that is down, and stop the stack at its end.
 """
 
 import threading
