@@ -117,8 +117,8 @@ SELECT ARRAY(SELECT job_id FROM matching ORDER BY key COLLATE "C" LIMIT %(limit)
 -- Returns these jobs by key, each with its schedule, timer, first run created ahead, and latest run whose instant has come.
 -- Index: jobs_pkey, job_versions_pkey, timers_pkey, job_runs_by_job; by job in every partition of finished_runs. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       nullif(t.due_at, 'infinity') AS due_at, a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, r.state, r.scheduled_at,
-       r.started_at, r.finished_at AS ended_at, r.reason, r.error_type
+       nullif(t.due_at, 'infinity') AS due_at, a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, {{shown_state(r)}} AS state,
+       r.scheduled_at, r.started_at, r.finished_at AS ended_at, r.reason, r.error_type
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
   LEFT JOIN timers AS t ON t.job_id = j.job_id
@@ -156,8 +156,8 @@ UNION ALL
 -- Returns one job with its current version as submitted, its pause, its timer and its latest run.
 -- Index: jobs_pkey, job_versions_pkey, timers_pkey, job_runs_by_job and by job in every partition. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       nullif(t.due_at, 'infinity') AS due_at, a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, r.state, r.scheduled_at,
-       r.started_at, r.finished_at AS ended_at, r.reason, r.error_type,
+       nullif(t.due_at, 'infinity') AS due_at, a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, {{shown_state(r)}} AS state,
+       r.scheduled_at, r.started_at, r.finished_at AS ended_at, r.reason, r.error_type,
        v.spec, v.definition, v.effective_at, j.paused_by, j.pause_reason, j.paused_at, j.consecutive_failures, j.created_at
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
@@ -719,10 +719,15 @@ SELECT *
   ) AS latest
  ORDER BY attempt
 
+-- part: shown_state(r)
+-- The state of a run as pages and lists show it: `scheduled` is a queued run whose time is ahead.
+-- No index, no lock.
+CASE WHEN r.state = 'queued' AND r.publish_at > tidewheel_now() THEN 'scheduled' ELSE r.state END
+
 -- name: read_retry_chain
 -- Returns the runs of one instant of a job: among them a run's retries, and the runs that it retries.
 -- Index: job_runs_by_job and by job in every partition. No lock.
-SELECT r.run_id, r.parent_run_id, r.cause, r.state, r.created_at
+SELECT r.run_id, r.parent_run_id, r.cause, {{shown_state(r)}} AS state, r.created_at
   FROM runs AS r
  WHERE r.job_id = %(job_id)s AND r.scheduled_at = %(scheduled_at)s
  ORDER BY r.created_at, r.run_id
@@ -1665,8 +1670,7 @@ SELECT i.payload, i.payload_content_type, v.definition
 -- Returns the newest runs of a job in a time by instant, at most `limit`.
 -- Index: job_runs_by_job and by job in every partition, walked backwards. No lock.
 SELECT r.run_id, r.scheduled_at, r.started_at, r.finished_at,
-       CASE WHEN r.finished_at IS NULL AND r.state = 'queued' AND r.publish_at > tidewheel_now() THEN 'scheduled' ELSE r.state END AS state,
-       r.cause, r.attempt, r.reason, r.error_type
+       {{shown_state(r)}} AS state, r.cause, r.attempt, r.reason, r.error_type
   FROM runs AS r
  WHERE r.job_id = %(job_id)s AND r.scheduled_at >= %(since)s AND r.scheduled_at < %(until)s
  ORDER BY r.scheduled_at DESC, r.run_id DESC

@@ -19,6 +19,7 @@ from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.reads.freezes import Freeze, freezes_of
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import one_of
+from tidewheel.control.reads.runs import STATUSES
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
@@ -26,7 +27,6 @@ from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.values import format_second
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import RunState
 from tidewheel.schedules.decision import HoldReason
 
 _SQL = Statements("tidewheel.control")
@@ -46,7 +46,7 @@ class LastRun:
 
     Args:
         run_id: Its id.
-        state: Its state.
+        state: Its state; `scheduled` is a queued one whose time is ahead.
         scheduled_at: Its nominal instant.
         started_at: When its last attempt began.
         finished_at: When it ended.
@@ -56,7 +56,7 @@ class LastRun:
     """
 
     run_id: UUID
-    state: Annotated[str, one_of(RunState)]
+    state: Annotated[str, one_of(STATUSES)]
     scheduled_at: datetime
     started_at: datetime | None
     finished_at: datetime | None

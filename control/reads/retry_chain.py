@@ -14,7 +14,7 @@ class RelatedRun:
         run_id: Its id.
         parent_run_id: The run that it retries.
         cause: The reason for the run.
-        state: Its state.
+        state: Its state; `scheduled` is a queued one whose time is ahead.
         created_at: When it was written.
     """
 

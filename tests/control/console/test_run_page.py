@@ -247,6 +247,20 @@ def test_chain_of_retries_is_links_and_the_error_is_open(pages: ApiClient) -> No
     assert "Trace, 2 lines" in page
 
 
+def test_delayed_retry_has_one_word_on_its_page_in_the_chain_and_of_its_job(pages: ApiClient) -> None:
+    submit(pages.database, retry={"max_attempts": 1})
+    first = begun(pages.database)
+    end(pages.database, ending(first, RunState.FAILED))
+    second = posted(pages, f"/runs/{first.run_id}/retry", delay="1h").headers["location"]
+    assert ">scheduled · <a" in shown(pages, second)
+    assert f'→ <a href="{second}">2nd scheduled</a>' in shown(pages, f"/runs/{first.run_id}")
+    number = pages.database.value("SELECT id FROM dead_letters")
+    retried = shown(pages, f"/dead-letters/{number}").partition("<dt>retried by</dt>")[2]
+    assert ">scheduled</span>" in retried.partition("</dd>")[0]
+    chain = pages.get(f"/api/v1/runs/{first.run_id}").json()["retry_chain"]
+    assert [each["state"] for each in chain["next"]] == ["scheduled"]
+
+
 def test_refused_delay_of_a_retry_is_at_its_field(pages: ApiClient) -> None:
     submit(pages.database)
     started = begun(pages.database)
