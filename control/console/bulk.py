@@ -29,7 +29,7 @@ from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
 
 _OF_EACH = 50
-_COUNTED = 10  # redrives under way whose dead letters are counted, the newest
+_COUNTED = 10  # redrives that left dead letters, or will: so many are counted, those under way first
 _LISTED = 200  # dead letters of a redrive that are compared with those of others
 _CHOSEN = 10  # of the dead letters that a redrive names one by one
 
@@ -126,10 +126,10 @@ def _read_work(connection: Conn, tenant: str, row: BackfillProgress | Cancellati
     if isinstance(row, Cancellation):
         return of_cancellation(row, now)
     work = of_redrive(row, now)
-    if row.finished_at:
+    if row.state == "finished":
         return work
-    gone, shared = _taken(connection, tenant, row)
-    return replace(work, gone=gone, shared=shared)
+    gone, shared, rest = _taken(connection, tenant, row)
+    return replace(work, gone=gone, shared=shared, kept=rest if row.state == "cancelled" else 0)
 
 
 def _row(connection: Conn, tenant: str, kind: Kind, number: UUID | int) -> BackfillProgress | Cancellation | Redriving:
@@ -138,22 +138,25 @@ def _row(connection: Conn, tenant: str, kind: Kind, number: UUID | int) -> Backf
     return backfill(connection, tenant, number) if kind == "backfill" else redrive(connection, tenant, number)
 
 
-def _taken(connection: Conn, tenant: str, row: Redriving) -> tuple[int, int]:
-    """Return how many dead letters others took from a redrive, and how many another one includes too.
+def _taken(connection: Conn, tenant: str, row: Redriving) -> tuple[int, int, int]:
+    """Return how many dead letters others took from a redrive, how many another includes, and the rest.
 
     Each is 0 if there are too many to count.
     """
     left = row.matched_count - row.processed
     if row.matched_count > COUNTED or left <= 0:
-        return 0, 0
+        return 0, 0, 0
     found = list_dead_letters(connection, tenant, row.filters, limit=_LISTED)
     if found.at_least:
-        return 0, 0
-    gone = max(left - max(found.total - row.rejected_count, 0), 0)
+        return 0, 0, 0
+    rest = min(max(found.total - row.rejected_count, 0), left)
     if not 0 < found.total <= _LISTED:
-        return gone, 0
+        return left - rest, 0, rest
+    letters = [letter for letter in found.dead_letters if row.includes(letter)]
+    if row.rejected_count == len(row.rejections):  # its rejected ones may be purged meanwhile
+        rest = min(len(letters), left)
     others = [each for each in going_on(connection, tenant) if each.redrive_id != row.redrive_id]
-    return gone, sum(any(each.includes(letter) for each in others) for letter in found.dead_letters)
+    return left - rest, sum(any(each.includes(letter) for each in others) for letter in letters), rest
 
 
 def _is_frozen(connection: Conn, tenant: str, row: BackfillProgress | Cancellation | Redriving) -> bool:
@@ -175,7 +178,8 @@ def _newest(connection: Connection, caller: Caller, kind: Kind, now: datetime) -
         if kind == "cancellation":
             return [of_cancellation(each, now) for each in cancellations(reading, caller.tenant, limit=_OF_EACH)]
         rows = redrives(reading, caller.tenant, limit=_OF_EACH)
-        counted = [row for row in rows if row.finished_at is None][:_COUNTED]
+        unfinished = [row for row in rows if row.state != "finished"]
+        counted = sorted(unfinished, key=lambda row: row.finished_at is not None)[:_COUNTED]
         return [
             _read_work(reading, caller.tenant, row, now) if row in counted else of_redrive(row, now) for row in rows
         ]

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from html import unescape
 from http import HTTPStatus
+from uuid import UUID
 
 import httpx
 import pytest
@@ -20,8 +22,10 @@ from tests.transitions.graphs import after, play, put
 from tests.transitions.test_parents import run_of
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
+from tidewheel.postgres.session import Session
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.bulk_cancel import BulkCancel
+from tidewheel.scheduler.redrive_loop import redrive_batch
 
 REASON = "<script>alert(1)</script>\u202e"
 LABELS = {"team": "billing"}
@@ -230,6 +234,29 @@ def test_redrive_names_the_dead_letters_that_left_it(pages: ApiClient) -> None:
     ended = shown(pages, place)
     assert "1 of 2 dead letters that matched at its start" in ended
     assert "1 redriven. A retry, another redrive or a purge took 1 dead letter first." in ended
+
+
+def test_account_of_a_cancelled_redrive_adds_up(pages: ApiClient) -> None:
+    database, path = pages.database, "/dead-letters/redrive?kind=run"
+    [fail(database) for _ in range(5)]
+    place = done(posted(pages, path, **counted(pages, path)))
+    with closing(Session(database.url, "scheduler")) as session:
+        assert redrive_batch(session, database.installation, UUID(place.rpartition("/")[2]), most=1) == 1
+    _, second, third, *_ = [row[0] for row in database.rows("SELECT id FROM dead_letters ORDER BY id")]
+    run = database.value("SELECT run_id FROM dead_letters WHERE id = %s", [second])
+    done(posted(pages, f"/runs/{run}/retry"))
+    with Client(database.url) as client:
+        client.dead_letters.redrive(ids=[third])
+    done(posted(pages, f"{place}/cancel"))
+    words = "A retry, another redrive or a purge took 1 dead letter. 3 dead letters are left as before."
+    page = shown(pages, place)
+    assert "1 of 5 dead letters that matched at its start" in page
+    assert f"1 redriven. {words} 1 of them is in a redrive already." in page
+    assert f"{words} 1 of them is in a redrive already." in shown(pages, "/bulk")
+    assert f"Done so far: 1 of 5 dead letters. {words}" in shown(pages, f"{place}/cancel")
+    work_off(database)
+    page = shown(pages, place)
+    assert "took 2 dead letters. 2 dead letters are left as before. A run that" in page, "1 + 2 + 2 of 5"
 
 
 def test_dead_letter_shows_its_run_its_attempts_and_what_it_became(pages: ApiClient) -> None:
