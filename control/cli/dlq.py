@@ -215,6 +215,7 @@ def purge(
     everything: All = False,
     dry_run: DryRun = False,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm the deletion; needed without --dry-run.")] = False,
+    reason: Reason = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -230,7 +231,7 @@ def purge(
             _print_dry_run("purged", found.matched, found.first, output, at_least=found.at_least)
             return
         with progress_bar("purging", found.matched) as on_progress:
-            result = client.dead_letters.purge(**filters, on_progress=on_progress)
+            result = client.dead_letters.purge(**filters, on_progress=on_progress, reason=reason)
     print_result([f"dead letters purged: {result.purged:,}"], {"purged": result.purged}, output)
 
 

@@ -199,13 +199,15 @@ class DeadLetters:
         return RedriveResult(redrive_id, found.counted, found.at_least)
 
     def purge(
-        self, *, dry_run: bool = False, on_progress: OnProgress | None = None, **filters: Unpack[DeadLetterFilter]
-    ) -> PurgeResult:
+        self, *, dry_run: bool = False, on_progress: OnProgress | None = None, reason: str | None = None,
+        **filters: Unpack[DeadLetterFilter],
+    ) -> PurgeResult:  # fmt: skip
         """Delete dead letters; their runs stay until their retention ends.
 
         Args:
             dry_run: Only count them, and return the first ten.
             on_progress: Called after each batch with the number done.
+            reason: Stored in the audit log.
             **filters: Only those that match all of these.
 
         Raises:
@@ -216,10 +218,13 @@ class DeadLetters:
         if dry_run or found.newest_at is None:
             return PurgeResult(found.counted, found.at_least, found.first)
         filters = {**filters, "until": found.newest_at}
-        purged = 0
+        redriven, purged = filters.get("redriven"), 0
         for batch in self._scan(filters, _PURGE_BATCH):
             ids = [each.id for each in batch]
-            purged += self._connection.write(partial(_purge, self._connection, ids, filters.get("redriven"), purged))
+            record = partial(
+                self._connection.record, action="dlq.purge", changed="dead-letters", adds_up=purged > 0, reason=reason
+            )
+            purged += self._connection.write(partial(_purge, ids, record, redriven=redriven))
             if on_progress is not None:
                 on_progress(purged)
         return PurgeResult(found.counted, found.at_least, purged=purged)
@@ -243,8 +248,8 @@ class DeadLetters:
                 return
 
 
-def _purge(over: Connection, ids: Sequence[int], redriven: bool | None, before: int, connection: Conn) -> int:  # noqa: FBT001 - the filter
+def _purge(ids: Sequence[int], record: Callable[..., None], connection: Conn, *, redriven: bool | None) -> int:
     purged = purge(connection, ids, redriven=redriven)
     if purged:  # the first batch of a purge has an entry of its own, in which the others are counted
-        over.record(connection, "dlq.purge", "dead-letters", objects=purged, adds_up=before > 0)
+        record(connection, objects=purged)
     return purged

@@ -125,7 +125,10 @@ class PurgeLetters:
             will=("What is purged cannot be redriven any more.",),
             stays=() if are_messages else ("Runs stay until their retention ends.",),
             keep=agreed(found.matched, "Keep it", "Keep them"),
-            fields=(*confirmation(found.matched), *bound(found.matched, now)),
+            fields=(
+                Field("reason", "Reason (optional)", help="Stored in the audit log."),
+                *confirmation(found.matched), *bound(found.matched, now),
+            ),
             sample=_sample(found.first, found.matched),
             warnings=_unpurgeable(found.matched, at_least=found.at_least),
             under_way=under_way,
@@ -140,7 +143,7 @@ class PurgeLetters:
         for error in _unpurgeable(found.matched, at_least=found.at_least):
             refuse(error.path, error.problem, error.remedy)
         ensure_confirmed(form, found.matched)
-        purged = letters.purge(**filters).purged
+        purged = letters.purge(reason=text_of(form, "reason"), **filters).purged
         return Done(urls("dead_letters"), f"{counted(purged, 'dead letter')} purged.")
 
 

@@ -132,7 +132,10 @@ def test_purge_needs_a_confirmation(letters: Database) -> None:
     assert refusal.startswith("--yes: is missing")
     lines = tidewheel(letters, "dlq", "purge", "--kind", "run", "--dry-run").lines
     assert lines[0] == "dead letters that would be purged: 2"
-    assert tidewheel(letters, "dlq", "purge", late, "--yes").lines == ["dead letters purged: 1"]
+    purged = tidewheel(letters, "dlq", "purge", late, "--yes", "--reason", "wrong data").lines
+    assert purged == ["dead letters purged: 1"]
+    [entry] = json_output(letters, "audit-log", "--action", "dlq.purge")["entries"]
+    assert entry["reason"] == "wrong data"
     assert numbers(letters) == [message, plain]
 
 

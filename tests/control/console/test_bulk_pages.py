@@ -317,6 +317,24 @@ def test_purge_of_many_needs_their_number(pages: ApiClient) -> None:
     assert pages.database.value("SELECT count(*) FROM dead_letters") == 1
 
 
+def test_purge_stores_its_reason_in_the_audit_log(pages: ApiClient) -> None:
+    fail(pages.database)
+    path = "/dead-letters/purge?kind=run"
+    done(posted(pages, path, reason="their data is gone", **counted(pages, path)))
+    [entry] = pages.get("/api/v1/audit-log?action=dlq.purge").json()["entries"]
+    assert (entry["reason"], entry["objects"]) == ("their data is gone", 1)
+    assert "their data is gone" in shown(pages, "/admin/audit")
+
+
+def test_list_without_a_dead_letter_has_no_sentence_of_zero(pages: ApiClient) -> None:
+    fail(pages.database)
+    assert "1 dead letter is not redriven." in shown(pages, "/dead-letters")
+    path = "/dead-letters/purge"
+    done(posted(pages, path, **counted(pages, path)))
+    for tab in ("open", "redriven", "all"):
+        assert "0 dead letters" not in shown(pages, f"/dead-letters?show={tab}")
+
+
 def test_what_comes_after_the_count_of_a_dialog_is_left_alone(pages: ApiClient) -> None:
     database = pages.database
     fail(database)
