@@ -134,15 +134,11 @@ class DeleteJob:
             return Dialog(
                 f"Delete {key}?", "", urls.job(key, job.summary.job_id), place="jobs", will=(words,), keep="Back"
             )
-        waiting = Runs(connection).cancel_matching({"key": key, "include_started": False}, None, dry_run=True)
-        ends = "The job stops firing."
-        if waiting.matched:
-            many = counted(waiting.matched, "waiting run", at_least=waiting.at_least)
-            ends = f"The job stops firing, and {many} {agreed(waiting.matched, 'is', 'are')} cancelled."
+        cancelled = _cancelled(connection, key)
         return Dialog(
             f"Delete {key}?", f"Delete {key}", urls.job(key, job.summary.job_id), place="jobs", danger=True,
             will=(
-                ends,
+                f"The job stops firing, and {cancelled}." if cancelled else "The job stops firing.",
                 "You can submit the job again. Its version numbers then continue.",
             ),
             stays=("Runs that have started finish, with their retries. Ended runs stay until their retention ends.",),
@@ -160,9 +156,18 @@ class DeleteJob:
             "type": "job.delete", "key": key, "if_version": whole_of(form, "if_version"),
             "reason": text_of(form, "reason"),
         }  # fmt: skip
+        cancelled = _cancelled(connection, key)
         found = job_of(connection.request(document, request_id_of(form)))
         undo = ("Submit it again", urls.job(key, found.job_id, "job_restore"))
-        return Done(urls("jobs"), f"{key} is deleted. Its runs under way finish.", undo)
+        also = f" {cancelled}." if cancelled else ""
+        return Done(urls("jobs"), f"{key} is deleted.{also} Its runs under way finish.", undo)
+
+
+def _cancelled(connection: Connection, key: str) -> str:
+    """Return how many waiting runs of a job a deletion cancels, as a part of a sentence; empty for none."""
+    waiting = Runs(connection).cancel_matching({"key": key, "include_started": False}, None, dry_run=True)
+    many = counted(waiting.matched, "waiting run", at_least=waiting.at_least)
+    return f"{many} {agreed(waiting.matched, 'is', 'are')} cancelled" if waiting.matched else ""
 
 
 @dataclass(frozen=True, slots=True)

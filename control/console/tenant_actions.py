@@ -170,21 +170,12 @@ class DeleteTenant:
         """Return what a deletion removes."""
         ensure_all_tenants(caller)
         name = named_tenant(request, caller)
-        usage = Tenants(connection).usage(name)
-        jobs, runs = usage.jobs, usage.open_runs
-        having = f" with {counted(jobs.count, 'job', at_least=jobs.at_least)}" if jobs.count else ""
-        many = counted(runs.count, "open run", at_least=runs.at_least)
-        also = agreed(runs.count, "ends", "end")
-        end = (
-            f"{many} {also} as cancelled, {agreed(runs.count, 'even if it is', 'also those')} under way. "
-            if runs.count
-            else ""
-        )
+        having, ends = _deleted(Tenants(connection).usage(name))
         return Dialog(
             f"Delete tenant {name}{having}?", f"Delete {name}",
             urls("tenant", name=name), place="admin", danger=True, keep="Keep it",
             will=(
-                f"{end}The tenant's keys stop working.",
+                f"{ends} The tenant's keys stop working.".lstrip(),
                 "Then its jobs, runs, calendars and dead letters are deleted. This cannot be undone.",
             ),
             fields=(Field("typed", f"Type {name} to delete it", required=True),),
@@ -196,5 +187,18 @@ class DeleteTenant:
         name = named_tenant(request, caller)
         if form.get("typed", "").strip() != name:
             refuse("typed", "this is not its name", f"type {name}")
-        Tenants(connection).delete(name)
-        return Done(urls("tenant", name=name), f"Tenant {name} is being deleted.")
+        having, ends = _deleted(Tenants(connection).usage(name))
+        if not Tenants(connection).delete(name):
+            return Done(urls("tenant", name=name), f"Nothing was changed: the deletion of {name} was requested before.")
+        return Done(urls("tenant", name=name), f"Tenant {name} is being deleted{having}. {ends}".rstrip())
+
+
+def _deleted(usage: TenantUsage) -> tuple[str, str]:
+    """Return a part of a sentence about the jobs of a tenant, and a sentence about its open runs; empty for none."""
+    jobs, runs = usage.jobs, usage.open_runs
+    having = f" with {counted(jobs.count, 'job', at_least=jobs.at_least)}" if jobs.count else ""
+    if not runs.count:
+        return having, ""
+    many = counted(runs.count, "open run", at_least=runs.at_least)
+    also = agreed(runs.count, "ends as cancelled, even if it is", "end as cancelled, also those")
+    return having, f"{many} {also} under way."

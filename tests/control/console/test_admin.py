@@ -58,6 +58,22 @@ def test_tenant_is_created_limited_frozen_thawed_and_deleted(pages: ApiClient) -
     assert {each.door for each in log.values()} == {"console"}
 
 
+def test_receipt_of_a_deletion_has_the_numbers_of_its_dialog(pages: ApiClient) -> None:
+    with Client(pages.database.url) as client:
+        client.tenants.create("acme")
+    manual = {"key": "nightly", "schedule": "manual", "target": "work"}
+    run = {"type": "job.trigger", "tenant": "acme", "key": "nightly"}
+    apply_batch(pages.database, {"type": "job.submit", "tenant": "acme", "job": manual})
+    apply_batch(pages.database, run, run)
+    ends = "2 open runs end as cancelled, also those under way."
+    dialog = pages.get("/admin/tenants/acme/delete").text
+    assert "Delete tenant acme with 1 job?" in dialog
+    assert ends in dialog
+    assert f"Tenant acme is being deleted with 1 job. {ends}" in changed(
+        pages, "/admin/tenants/acme/delete", typed="acme"
+    )
+
+
 def test_limit_below_the_usage_is_set_after_its_effect_was_shown(pages: ApiClient) -> None:
     for key in ("a", "b", "c"):
         submit(pages.database, key)

@@ -13,7 +13,7 @@ from tests.control.api.answering import ApiClient
 from tests.control.console.pages import console, fields_of, key_of, signed_in
 from tests.fixtures.database import Database
 from tests.scheduler.backfills import make_batch
-from tests.transitions.acts import begun, submit, trigger
+from tests.transitions.acts import begin, begun, submit, trigger
 from tidewheel.control.client.client import Client
 
 SCRIPT = "<script>alert(1)</script>"
@@ -101,6 +101,16 @@ def test_delete_is_undone_by_submitting_again(pages: ApiClient) -> None:
     answer = posted(pages, "/jobs/nightly/restore")
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "exists already" in answer.text
+
+
+def test_receipt_of_a_deletion_counts_the_runs_that_its_dialog_counted(pages: ApiClient) -> None:
+    submit(pages.database, "nightly", schedule="manual")
+    trigger(pages.database, "nightly")
+    trigger(pages.database, "nightly")
+    begin(pages.database, trigger(pages.database, "nightly"))
+    assert "2 waiting runs are cancelled." in pages.get("/jobs/nightly/delete").text
+    posted(pages, "/jobs/nightly/delete")
+    assert "nightly is deleted. 2 waiting runs are cancelled. Its runs under way finish." in pages.get("/jobs").text
 
 
 def test_delete_of_another_version_than_was_shown_is_refused(pages: ApiClient) -> None:
