@@ -110,14 +110,14 @@ def role_problem(connection: Conn, role: str) -> str | None:
     return None
 
 
-def ownership_problem(connection: Conn) -> str | None:
-    """Return why this session sees no row of any tenant, with the remedy; None if it sees all."""
+def ownership_problem(connection: Conn) -> tuple[str, str] | None:
+    """Return why this session sees no row of any tenant, and the remedy; None if it sees all."""
     if connection.execute(_IS_BOUND).fetchone() != (True,):
         return None
     return (
-        f"row-level security hides all rows from the user {connection.info.user}, which does not own the tables; "
+        f"row-level security hides all rows from the user {connection.info.user}, which does not own the tables",
         f"run `ALTER TABLE … OWNER TO {connection.info.user}` for each of them, or connect as their owner, or as a "
-        "role of `tidewheel migrate --roles`"
+        "role of `tidewheel migrate --roles`",
     )
 
 

@@ -277,7 +277,7 @@ def require_current(connection: Conn) -> None:
         message = f"the database lacks {', '.join(missing)}; run `tidewheel migrate`"
         raise MigrationError(message)
     if problem is not None:
-        raise MigrationError(problem)
+        raise MigrationError("; ".join(problem))
 
 
 def has_newer(connection: Conn) -> bool:

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.api_keys import PREFIX, ApiKey, read_key
 from tidewheel.control.api.key_check import BODY_BYTES, KeyCheck, KeyUse, ShownKey
-from tidewheel.control.api.problems import Overloaded, on_unavailable, problem, unauthorized
-from tidewheel.control.console.door import KNOWN, PAGE, SIGN_IN, Door
+from tidewheel.control.api.problems import PAGE, Overloaded, on_unavailable, problem, unauthorized
+from tidewheel.control.console.door import KNOWN, SIGN_IN, Door
 from tidewheel.control.console.sign_in import SignIn
 from tidewheel.errors import Unavailable
 from tidewheel.redaction import protect

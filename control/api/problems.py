@@ -43,6 +43,8 @@ from tidewheel.errors import (
 )
 from tidewheel.jobs.validation import shown
 
+PAGE = "tidewheel.page"  # in a request's scope: it is one for the console, and errors are pages
+
 _UNKNOWN = (
     UnknownApiKey, UnknownBackfill, UnknownBatch, UnknownCalendar, UnknownCancellation, UnknownDeadLetter,
     UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRedrive, UnknownRun, UnknownTenant, UnknownWorkflow,
@@ -118,18 +120,18 @@ async def on_refused(request: Request, error: Exception) -> Response:
     status = STATUSES.get(error.code, HTTPStatus.UNPROCESSABLE_ENTITY)
     if error.code == VersionConflict.code and any(name in request.headers for name in _PRECONDITIONS):
         status = HTTPStatus.PRECONDITION_FAILED
-    errors = [_in_head(request, error.code, each) for each in error.errors]
+    errors = [_in_head(request, error, each) for each in error.errors]
     headers = {"Retry-After": str(_AGAIN_SECONDS)} if error.code == RunBusy.code else None
     return problem(status, error.code, str(Refused(errors)), errors, headers)
 
 
-def _in_head(request: Request, code: str, error: FieldError) -> FieldError:
+def _in_head(request: Request, refused: Refused, error: FieldError) -> FieldError:
     """Return an error of a field of intake's request with the name of the header that has it."""
-    if code == RequestConflict.code:
+    if refused.code == RequestConflict.code:
         return replace(error, path="Idempotency-Key")
-    if code == VersionConflict.code:
+    if isinstance(refused, VersionConflict):
         name = "If-None-Match" if "if-none-match" in request.headers else "If-Match"
-        return FieldError(name, error.problem, error.remedy.removesuffix(", or write 0"))
+        return FieldError(name, error.problem, "leave it out" if refused.current is None else error.remedy)
     return error
 
 
@@ -159,7 +161,8 @@ async def on_http(request: Request, error: Exception) -> Response:
         allowed = ", ".join(_methods(request))
         detail, headers = f"this address has {allowed}, and no {request.method}", {"Allow": allowed}
     elif detail == HTTPStatus.NOT_FOUND.phrase:  # of Starlette, which found no route
-        detail = f"there is no address {shown(request.scope['path'])}; {_ADDRESSES}"
+        hint = "" if request.scope.get(PAGE) else f"; {_ADDRESSES}"
+        detail = f"there is no address {shown(request.scope['path'])}{hint}"
     code = _TITLES.get(status, status.phrase).lower().replace(" ", "_")
     return problem(status, code, detail, headers=headers)
 

@@ -165,7 +165,7 @@ class _Bar:
         amount = f"{step.done_bytes / 1e6:.0f} of {step.total_bytes / 1e6:.0f} MB" if step.total_bytes else ""
         self._progress.update(
             self._task,
-            description=step.what,
+            description=step.words,
             completed=step.done_bytes,
             total=step.total_bytes or None,
             amount=amount,
@@ -180,10 +180,9 @@ class _Lines:
         self._last = ""
 
     def __call__(self, step: Step) -> None:
-        what, _, _ = step.what.partition(":")
-        if what != self._last:
-            self._console.print(what)
-            self._last = what
+        if step.what != self._last:
+            self._console.print(step.what)
+            self._last = step.what
 
 
 _INTERRUPTED = 130  # as in shells: 128 + SIGINT

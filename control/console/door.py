@@ -13,6 +13,7 @@ from tidewheel.api_keys import Scope
 from tidewheel.audit import ALL_TENANTS
 from tidewheel.clock import Clock, SystemClock
 from tidewheel.control.api.key_check import StoredKey
+from tidewheel.control.api.problems import PAGE
 from tidewheel.control.console.rendering import KeyShown, Renderer, Visitor, is_secure
 from tidewheel.control.console.sign_in import COOKIE, LIFE_SECONDS, Signer, SignIn
 from tidewheel.control.console.urls import is_page, within
@@ -20,7 +21,6 @@ from tidewheel.errors import InvalidInput, TenantDeleted, UnknownTenant
 from tidewheel.jobs.values import is_tenant
 from tidewheel.settings.api import ApiSettings
 
-PAGE = "tidewheel.page"  # in a request's scope: it is one for the console, and errors are pages
 SIGN_IN = "tidewheel.sign_in"  # in a request's scope: the sign-in that its key was taken from
 KNOWN = "tidewheel.known"  # in a request's scope: the key of that sign-in, as it was last read
 

@@ -154,12 +154,11 @@ class Screen:
     def step(self, step: Step) -> None:
         """Show a step of the stack's start or stop in place of a progress bar."""
         amount = f" {step.done_bytes / 1e6:.0f} of {step.total_bytes / 1e6:.0f} MB" if step.total_bytes else ""
-        what, _, _ = step.what.partition(":")
         if self._live:
-            self._phase = step.what + amount
+            self._phase = step.words + amount
             self._draw()
         else:
-            self._once(what)
+            self._once(step.what)
 
     def phase(self, phase: str) -> None:
         """Show the current phase."""

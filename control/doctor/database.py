@@ -26,7 +26,7 @@ from tidewheel.errors import MigrationError, SettingsError, Unavailable
 from tidewheel.migrations.row_security import REMEDY, ownership_problem, role_problem, unsecured_tables
 from tidewheel.migrations.runner import MigrationState, created_names, is_post, migrations, status
 from tidewheel.postgres.partitions import TABLES, coming_days, days_ahead, missing_partitions
-from tidewheel.postgres.session import POOLED_BY_TRANSACTION, Conn, OnlyReads, shares_sessions
+from tidewheel.postgres.session import POOLED_BY_TRANSACTION, SET_POOL_MODE, Conn, OnlyReads, shares_sessions
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.installation import Installation, read_installation
 
@@ -65,8 +65,8 @@ def check_database(context: Context) -> Iterator[Finding]:
         yield Finding("database", Severity.ERROR, "the database does not answer", str(error), remedy)
     else:
         if is_shared:
-            what, _, remedy = POOLED_BY_TRANSACTION.partition("; ")
-            yield Finding("database", Severity.ERROR, what, "two connections have one session of the server", remedy)
+            evidence = "two connections have one session of the server"
+            yield Finding("database", Severity.ERROR, POOLED_BY_TRANSACTION, evidence, SET_POOL_MODE)
         if restore:
             yield restore
 
@@ -114,8 +114,7 @@ def check_isolation(context: Context) -> Iterator[Finding]:
         unsecured = unsecured_tables(connection, created_names())
         problem = None if role is None else role_problem(connection, role)
     if hidden is not None:
-        evidence, _, remedy = hidden.partition("; ")
-        yield Finding("isolation", Severity.ERROR, "services see no row of any tenant", evidence, remedy)
+        yield Finding("isolation", Severity.ERROR, "services see no row of any tenant", *hidden)
     if unsecured:
         evidence = ", ".join(unsecured)
         yield Finding("isolation", Severity.ERROR, "tables lack their policy", evidence, "tidewheel migrate")

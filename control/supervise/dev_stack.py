@@ -114,10 +114,9 @@ class DevStack:
             nonlocal last
             if self._supervisor.is_stopping:
                 raise _StopRequested
-            what, _, _ = step.what.partition(":")
-            if what != last:
-                last = what
-                self._log.report(what)
+            if step.what != last:
+                last = step.what
+                self._log.report(last)
 
         try:
             return await asyncio.to_thread(start, progress)

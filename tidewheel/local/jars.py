@@ -205,7 +205,7 @@ class _Fetch:
         with self._guard:
             self._done_bytes += count
             done = min(self._done_bytes, _TOTAL_BYTES)  # a second try counts its bytes again
-            self._progress(Step(f"fetching the broker's jars: {name}", done, _TOTAL_BYTES))
+            self._progress(Step("fetching the broker's jars", done, _TOTAL_BYTES, name))
 
 
 def _unreachable(jar: Jar, error: Exception) -> str:

@@ -13,11 +13,18 @@ class Step:
         what: A phrase for people, such as ``starting PostgreSQL``.
         done_bytes: How much of it is there already.
         total_bytes: How much there is to do; 0 where it cannot be counted.
+        part: The part of it that is under way, such as a file.
     """
 
     what: str
     done_bytes: int = 0
     total_bytes: int = 0
+    part: str = ""
+
+    @property
+    def words(self) -> str:
+        """The step with its part."""
+        return f"{self.what}: {self.part}" if self.part else self.what
 
 
 Progress: TypeAlias = Callable[[Step], None]

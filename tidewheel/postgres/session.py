@@ -73,8 +73,9 @@ _DATA_CLASSES = frozenset({"22", "23", "54"})
 
 POOLED_BY_TRANSACTION = (
     "a pooler in front of the database shares sessions between connections (pool_mode = transaction or statement): "
-    "notifications, advisory locks and settings would be lost; set pool_mode = session for this database"
+    "notifications, advisory locks and settings would be lost"
 )
+SET_POOL_MODE = "set pool_mode = session for this database"
 _READ_ONLY = "session is read-only"  # Source: libpq's fe-connect.c
 _ONLY_READS = (
     "the database accepts no writes (session is read-only): name the primary in TIDEWHEEL_DATABASE_URL; if it is being"
@@ -261,7 +262,8 @@ def connect_configured(url: str, name: str, *, autocommit: bool = False) -> Conn
         connection = connect(url, name, autocommit=autocommit)
         if shares_sessions(connection, url):
             connection.close()
-            raise SettingsError(POOLED_BY_TRANSACTION)
+            message = f"{POOLED_BY_TRANSACTION}; {SET_POOL_MODE}"
+            raise SettingsError(message)
         return connection
     except AccessRefused as error:
         message = (
