@@ -41,7 +41,7 @@ from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_second, format_timestamp
 from tidewheel.runs import DEAD_LETTERED
 from tidewheel.schedules.decision import SkipReason
-from tidewheel.schedules.describe import describe
+from tidewheel.schedules.describe import describe_times
 
 T = TypeVar("T")
 
@@ -209,9 +209,7 @@ def why(found: Around) -> str:
             has = "has not fired" if each.outcome is OccurrenceOutcome.WAITING else "did not fire"
             which = "The next occurrence is that" if each is found.next else "The occurrence"
             lead = f"{which} of {format_timestamp(each.at)}{'' if each is found.next else f' {has}'}."
-            return (
-                f"{lead} {each.words.replace('Will ', 'It will ', 1) if each.words.startswith('Will ') else each.words}"
-            )
+            return f"{lead} {each.words}"
     return ""
 
 
@@ -262,8 +260,8 @@ def schedule_text(schedule: Mapping[str, object]) -> str:
     expressions = cast("Sequence[object]", schedule.get("expressions") or ())
     if schedule.get("kind") != "cron" or len(expressions) != 1:
         return schedule_words(schedule)
-    text = describe(str(expressions[0]), str(schedule.get("timezone") or "UTC"))
-    return f"{schedule_words(schedule)}: {text.partition('. ')[0].rstrip('.')}"
+    times = describe_times(str(expressions[0]), str(schedule.get("timezone") or "UTC"))
+    return f"{schedule_words(schedule)}: {times}"
 
 
 def key_of_page(connection: Connection, caller: Caller, request: Request) -> str:

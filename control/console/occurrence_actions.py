@@ -1,6 +1,6 @@
 """Actions on one occurrence to come: skip it, move it, undo that."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import ClassVar
@@ -20,6 +20,7 @@ from tidewheel.control.console.view import page_now
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation, OccurrenceOutcome
 from tidewheel.control.explain.facts import read_instant_facts
+from tidewheel.control.explain.text import OVERLAP_EFFECTS
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
@@ -54,14 +55,14 @@ class SkipOccurrence:
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"),
         )
         if found.outcome == OccurrenceOutcome.WILL_BE_SKIPPED:
-            will = (readings(found), f"Nothing would change. {_now(found)}")
+            will = (readings(found), f"Nothing would change. {found.words}")
             return Dialog(question, "", back, place="jobs", will=will, keep="Back")
         if found.outcome == OccurrenceOutcome.NO_OCCURRENCE:
             none = (readings(found), found.words, *_nearest(found))
             return Dialog(question, "", back, place="jobs", will=none, keep="Back")
         return Dialog(
             question, f"Skip {_clock(found.local)}", back, place="jobs",
-            will=(readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
+            will=(readings(found), found.words, "After the skip, it does not fire, and no run is created."),
             stays=("The other occurrences stay as they are.",), fields=(_REASON,),
         )  # fmt: skip
 
@@ -85,7 +86,7 @@ class MoveOccurrence:
         return Dialog(
             f"Move {_clock(found.local)} of {found.key}?", f"Move {_clock(found.local)}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), _now(found), "After the move, it fires at the time below."),
+            will=(readings(found), found.words, "After the move, it fires at the time below."),
             stays=("Records keep its original time.",),
             fields=(to, _REASON),
         )  # fmt: skip
@@ -113,7 +114,7 @@ class UnskipOccurrence:
         return Dialog(
             f"Undo the {what} of {_clock(found.local)} of {found.key}?", f"Undo the {what}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), _now(found), _fires(found, page_now(connection))),
+            will=(readings(found), found.words, _fires(found, page_now(connection))),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -139,19 +140,9 @@ def _met(connection: Connection, caller: Caller, request: Request, to: str) -> S
         return ()
     overlap = Overlap.BUFFER_ALL if "ordering_key" in job else Overlap(str(job.get("overlap", Overlap.SKIP)))
     has_places = " if the concurrency key has a place for each" if "concurrency_key" in job else ""
-    together = f"{_TOGETHER[overlap]}{has_places if overlap is Overlap.ALLOW_ALL else ''}"
-    return (f"Another occurrence of this job fires at {format_timestamp(at)}, too: {together}.",)
-
-
-_WAITS = "the second one to start waits for the end of the first one"
-_TOGETHER: Mapping[Overlap, str] = {
-    Overlap.SKIP: "the second one to start is skipped while the first one is active",
-    Overlap.BUFFER_ONE: _WAITS,
-    Overlap.BUFFER_ALL: _WAITS,
-    Overlap.CANCEL_OTHER: "the second one to start requests a cancel of the first one",
-    Overlap.TERMINATE_OTHER: "the second one to start ends the first one as cancelled",
-    Overlap.ALLOW_ALL: "both run at the same time",
-}
+    effect = f"{OVERLAP_EFFECTS[overlap]}{has_places if overlap is Overlap.ALLOW_ALL else ''}"
+    met = f"Another occurrence of this job fires at {format_timestamp(at)}, too."
+    return (f"{met} If the run of one is active when that of the other starts, {effect}.",)
 
 
 def _fires(found: Explanation, now: datetime) -> str:
@@ -165,14 +156,6 @@ def _nearest(found: Explanation) -> Iterator[str]:
     if near:
         at = min(near, key=lambda at: abs(at - found.at))
         yield f"The nearest occurrence is that of {_clock(to_zone(at, found.zone))} {found.zone}."
-
-
-def _now(found: Explanation) -> str:
-    """Return what an occurrence does without the action."""
-    if found.outcome == OccurrenceOutcome.SCHEDULED:
-        return "At present, it will fire at this time."
-    words = found.words.partition(" Undo the ")[0]
-    return f"At present, it will{words.removeprefix('Will')}" if words.startswith("Will ") else words
 
 
 def readings(found: Explanation) -> str:
@@ -194,7 +177,8 @@ def _explained(connection: Connection, caller: Caller, request: Request) -> Expl
     """
     key, at = key_of_page(connection, caller, request), read_query(request, OccurrenceQuery).at
     with connection.snapshot() as reading:
-        return explain(reading, caller.tenant, key, at, misfire_after=connection.installation.misfire_after)
+        late = connection.installation.misfire_after
+        return explain(reading, caller.tenant, key, at, misfire_after=late, with_undo=False)
 
 
 @dataclass(frozen=True, slots=True)

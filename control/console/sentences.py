@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import takewhile
 
-from tidewheel.control.console.words import agreed, between, counted, duration, number, reason_words, state, when
+from tidewheel.control.console.words import agreed, between, counted, number, reason_words, state, when
 from tidewheel.control.console.workflow_graph import is_met
+from tidewheel.control.durations import duration
 from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.explain.resuming import Resumption
 from tidewheel.control.explain.text import paused_by

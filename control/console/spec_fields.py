@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, cast, get_args
 
+from tidewheel.control.explain.text import OVERLAP_EFFECTS
 from tidewheel.jobs.dedupe import JobDedupe
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.ordering import OrderingKey
@@ -110,14 +111,7 @@ _HELD: Mapping[str, str] = {
     CatchUp.SKIP: "none of them fires",
 }
 MEANINGS: Mapping[str, Mapping[str, str]] = {
-    "overlap": {
-        Overlap.SKIP: "the new run is skipped",
-        Overlap.BUFFER_ONE: "the new run waits; if another one waits already, the new run is skipped",
-        Overlap.BUFFER_ALL: "the new run waits behind all others",
-        Overlap.CANCEL_OTHER: "the active run gets a cancel, and the new run waits for its end",
-        Overlap.TERMINATE_OTHER: "the active run ends as cancelled at once, and the new run starts",
-        Overlap.ALLOW_ALL: "both run",
-    },
+    "overlap": OVERLAP_EFFECTS,
     "catch_up": _HELD,
     "on_resume": _HELD,
     "on_excluded": {

@@ -12,7 +12,7 @@ from datetime import datetime
 from itertools import pairwise
 
 from tidewheel.control.console.axis import Axis, Tick
-from tidewheel.control.console.words import counted, number, scope_words
+from tidewheel.control.console.words import counted, number
 
 _LEAST = 3.0  # pixels: one failure beside 4,000 successes stays visible
 _FILLED, _HOLLOW = 0.8, 0.7  # of a bin
@@ -204,7 +204,7 @@ def sentence(along: Axis, bins: Sequence[Counts], *, coming_at_least: bool = Fal
     for since, until, scope in frozen[-3:]:
         begin, end = along.clock(since), along.clock(until)
         during = f"at {begin}" if begin == end else f"from {begin} to {end}"
-        parts.append(f" A freeze of {scope_words(scope)} was in force {during}.")
+        parts.append(f" A freeze of {scope} was in force {during}.")
     if total.coming or coming_at_least:
         many = f"{total.coming:,}+ jobs" if coming_at_least else counted(total.coming, "job")
         parts.append(f" Coming: {many} until {along.clock(along.end)}.")

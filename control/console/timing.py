@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tidewheel.control.console.words import between, duration, family_of, state
+from tidewheel.control.console.words import between, family_of, state
+from tidewheel.control.durations import duration
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import OWNED, Cause

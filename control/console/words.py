@@ -14,6 +14,7 @@ from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
 from tidewheel.control.console.dump import dump
+from tidewheel.control.durations import duration
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
@@ -52,32 +53,10 @@ _REASONS = {
     "parents": "a parent did not end as the condition requires",
     NO_REASON: "by request, without a reason",
 }
-_SCOPES = {"tenant": "the tenant", "fleet": "the fleet", "key_prefix": "keys that begin with"}
 _SYMBOLS: Mapping[str, str] = {
     "pending": "blocked", "not_reached": "skipped", "open": "running", "timing_out": "cancelling",
     AttemptOutcome.RELEASED: "queued", AttemptOutcome.SNOOZED: "queued",
 }  # fmt: skip
-
-
-def duration(span: timedelta | None) -> str:
-    """Return a duration with three figures at most; a dash for None.
-
-    >>> [duration(timedelta(seconds=each)) for each in (0.00544, 0.25, 4.2, 12.345, 72, 7500, 200000)]
-    ['5.44 ms', '250 ms', '4.2 s', '12.3 s', '1 min 12 s', '2 h 05 min', '2 d 7 h']
-    """
-    if span is None:
-        return NONE
-    seconds = max(span.total_seconds(), 0.0)
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < 59.95:
-        return f"{seconds:.3g} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole // 60 % 60:02} min"
-    return f"{whole // 86_400} d {whole // 3600 % 24} h"
 
 
 def between(since: datetime | None, until: datetime | None) -> timedelta | None:
@@ -90,7 +69,7 @@ def relative(at: datetime | None, now: datetime, zone: tzinfo = UTC) -> str:
 
     >>> now = datetime(2026, 11, 21, 12, tzinfo=UTC)
     >>> [relative(now + timedelta(seconds=each), now) for each in (0, -3, 240, -7500, 345600)]
-    ['now', '3 s ago', 'in 4 min', '2 h 05 min ago', 'Wed 25 Nov 12:00']
+    ['now', '3 s ago', 'in 4 min', '2 h 5 min ago', 'Wed 25 Nov 12:00']
     >>> relative(datetime(2025, 11, 17, tzinfo=UTC), now)
     '17 Nov 2025'
     """
@@ -138,7 +117,7 @@ def when(at: datetime | None, now: datetime) -> str:
 
 
 def timed(text: str | None, zone: tzinfo = UTC) -> str:
-    """Return a sentence of the product with its instants in a zone, and without names of commands.
+    """Return a sentence of the product with its instants in a zone.
 
     >>> timed("It ended at 2026-11-21T23:13:04Z, within 250 ms.", ZoneInfo("Europe/Berlin"))
     'It ended at Sun 22 Nov 2026 00:13:04 CET, within 250 ms.'
@@ -150,7 +129,7 @@ def timed(text: str | None, zone: tzinfo = UTC) -> str:
         except (InvalidValue, OverflowError):
             return found[0]
 
-    return _INSTANT.sub(shown, (text or "").replace(" (unskip)", ""))
+    return _INSTANT.sub(shown, text or "")
 
 
 def offset(at: datetime, zone: tzinfo) -> str:
@@ -256,16 +235,6 @@ def reason_words(reason: str) -> str:
     ('another run of the job was active', 'wrong data')
     """
     return _REASONS.get(reason, state(reason))
-
-
-def scope_words(scope: str) -> str:
-    """Return the scope of a freeze in words, as the audit log writes it.
-
-    >>> scope_words("fleet"), scope_words("queue=reports,key_prefix=etl/")
-    ('the fleet', 'queue reports, keys that begin with etl/')
-    """
-    parts = (part.partition("=") for part in scope.split(","))
-    return ", ".join(f"{_SCOPES.get(name, name)} {value}".rstrip() for name, _, value in parts)
 
 
 def symbol_of(status: str) -> str:
@@ -437,7 +406,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration, "relative": _in_zone(relative), "absolute": _in_zone(absolute),
     "both": _in_zone(both), "timed": _in_zone(timed), "sentence": _in_zone(sentence),
     "offset": _in_zone(offset), "rfc3339": format_timestamp, "number": number,
-    "state": state, "reason": reason_words, "scope": scope_words, "short_id": short_id,
+    "state": state, "reason": reason_words, "short_id": short_id,
     "people": people, "lines": lines, "key": key,
     "visible": visible, "prose": prose, "target": target, "remedy": remedy,
     "pretty": pretty, "bytes": size, "ordinal": ordinal,

@@ -34,6 +34,7 @@ from tidewheel.control.explain.text import (
     record_deleted,
     skipped,
     skipped_by_overlap,
+    undo_skip,
     versions_removed,
     will_fire_created,
 )
@@ -58,6 +59,7 @@ def explain(
     *,
     misfire_after: timedelta = MISFIRE_AFTER,
     unit: timedelta = timedelta(seconds=1),
+    with_undo: bool = True,
 ) -> Explanation:
     """Explain the past or future outcome of an instant of a job.
 
@@ -71,22 +73,25 @@ def explain(
         at: Any instant, aware.
         misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
         unit: The unit to which `at` is given; zero for one that is exact.
+        with_undo: False to leave out how a skip or a move by request is undone: the caller offers it.
 
     Raises:
         UnknownJob: There is no such job and never was one.
         ScheduleRefused: `at` has no offset or lies beyond 1970 to 2199, or a stored schedule cannot be read.
     """
     at = _in_utc(at)
-    found = _explain(connection, tenant, key, at, misfire_after)
+    found = _explain(connection, tenant, key, at, misfire_after, with_undo=with_undo)
     if found.outcome not in _WITHOUT or at.microsecond or found.after is None:
         return found
     if found.after >= at + unit:
         return found
-    only = _explain(connection, tenant, key, found.after, misfire_after)
+    only = _explain(connection, tenant, key, found.after, misfire_after, with_undo=with_undo)
     return found if only.after is not None and only.after < at + unit else only
 
 
-def _explain(connection: Conn, tenant: str, key: str, at: datetime, misfire_after: timedelta) -> Explanation:
+def _explain(
+    connection: Conn, tenant: str, key: str, at: datetime, misfire_after: timedelta, *, with_undo: bool = True
+) -> Explanation:
     facts = read_instant_facts(connection, tenant, key, at, misfire_after)
     version_span = facts.version_span
     zone = version_span.zone if version_span else "UTC"
@@ -108,7 +113,7 @@ def _explain(connection: Conn, tenant: str, key: str, at: datetime, misfire_afte
         local=to_zone(facts.at, zone),
         zone=zone,
         outcome=verdict.outcome,
-        words=verdict.words,
+        words=f"{verdict.words} {verdict.undo}".rstrip() if with_undo else verdict.words,
         reason=verdict.reason,
         run=run,
         others=tuple(each for each in facts.runs if each is not run),
@@ -154,7 +159,8 @@ def _verdict(facts: InstantFacts, version_span: VersionSpan | None) -> Verdict:
         SkipReason.EXCLUDED: OccurrenceOutcome.WILL_BE_EXCLUDED,
     }
     ahead = early.get(SkipReason(span.reason)) if facts.at > facts.job.now else None
-    return Verdict(ahead or OccurrenceOutcome.SKIPPED, skipped(facts, span, version_span), span.reason, span)
+    undo = undo_skip(facts) if span.reason == SkipReason.MANUAL else ""
+    return Verdict(ahead or OccurrenceOutcome.SKIPPED, skipped(facts, span, version_span), span.reason, span, undo=undo)
 
 
 def _without_record(facts: InstantFacts, version_span: VersionSpan) -> Verdict:

@@ -152,7 +152,7 @@ class SkipSpan:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decided part of an explanation, with the same fields."""
+    """The decided part of an explanation, with the same fields; `undo` follows its words."""
 
     outcome: OccurrenceOutcome
     words: str
@@ -160,6 +160,7 @@ class Verdict:
     span: SkipSpan | None = None
     moved_to: datetime | None = None
     notes: tuple[str, ...] = ()
+    undo: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,9 +120,8 @@ def job_calendar(connection: Conn, tenant: str, key: str, month: date | None = N
     if isinstance(current.schedule, FixedDelay):
         found = [_with_next(day, job, current.zone) for day in found]
     freezes = freezes_of(connection, tenant, job.job_id)
-    words = upcoming_words(connection, job, current, sum(day.fires for day in found), freezes)
-    if job.cursor_at is not None:  # it has not ended
-        words = words.replace(NO_FURTHER_OCCURRENCE, f"This job has no occurrence in {shown:%B %Y}.")
+    none = NO_FURTHER_OCCURRENCE if job.cursor_at is None else f"This job has no occurrence in {shown:%B %Y}."
+    words = upcoming_words(connection, job, current, freezes, "" if any(day.fires for day in found) else none)
     return JobCalendar(key, current.zone, shown, job.now, tuple(found), words)
 
 

@@ -11,6 +11,7 @@ from tidewheel.control.explain.text import (
     NEXT_POLL_FIRES,
     SEVERAL_POLLS,
     TIMER_MISSING,
+    UNDO_MOVE,
     after_last_run,
     excluded,
     in_freeze,
@@ -25,6 +26,7 @@ from tidewheel.control.explain.text import (
     postponed,
     quarantined,
     skipped_manually,
+    undo_skip,
     will_fire,
     will_fire_moved,
 )
@@ -46,6 +48,7 @@ def not_recorded(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
             OccurrenceOutcome.SKIPPED if past else OccurrenceOutcome.WILL_BE_SKIPPED,
             skipped_manually(facts),
             SkipReason.MANUAL,
+            undo=undo_skip(facts),
         )
     if facts.job.cursor_at is None:
         return Verdict(OccurrenceOutcome.WAITING, TIMER_MISSING)
@@ -60,7 +63,8 @@ def moved_to_future(facts: InstantFacts, override: OverrideFacts, version_span: 
         words = moved(override, zone, into_pause=held.outcome is OccurrenceOutcome.PAUSED)
         return Verdict(held.outcome, f"{words} {held.words}", MOVED, moved_to=to)
     if to > now:
-        return Verdict(OccurrenceOutcome.WILL_BE_MOVED, will_fire_moved(override, zone), MOVED, moved_to=to)
+        words = will_fire_moved(override, zone)
+        return Verdict(OccurrenceOutcome.WILL_BE_MOVED, words, MOVED, moved_to=to, undo=UNDO_MOVE)
     words = late_moved(override, zone, now - to, _postponed_until(facts, to))
     return Verdict(OccurrenceOutcome.WAITING, words, MOVED, moved_to=to)
 

@@ -9,8 +9,9 @@ from datetime import datetime, timedelta
 
 from psycopg.rows import class_row
 
+from tidewheel.control.durations import duration
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
-from tidewheel.control.explain.text import instant, length, paused, policy_effect
+from tidewheel.control.explain.text import OVERLAP_EFFECTS, instant, paused, policy_effect
 from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, UpcomingOccurrence
 from tidewheel.control.explain.version_timeline import TimerPosition as TimerPosition
 from tidewheel.control.reads.freezes import freezes_of
@@ -37,7 +38,6 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Overlap
 from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import Override
@@ -57,14 +57,6 @@ NOT_FIRING = {OccurrenceOutcome.WILL_BE_EXCLUDED, OccurrenceOutcome.WILL_BE_SKIP
 _DROPPED = "This drops the move by request of {}", "This drops {} moves by request"
 _ENDED = "The skip of {} no longer applies", "{} skips by request no longer apply"
 _NAMED = 10  # parents in a sentence
-_OVERLAP: Mapping[str, str] = {
-    Overlap.SKIP: "a run is skipped while another one is active",
-    Overlap.BUFFER_ONE: "one run waits for the active one, and further ones are skipped",
-    Overlap.BUFFER_ALL: "runs wait for the active one and run one after another",
-    Overlap.CANCEL_OTHER: "a new run cancels the active one and starts when it has ended",
-    Overlap.TERMINATE_OTHER: "a new run terminates the active one",
-    Overlap.ALLOW_ALL: "runs may overlap",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,21 +231,24 @@ def _words(version: NextVersion, state: TimerState, now: datetime, misfire_after
     yield from _bound_words(version)
     policies, spec = state.policies, version.spec
     if spec.recurring:
-        yield f"overlap is {spec.overlap_policy}: {_OVERLAP[spec.overlap_policy]}."
+        effect = OVERLAP_EFFECTS[spec.overlap_policy]
+        yield f"overlap is {spec.overlap_policy}: if another run of the job is active, {effect}."
     if spec.ordering_key is not None:
         fate = "blocks those behind it" if spec.ordering_key.on_failure == "block" else "lets the next one start"
         key = spec.ordering_key.key
         yield f"Runs of the ordering key {key!r} start one after another, and one that fails for good {fate}."
     if spec.dedupe is not None:
         key = "their own key" if spec.dedupe.key is None else f"the dedupe key {spec.dedupe.key!r}"
-        yield f"Triggers with {key} have one run in {length(spec.dedupe.window)}, by the mode {spec.dedupe.mode}."
+        window = duration(spec.dedupe.window, exact=True)
+        yield f"Triggers with {key} have one run in {window}, by the mode {spec.dedupe.mode}."
     if not isinstance(state.schedule, FixedDelay | Once) and spec.recurring:
-        yield f"After downtime, {policy_effect('catch_up', policies.catch_up, policies.window)}"
-        yield f"An occurrence is missed once it is {length(misfire_after)} late (misfire_after of the schedulers)."
-        yield f"After a pause, {policy_effect('on_resume', policies.on_resume, policies.window)}"
+        yield f"After downtime, {policy_effect('catch_up', policies.catch_up, policies.window)}."
+        limit = duration(misfire_after, exact=True)
+        yield f"An occurrence is missed once it is {limit} late (misfire_after of the schedulers)."
+        yield f"After a pause, {policy_effect('on_resume', policies.on_resume, policies.window)}."
     if policies.jitters:
         longest = f"{policies.jitter_percent:g}% of the time to the next occurrence" if policies.jitter_percent else ""
-        yield f"Jitter delays each run by up to {longest or length(policies.jitter)}."
+        yield f"Jitter delays each run by up to {longest or duration(policies.jitter, exact=True)}."
         if spec.key is None:
             yield "The delay depends on the key, which is missing here."
     if policies.calendars:
@@ -280,12 +275,12 @@ def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:
                 override = describe(entry.fields.expression, entry.zone_name, **gap, **overlap)
                 yield f"{entry.fields.expression}: {override}"
         case Interval(interval_us=interval_us, anchor=anchor):
-            every = length(interval_us * TICK)
+            every = duration(interval_us * TICK, exact=True)
             yield f"Every {every}, counted from {instant(anchor)}. Clock changes have no effect."
         case FixedDelay(interval_us=interval_us):
-            yield f"The first run starts at once, the next {length(interval_us * TICK)} after it ends."
+            yield f"The first run starts at once, the next {duration(interval_us * TICK, exact=True)} after it ends."
         case Once(at=at):
-            late = f" That was {length(now - at)} ago: it fires at once, marked late." if at < now else ""
+            late = f" That was {duration(now - at)} ago: it fires at once, marked late." if at < now else ""
             yield f"Once, at {instant(at)}.{late}"
         case _:
             yield "Manual: only triggers create runs."

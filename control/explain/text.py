@@ -4,16 +4,15 @@
 those about clock changes.
 """
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
+from tidewheel.control.durations import duration
 from tidewheel.control.explain.explanation import RunFacts, SkipSpan
 from tidewheel.control.explain.facts import InstantFacts, OverrideFacts
 from tidewheel.control.explain.version_timeline import VersionSpan
 from tidewheel.control.reads.freezes import Freeze
-from tidewheel.control.reads.waits import read_waits
-from tidewheel.jobs.values import format_duration
+from tidewheel.control.reads.waits import GOES_ON, read_waits
 from tidewheel.runs import Overlap, RunState
 from tidewheel.schedules.decide import MAX_CAUGHT_UP
 from tidewheel.schedules.decision import SkipReason
@@ -22,6 +21,7 @@ from tidewheel.schedules.policies import CatchUp
 from tidewheel.schedules.simple import FixedDelay, Once
 from tidewheel.transitions.overlap import REPLACING
 
+UNDO_MOVE = "Undo the move (unskip) to let it fire at its own time."
 FOLLOWS = "The job follows its parents in a workflow. The list of workflows has its occurrences."
 MANUAL = "The job's schedule is manual: triggers create its runs. It never fires by itself."
 NO_FURTHER_OCCURRENCE = "The schedule has no further occurrence."
@@ -37,8 +37,16 @@ TIMER_MISSING = f"The job's timer row is missing. A scheduler repairs it within 
 
 AWAITS_POLL = f"A scheduler creates its run at its next poll, within a second or two. {_CHECK_SCHEDULER}"
 
-_MILLISECOND = timedelta(milliseconds=1)
-_PART = re.compile("([0-9]+)([a-z]+)")
+OVERLAP_EFFECTS: Mapping[str, str] = {
+    Overlap.SKIP: "the new run is skipped",
+    Overlap.BUFFER_ONE: "the new run waits; if another one waits already, the new run is skipped",
+    Overlap.BUFFER_ALL: "the new run waits behind all others",
+    Overlap.CANCEL_OTHER: "the active run gets a cancel, and the new run waits for its end",
+    Overlap.TERMINATE_OTHER: "the active run ends as cancelled at once, and the new run starts",
+    Overlap.ALLOW_ALL: "both run",
+}
+"""What becomes of a new run while another run of its job is active, by the overlap policy: a part of a sentence."""
+
 _WHY_LATE = ", caught up after downtime, a pause or a late submit"
 
 
@@ -51,22 +59,11 @@ def instant(at: datetime) -> str:
     return f"{at.astimezone(UTC).replace(tzinfo=None).isoformat()}Z"
 
 
-def length(span: timedelta) -> str:
-    """Return a duration in the form of the sentences: to the millisecond below a minute, else the second.
-
-    >>> length(timedelta(minutes=90)), length(timedelta(0))
-    ('1 h 30 min', '0 s')
-    """
-    step = timedelta(seconds=1) if span >= timedelta(minutes=1) else _MILLISECOND
-    parts = _PART.findall(format_duration(span // step * step))
-    return " ".join(f"{count} {'min' if unit == 'm' else unit}" for count, unit in parts)
-
-
 def fired(facts: InstantFacts, run: RunFacts) -> str:
     """Return the outcome of a fired occurrence."""
     late = ""
     if run.late is not None and run.late > timedelta(seconds=1):
-        late = f" {length(run.late)} late"
+        late = f" {duration(run.late)} late"
     return f"It fired{late}{_WHY_LATE if run.caught_up else ''}. {state_text_of(facts, run)}"
 
 
@@ -108,9 +105,9 @@ def _queued(facts: InstantFacts, run: RunFacts) -> str:
     freezes = facts.freezes(run.queue)
     if freezes:
         return f"Its run waits: {'; '.join(freeze.words for freeze in freezes)}."
-    waited = f" for {length(facts.job.now - run.publish_at)}" if run.publish_at else ""
+    waited = f" for {duration(facts.job.now - run.publish_at)}" if run.publish_at else ""
     why = read_waits(facts.connection, [run.run_id]).get(run.run_id)
-    if why is not None and why.words.startswith("waits "):
+    if why is not None and why.code in GOES_ON:
         return f"Its run {why.words}. It has waited{waited}." if waited else f"Its run {why.words}."
     return f"Its run has waited{waited}{f': {why.words}' if why else ''}."
 
@@ -147,8 +144,9 @@ def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | Non
     among = _among(span)
     match SkipReason(span.reason):
         case SkipReason.MISFIRE:
+            limit = duration(facts.misfire_after, exact=True)
             words = (
-                f"It was missed{among}: it had not fired {length(facts.misfire_after)} after its time. At "
+                f"It was missed{among}: it had not fired {limit} after its time. At "
                 f"{instant(span.created_at)}, {_caught_up(span, version_span)} {_backfill(facts, span)}"
                 f"{_in_quarantine(facts, span)}"
             )
@@ -201,7 +199,7 @@ def _because(version_span: VersionSpan | None) -> str:
     policies = version_span.policies
     if policies.on_resume is CatchUp.SKIP:
         return f", because on_resume is {policies.on_resume}"
-    return f". {policy_effect('on_resume', policies.on_resume, policies.window).rstrip('.')}"
+    return f". {policy_effect('on_resume', policies.on_resume, policies.window)}"
 
 
 def _backfill(facts: InstantFacts, span: SkipSpan, them: str = "it") -> str:
@@ -236,7 +234,7 @@ def _caught_up(span: SkipSpan, version_span: VersionSpan | None) -> str:
             which = f", {instant(latest)}," if latest is not None and latest <= span.created_at else ""
             return f"catch_up fire_once fired only the latest missed occurrence{which} and skipped this one."
         case CatchUp.FIRE_ALL:
-            window = length(version_span.policies.window)
+            window = duration(version_span.policies.window, exact=True)
             return f"catch_up fire_all skipped it: it was older than the window, {window}."
 
 
@@ -258,8 +256,15 @@ def skipped_manually(facts: InstantFacts) -> str:
         return f"It was moved to {to}, and the job changed before then, so it does not fire."
     source = f" {override_source(override)}" if override else ""
     if facts.at > facts.job.now:
-        return f"Will not fire, because it was skipped{source}. Undo the skip (unskip) to let it fire."
+        return f"It will not fire, because it was skipped{source}."
     return f"It was skipped{source}. Trigger the job to run it."
+
+
+def undo_skip(facts: InstantFacts) -> str:
+    """Return how a skip by request is undone; empty where no undo lets it fire."""
+    override = facts.own_override
+    was_moved = override is not None and override.moved_to is not None
+    return "" if was_moved or facts.at <= facts.job.now else "Undo the skip (unskip) to let it fire."
 
 
 def override_source(override: OverrideFacts) -> str:
@@ -276,16 +281,13 @@ def moved(override: OverrideFacts, zone: str = "UTC", *, into_pause: bool = Fals
 
 def will_fire_moved(override: OverrideFacts, zone: str) -> str:
     """Return the future of a moved occurrence."""
-    return (
-        f"Will fire at {_new_time(override, zone)}, because it was moved {override_source(override)}. "
-        "Undo the move (unskip) to let it fire at its own time."
-    )
+    return f"It will fire at {_new_time(override, zone)}, because it was moved {override_source(override)}."
 
 
 def late_moved(override: OverrideFacts, zone: str, late: timedelta, again_at: datetime | None) -> str:
     """Return the state of a moved occurrence that is late."""
     remedy = _CHECK_SCHEDULER if again_at is None else postponed(again_at)
-    return f"{moved(override, zone)} It is {length(late)} late and has not fired yet. {remedy}"
+    return f"{moved(override, zone)} It is {duration(late)} late and has not fired yet. {remedy}"
 
 
 def _new_time(override: OverrideFacts, zone: str) -> str:
@@ -295,25 +297,25 @@ def _new_time(override: OverrideFacts, zone: str) -> str:
 
 def will_fire(why: str = "") -> str:
     """Return the future of an occurrence that nothing holds."""
-    return f"Will fire. {why}".rstrip()
+    return f"It will fire. {why}".rstrip()
 
 
 def will_fire_created(due: datetime) -> str:
     """Return the future of an occurrence whose run was created ahead of its time."""
-    return f"Will fire at {instant(due)}. Its run exists already."
+    return f"It will fire at {instant(due)}. Its run exists already."
 
 
 def late(facts: InstantFacts, next_poll: str) -> str:
     """Return the state of an occurrence that is late: the next poll's effect on it, and the remedy."""
     cursor = facts.job.cursor_at
     timer = f" The timer is at {instant(cursor)}." if cursor is not None and cursor != facts.at else ""
-    since = length(facts.job.now - facts.at)
+    since = duration(facts.job.now - facts.at)
     return f"It is {since} late and has not fired yet. {next_poll}{timer} {_CHECK_SCHEDULER}"
 
 
 def late_postponed(facts: InstantFacts, again_at: datetime) -> str:
     """Return the state of an occurrence whose firing failed for a cause outside of its job."""
-    return f"It is {length(facts.job.now - facts.at)} late and has not fired yet. {postponed(again_at)}"
+    return f"It is {duration(facts.job.now - facts.at)} late and has not fired yet. {postponed(again_at)}"
 
 
 def postponed(again_at: datetime) -> str:
@@ -327,7 +329,7 @@ def postponed(again_at: datetime) -> str:
 def next_poll_skips(version_span: VersionSpan) -> str:
     """Return the next poll's effect on a missed occurrence."""
     effect = policy_effect("catch_up", version_span.policies.catch_up, version_span.policies.window)
-    return f"It is missed, and the next poll skips it. {effect}"
+    return f"It is missed, and the next poll skips it. {effect}."
 
 
 def jitter_until(publish_at: datetime) -> str:
@@ -354,7 +356,7 @@ def no_chained_occurrence(schedule: FixedDelay, cursor: datetime | None, *, run_
 
 
 def _delay(schedule: FixedDelay) -> str:
-    return length(timedelta(microseconds=schedule.interval_us))
+    return duration(timedelta(microseconds=schedule.interval_us), exact=True)
 
 
 def quarantined(error: tuple[str, datetime] | None) -> str:
@@ -404,10 +406,11 @@ def _on_resume(facts: InstantFacts, version_span: VersionSpan, due: datetime, ho
     if isinstance(version_span.schedule, Once | FixedDelay):
         return f"It fires when the {hold} ends."
     policies = version_span.policies
+    window = duration(policies.window, exact=True)
     effect = {
         CatchUp.SKIP: "is skipped",
         CatchUp.FIRE_ONCE: "fires if it is the latest",
-        CatchUp.FIRE_ALL: f"fires if it is of the last {length(policies.window)} and of the newest {MAX_CAUGHT_UP:,}",
+        CatchUp.FIRE_ALL: f"fires if it is of the last {window} and of the newest {MAX_CAUGHT_UP:,}",
     }[policies.on_resume]
     if due != facts.at and policies.on_resume is not CatchUp.SKIP:
         effect = "fires"  # a moved one, whichever others come due
@@ -469,24 +472,25 @@ def after_pause(on_resume: CatchUp, window: timedelta) -> str:
     >>> after_pause(CatchUp.FIRE_ONCE, timedelta(hours=6))
     'Of the occurrences that come due during the pause, only the latest then fires, because on_resume is fire_once.'
     """
-    due = "ccurrences that come due during the pause"
+    due, longest = "ccurrences that come due during the pause", duration(window, exact=True)
     effect = {
         CatchUp.SKIP: f"O{due} are then skipped",
         CatchUp.FIRE_ONCE: f"Of the o{due}, only the latest then fires",
-        CatchUp.FIRE_ALL: f"Of the o{due}, at most the newest {MAX_CAUGHT_UP:,} of the last {length(window)} then fire",
+        CatchUp.FIRE_ALL: f"Of the o{due}, at most the newest {MAX_CAUGHT_UP:,} of the last {longest} then fire",
     }[on_resume]
     return f"{effect}, because on_resume is {on_resume}."
 
 
 def policy_effect(field: str, policy: CatchUp, window: timedelta) -> str:
-    """Return the effect of `catch_up` or `on_resume` on occurrences that did not fire.
+    """Return the effect of `catch_up` or `on_resume` on occurrences that did not fire, as a clause.
 
     >>> policy_effect("catch_up", CatchUp.FIRE_ALL, timedelta(hours=6))
-    'catch_up is fire_all: the occurrences of the last 6 h fire, at most the newest 1,000.'
+    'catch_up is fire_all: the occurrences of the last 6 h fire, at most the newest 1,000'
     """
+    longest = duration(window, exact=True)
     effect = {
         CatchUp.SKIP: "occurrences that did not fire are skipped",
         CatchUp.FIRE_ONCE: "only the latest occurrence fires",
-        CatchUp.FIRE_ALL: f"the occurrences of the last {length(window)} fire, at most the newest {MAX_CAUGHT_UP:,}",
+        CatchUp.FIRE_ALL: f"the occurrences of the last {longest} fire, at most the newest {MAX_CAUGHT_UP:,}",
     }[policy]
-    return f"{field} is {policy}: {effect}."
+    return f"{field} is {policy}: {effect}"

@@ -228,7 +228,7 @@ def upcoming(
         *_queued(ahead, override, version_span),
         *_from_timer(held, version_span, override, n - len(ahead), misfire_after),
     ]
-    words = upcoming_words(connection, job, version_span, len(lines), freezes)
+    words = upcoming_words(connection, job, version_span, freezes, "" if lines else NO_FURTHER_OCCURRENCE)
     return Upcoming(key, version_span.zone, job.now, tuple(lines), words)
 
 
@@ -305,14 +305,14 @@ def _alone(job: JobPosition, at: datetime) -> OccurrenceOutcome:
 
 
 def upcoming_words(
-    connection: Conn, job: JobPosition, version_span: VersionSpan, shown: int, freezes: Sequence[Freeze]
+    connection: Conn, job: JobPosition, version_span: VersionSpan, freezes: Sequence[Freeze], otherwise: str
 ) -> str:
-    """Return the reason for a hold, or for no occurrence where none is shown; empty without one."""
+    """Return the reason for a hold, or for no occurrence or only one; else what the caller has to say."""
     held = f"The job has been {'; '.join(freeze.words for freeze in freezes)}." if freezes else ""
-    return f"{held} {_words_without_freezes(connection, job, version_span, shown)}".strip()
+    return f"{held} {_words_without_freezes(connection, job, version_span) or otherwise}".strip()
 
 
-def _words_without_freezes(connection: Conn, job: JobPosition, version_span: VersionSpan, shown: int) -> str:
+def _words_without_freezes(connection: Conn, job: JobPosition, version_span: VersionSpan) -> str:
     if job.hold_reason == HoldReason.QUARANTINED:
         return quarantined(read_job_error(connection, job.job_id))
     if job.paused:
@@ -322,4 +322,4 @@ def _words_without_freezes(connection: Conn, job: JobPosition, version_span: Ver
         return FOLLOWS if version_span.schedule.follows else MANUAL
     if isinstance(version_span.schedule, FixedDelay):
         return only_next_known(version_span.schedule)
-    return NO_FURTHER_OCCURRENCE if not shown else ""
+    return ""

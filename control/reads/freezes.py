@@ -1,7 +1,7 @@
 """Read the standing freezes, and those that name a job or a run."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, cast
@@ -29,6 +29,7 @@ MAX_WAITING = 10_000
 _LOOKED_AT = 20_000
 _STANDING = 20  # freezes of one band
 _UNDER_WAY = OWNED
+_SCOPES = {"tenant": "the tenant", "fleet": "the fleet", "key_prefix": "keys that begin with"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,16 @@ def narrow_scope(queue: str | None, labels: Mapping[str, str] | None, key_prefix
     >>> narrow_scope("reports", {"team": "billing"}, "etl/")
     'queue reports, label team=billing, keys that begin with etl/'
     """
-    parts = [f"queue {queue}"] if queue is not None else []
-    parts += [f"label {name}={value}" for name, value in (labels or {}).items()]
-    parts += [f"keys that begin with {key_prefix}"] if key_prefix is not None else []
-    return ", ".join(parts)
+    parts = [f"queue={queue}"] if queue is not None else []
+    parts += [f"label={name}={value}" for name, value in (labels or {}).items()]
+    parts += [f"key_prefix={key_prefix}"] if key_prefix is not None else []
+    return _scope_words(parts)
+
+
+def _scope_words(parts: Iterable[str]) -> str:
+    """Return the parts of a scope in words, from the form that the audit log has."""
+    named = (part.partition("=") for part in parts)
+    return ", ".join(f"{_SCOPES.get(name, name)} {value}".rstrip() for name, _, value in named)
 
 
 class FreezeChange(NamedTuple):
@@ -118,8 +125,16 @@ class FreezeChange(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """The scope as the audit log writes it."""
-        return self.object.partition("/")[2]
+        """The scope in words.
+
+        >>> FreezeChange(datetime.min, True, "freeze/queue=reports,key_prefix=etl/", "ops").scope
+        'queue reports, keys that begin with etl/'
+        """
+        return _scope_words(self._parts)
+
+    @property
+    def _parts(self) -> list[str]:
+        return self.object.partition("/")[2].split(",")
 
     def names(self, *, queue: str, key: str | None, labels: Mapping[str, str]) -> bool:
         """Return True if its scope has a run of this queue, of a job with this key and these labels."""
@@ -127,7 +142,7 @@ class FreezeChange(NamedTuple):
             part in {"tenant", "fleet", f"queue={queue}"}
             or part in {f"label={name}={value}" for name, value in labels.items()}
             or (part.startswith("key_prefix=") and (key or "").startswith(part.partition("=")[2]))
-            for part in self.scope.split(",")
+            for part in self._parts
         )
 
 

@@ -60,6 +60,10 @@ class WaitCode(StrEnum):
     EXECUTOR_SILENT = "executor_silent"
 
 
+GOES_ON = frozenset({WaitCode.SLOT, WaitCode.KEY})
+"""Codes whose words go on from the run as their subject: it waits for something."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """The reason for which an open run has not ended.
@@ -271,7 +275,7 @@ def _retrying(facts: WaitFacts, last: "_LastAttempt") -> Wait:
         words = f"{failed}; the next one may start from {_at(facts.publish_at)} on"
         return Wait(WaitCode.RETRY, words, until=facts.publish_at)
     due = _due(facts)
-    waits = "the next one " if due.code in {WaitCode.SLOT, WaitCode.KEY} else ""
+    waits = "the next one " if due.code in GOES_ON else ""
     return replace(due, words=f"{failed}; {waits}{due.words}")
 
 

@@ -252,13 +252,24 @@ def describe(
     """
     fields = parse_cron(expression, hash_key=b"any")
     of = zone(fields.timezone or timezone)
-    words = fields.expression.split()
-    second, minute, hour, by_date, month, by_week = words if fields.has_seconds else ["0", *words]
-    text = f"{time_words(second, minute, hour)}, {day_words(by_date, month, by_week)}, in time zone {of.name}."
+    text = f"{describe_times(expression, timezone)}."
     gap, overlap = choice(dst_gap, DstGap, "dst_gap"), choice(dst_overlap, DstOverlap, "dst_overlap")
     if len(set(of.offsets)) == 1:
         return text
     return f"{text} {_WALL_CLOCK if fields.follows_wall_clock else f'{_GAP[gap]} {_OVERLAP[overlap]}'}"
+
+
+def describe_times(expression: str, timezone: str) -> str:
+    """Describe the times of an expression as a clause, without the effects of clock changes.
+
+    Raises:
+        ScheduleRefused: Expression or zone cannot be read.
+    """
+    fields = parse_cron(expression, hash_key=b"any")
+    of = zone(fields.timezone or timezone)
+    words = fields.expression.split()
+    second, minute, hour, by_date, month, by_week = words if fields.has_seconds else ["0", *words]
+    return f"{time_words(second, minute, hour)}, {day_words(by_date, month, by_week)}, in time zone {of.name}"
 
 
 def marked_occurrences(

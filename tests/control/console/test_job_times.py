@@ -164,7 +164,7 @@ def test_list_of_jobs_has_the_age_of_a_retry_since_its_request(clocked: ClockedD
     failed = begun(clocked)
     end(clocked, ending(failed, RunState.FAILED))
     clocked.stop_clock(t("03-02T10:00"))
-    assert ">2 h 00 min ago</time>" in shown(pages, "/jobs")
+    assert ">2 h ago</time>" in shown(pages, "/jobs")
     posted(pages, f"/runs/{failed.run_id}/retry")
     page = shown(pages, "/jobs")
     assert '<span class="word">queued</span>' in page
@@ -175,9 +175,9 @@ def test_list_of_jobs_has_the_age_of_a_retry_since_its_request(clocked: ClockedD
 @pytest.mark.parametrize(
     ("overlap", "words", "states"),
     [
-        ("skip", "the second one to start is skipped while the first one is active", {"running", "skipped"}),
-        ("buffer_all", "the second one to start waits for the end of the first one", {"running", "buffered"}),
-        ("allow_all", "both run at the same time", {"running"}),
+        ("skip", "when that of the other starts, the new run is skipped.", {"running", "skipped"}),
+        ("buffer_all", "when that of the other starts, the new run waits behind all others.", {"running", "buffered"}),
+        ("allow_all", "when that of the other starts, both run.", {"running"}),
     ],
 )
 def test_move_onto_another_occurrence_is_shown_before_it_is_done(
@@ -218,7 +218,7 @@ def test_undo_of_a_move_whose_own_time_has_passed_fires_at_once(clocked: Clocked
     submit(clocked, "nightly", schedule={"cron": "0 2 * * *"})
     at = "?at=2026-03-20T02:00:00Z"
     posted(pages, f"/jobs/nightly/move{at}", to="2026-03-20T09:00:00Z")
-    words = "At present, it will fire at Fri 20 Mar 2026 09:00:00 UTC, because it was moved by "
+    words = "It will fire at Fri 20 Mar 2026 09:00:00 UTC, because it was moved by "
     assert words in shown(pages, f"/jobs/nightly/skip{at}")
     assert "After that, it fires at its time." in shown(pages, f"/jobs/nightly/unskip{at}")
     clocked.stop_clock(t("03-20T08:00"))
