@@ -85,7 +85,7 @@ class Work:
 
     @property
     def gone_words(self) -> str:
-        """Sentences about the dead letters or runs that others took or share, or that are left; empty without one."""
+        """Sentences about dead letters or runs that others took or share, or that are left; empty for none."""
         many = counted(self.gone, _NOUNS[self.kind])
         if self.kind != "redrive":
             them = agreed(self.gone, "itself", "themselves")
