@@ -194,7 +194,7 @@ class DeleteTenant:
 
 
 def _deleted(usage: TenantUsage) -> tuple[str, str]:
-    """Return a part of a sentence about a tenant's jobs, and a sentence about its open runs; empty for none."""
+    """Return words about a tenant's jobs, and a sentence about its open runs; empty for none."""
     jobs, runs = usage.jobs, usage.open_runs
     having = f" with {counted(jobs.count, 'job', at_least=jobs.at_least)}" if jobs.count else ""
     if not runs.count:
