@@ -839,10 +839,11 @@ SELECT g.kind, j.key, g.job_id, g.error_type, g.status, g.count, g.first_at, g.l
           FROM newest AS n
           LEFT JOIN LATERAL (SELECT error_type, state, job_version FROM failed_runs WHERE run_id = n.run_id OFFSET 0) AS f ON TRUE
          WHERE %(redriven)s::boolean IS NULL OR (n.redriven_at IS NOT NULL) = %(redriven)s
-         GROUP BY n.kind, n.job_id, f.error_type, f.state) AS g
+         GROUP BY n.kind, n.job_id, f.error_type, f.state
+         ORDER BY count DESC, last_at DESC, n.job_id
+         LIMIT %(limit)s) AS g
   LEFT JOIN LATERAL (SELECT key, version, deleted_at FROM jobs WHERE job_id = g.job_id OFFSET 0) AS j ON TRUE
  ORDER BY g.count DESC, g.last_at DESC, g.job_id
- LIMIT %(limit)s
 
 -- name: list_redrives
 -- Returns a tenant's redrives, the newest first.
