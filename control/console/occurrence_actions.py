@@ -62,7 +62,7 @@ class SkipOccurrence:
             return Dialog(question, "", back, place="jobs", will=none, keep="Back")
         return Dialog(
             question, f"Skip {_clock(found.local)}", back, place="jobs",
-            will=(readings(found), found.words, "After the skip, it does not fire, and no run is created."),
+            will=(readings(found), _now(found), "After the skip, it does not fire, and no run is created."),
             stays=("The other occurrences stay as they are.",), fields=(_REASON,),
         )  # fmt: skip
 
@@ -86,7 +86,7 @@ class MoveOccurrence:
         return Dialog(
             f"Move {_clock(found.local)} of {found.key}?", f"Move {_clock(found.local)}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), found.words, "After the move, it fires at the time below."),
+            will=(readings(found), _now(found), "After the move, it fires at the time below."),
             stays=("Records keep its original time.",),
             fields=(to, _REASON),
         )  # fmt: skip
@@ -114,7 +114,7 @@ class UnskipOccurrence:
         return Dialog(
             f"Undo the {what} of {_clock(found.local)} of {found.key}?", f"Undo the {what}",
             urls.job(found.key, job_id(caller.tenant, found.key), "job_next"), place="jobs",
-            will=(readings(found), found.words, _fires(found, page_now(connection))),
+            will=(readings(found), _now(found), _fires(found, page_now(connection))),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -156,6 +156,11 @@ def _nearest(found: Explanation) -> Iterator[str]:
     if near:
         at = min(near, key=lambda at: abs(at - found.at))
         yield f"The nearest occurrence is that of {_clock(to_zone(at, found.zone))} {found.zone}."
+
+
+def _now(found: Explanation) -> str:
+    """Return the present state of an occurrence, before the action."""
+    return "At present, it will fire at this time." if found.outcome == OccurrenceOutcome.SCHEDULED else found.words
 
 
 def readings(found: Explanation) -> str:
