@@ -14,6 +14,7 @@ from typing import Unpack, cast
 from uuid import UUID, uuid4
 
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.redrives import checked_reason
 from tidewheel.control.reads.dead_letter_groups import DeadLetterGroups, group_dead_letters
 from tidewheel.control.reads.dead_letters import (
     COUNTED,
@@ -150,7 +151,7 @@ class DeadLetters:
         """
         if rate is not None and not 0 < rate <= MAX_RATE:
             refuse("rate", f"{rate} is not a rate", f"write a number of dead letters a second, at most {MAX_RATE}")
-        tenant = self._connection.tenant
+        tenant, reason = self._connection.tenant, checked_reason(reason)
         redrive_id = uuid4() if request_id is None else hashed_id(f"redrive/{tenant}/{request_id}".encode())
         if request_id is not None and not dry_run:
             with self._connection.snapshot() as connection, suppress(UnknownRedrive):
@@ -214,7 +215,7 @@ class DeadLetters:
             Refused: A filter does not fit, or there is no such job.
             Unavailable: The database does not answer; repeat the call to continue.
         """
-        found = self._survey(filters)
+        reason, found = checked_reason(reason), self._survey(filters)
         if dry_run or found.newest_at is None:
             return PurgeResult(found.counted, found.at_least, found.first)
         filters = {**filters, "until": found.newest_at}

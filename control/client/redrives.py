@@ -7,7 +7,10 @@ from uuid import UUID
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.reads.redrives import Redriving, redrive, redrives
-from tidewheel.errors import UnknownRedrive
+from tidewheel.errors import InvalidInput, UnknownRedrive
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.validation import StrictModel, validate
+from tidewheel.jobs.values import Reason
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
@@ -26,6 +29,22 @@ class RedriveChange:
 
     status: str
     unchanged: bool
+
+
+class _Given(StrictModel):
+    reason: Reason
+
+
+def checked_reason(reason: str | None) -> str | None:
+    """Return the reason of a change.
+
+    Raises:
+        InvalidInput: It is too long, or holds a character that is not text.
+    """
+    try:
+        return None if reason is None else validate(_Given, {"reason": reason}).reason
+    except InvalidValue as error:
+        raise InvalidInput(error.errors) from error
 
 
 class Redrives:
@@ -92,7 +111,7 @@ class Redrives:
         target: BackfillState,
         reason: str | None,
     ) -> RedriveChange:
-        tenant = self._connection.tenant
+        tenant, reason = self._connection.tenant, checked_reason(reason)
 
         def change(connection: Conn) -> RedriveChange:
             state = lock_redrive(connection, tenant, redrive_id)

@@ -365,3 +365,24 @@ def test_another_tenant_cannot_read_or_redrive(client: Client, database: Databas
         with pytest.raises(UnknownDeadLetter):
             other.dead_letters.get(letter.id)
     assert database.count("dead_letters") == 2
+
+
+@pytest.mark.parametrize(("reason", "problem"), [("a\0b", "which is not text"), ("a" * 1001, "it has 1001 characters")])
+def test_reason_that_no_request_may_have_is_refused(
+    client: Client, database: Database, reason: str, problem: str
+) -> None:
+    fail(database)
+    fail(database)
+    letters, redrives = client.dead_letters, client.redrives
+    redrive_id = letters.redrive(rate=0.1).redrive_id
+    assert redrive_id is not None
+    for change in (
+        lambda: letters.redrive(reason=reason),
+        lambda: letters.purge(reason=reason),
+        lambda: redrives.pause(redrive_id, reason=reason),
+        lambda: redrives.cancel(redrive_id, reason=reason),
+    ):
+        with pytest.raises(InvalidInput, match=f"^reason: .*{problem}"):
+            change()
+    assert letters.list().total == len(redrives.list()) * 2 == 2
+    assert redrives.get(redrive_id).state == "running"
