@@ -176,8 +176,8 @@ def _dates(today: date, day: int, month: int, year: str | None) -> list[date]:
 def _unspoken(text: str) -> str:
     """Return a duration as pages write it in the form of an option.
 
-    >>> [_unspoken(text) for text in ("in 5 min", "2 h 05 min ago", "24h", "2026-01-01")]
-    ['+5m', '-2h05m', '24h', '2026-01-01']
+    >>> [_unspoken(text) for text in ("in 5 min", "2 h 5 min ago", "1 h ago", "24h", "2026-01-01")]
+    ['+5m', '-2h5m', '-1h', '24h', '2026-01-01']
     """
     found = _SPOKEN.fullmatch(text)
     if found is None or bool(found[1]) == bool(found[3]):

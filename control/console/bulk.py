@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import ClassVar
 from uuid import UUID
@@ -30,6 +30,7 @@ from tidewheel.postgres.session import Conn
 
 _OF_EACH = 50
 _COUNTED = 10  # redrives that left dead letters, or will: so many are counted, those under way first
+_ACCOUNTED = timedelta(days=1)  # after the end: later, retention removes dead letters, and deleted jobs
 _LISTED = 200  # dead letters of a redrive that are compared with those of others
 _CHOSEN = 10  # of the dead letters that a redrive names one by one
 
@@ -126,7 +127,7 @@ def _read_work(connection: Conn, tenant: str, row: BackfillProgress | Cancellati
     if isinstance(row, Cancellation):
         return of_cancellation(row, now)
     work = of_redrive(row, now)
-    if row.state == "finished":
+    if row.state == "finished" or (row.finished_at is not None and now - row.finished_at > _ACCOUNTED):
         return work
     gone, shared, rest = _taken(connection, tenant, row)
     return replace(work, gone=gone, shared=shared, kept=rest if row.state == "cancelled" else 0)
@@ -153,8 +154,9 @@ def _taken(connection: Conn, tenant: str, row: Redriving) -> tuple[int, int, int
     if not 0 < found.total <= _LISTED:
         return left - rest, 0, rest
     letters = [letter for letter in found.dead_letters if row.includes(letter)]
-    if row.rejected_count == len(row.rejections):  # its rejected ones may be purged meanwhile
-        rest = min(len(letters), left)
+    if row.rejected_count != len(row.rejections):
+        return left - rest, 0, rest
+    rest = min(len(letters), left)  # its rejected ones may be purged meanwhile
     others = [each for each in going_on(connection, tenant) if each.redrive_id != row.redrive_id]
     return left - rest, sum(any(each.includes(letter) for each in others) for letter in letters), rest
 

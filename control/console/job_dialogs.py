@@ -20,6 +20,7 @@ from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.spec_fields import FIELDS, MEANINGS, SpecField, value_of
 from tidewheel.control.console.under_way import backfill_under_way, backfills_under_way
 from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import part
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import NOT_FIRING, Preview, preview
@@ -156,10 +157,10 @@ class DeleteJob:
             "type": "job.delete", "key": key, "if_version": whole_of(form, "if_version"),
             "reason": text_of(form, "reason"),
         }  # fmt: skip
-        cancelled = _cancelled(connection, key)
+        cancelled = part(lambda: _cancelled(connection, key))
         found = job_of(connection.request(document, request_id_of(form)))
         undo = ("Submit it again", urls.job(key, found.job_id, "job_restore"))
-        also = f" {cancelled}." if cancelled else ""
+        also = f" {cancelled}." if isinstance(cancelled, str) and cancelled else ""
         return Done(urls("jobs"), f"{key} is deleted.{also} Its runs under way finish.", undo)
 
 

@@ -142,7 +142,7 @@ def _met(connection: Connection, caller: Caller, request: Request, to: str) -> S
     has_places = " if the concurrency key has a place for each" if "concurrency_key" in job else ""
     effect = f"{OVERLAP_EFFECTS[overlap]}{has_places if overlap is Overlap.ALLOW_ALL else ''}"
     met = f"Another occurrence of this job fires at {format_timestamp(at)}, too."
-    return (f"{met} If the run of one is active when that of the other starts, {effect}.",)
+    return (f"{met} If one run is still active when the other, the new run, starts, {effect}.",)
 
 
 def _fires(found: Explanation, now: datetime) -> str:

@@ -187,7 +187,8 @@ class DeleteTenant:
         name = named_tenant(request, caller)
         if form.get("typed", "").strip() != name:
             refuse("typed", "this is not its name", f"type {name}")
-        having, ends = _deleted(Tenants(connection).usage(name))
+        usage = part(lambda: Tenants(connection).usage(name))
+        having, ends = _deleted(usage) if isinstance(usage, TenantUsage) else ("", "")
         if not Tenants(connection).delete(name):
             return Done(urls("tenant", name=name), f"Nothing was changed: the deletion of {name} was requested before.")
         return Done(urls("tenant", name=name), f"Tenant {name} is being deleted{having}. {ends}".rstrip())

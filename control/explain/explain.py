@@ -90,13 +90,15 @@ def explain(
 
 
 def _explain(
-    connection: Conn, tenant: str, key: str, at: datetime, misfire_after: timedelta, *, with_undo: bool = True
+    connection: Conn, tenant: str, key: str, at: datetime, misfire_after: timedelta, *, with_undo: bool
 ) -> Explanation:
     facts = read_instant_facts(connection, tenant, key, at, misfire_after)
     version_span = facts.version_span
     zone = version_span.zone if version_span else "UTC"
     if version_span is not None and isinstance(version_span.schedule, Manual) and version_span.schedule.follows:
-        child = explain_child(facts, lambda root: _explain(connection, tenant, root, facts.at, misfire_after))
+        child = explain_child(
+            facts, lambda root: _explain(connection, tenant, root, facts.at, misfire_after, with_undo=with_undo)
+        )
         verdict, before, after = child.verdict, child.before, child.after
     else:
         child, verdict = None, _verdict(facts, version_span)

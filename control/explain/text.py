@@ -21,7 +21,7 @@ from tidewheel.schedules.policies import CatchUp
 from tidewheel.schedules.simple import FixedDelay, Once
 from tidewheel.transitions.overlap import REPLACING
 
-UNDO_MOVE = "Undo the move (unskip) to let it fire at its own time."
+UNDO_MOVE = "Undo the move to let it fire at its own time."
 FOLLOWS = "The job follows its parents in a workflow. The list of workflows has its occurrences."
 MANUAL = "The job's schedule is manual: triggers create its runs. It never fires by itself."
 NO_FURTHER_OCCURRENCE = "The schedule has no further occurrence."
@@ -264,7 +264,7 @@ def undo_skip(facts: InstantFacts) -> str:
     """Return how a skip by request is undone; empty where no undo lets it fire."""
     override = facts.own_override
     was_moved = override is not None and override.moved_to is not None
-    return "" if was_moved or facts.at <= facts.job.now else "Undo the skip (unskip) to let it fire."
+    return "" if was_moved or facts.at <= facts.job.now else "Undo the skip to let it fire."
 
 
 def override_source(override: OverrideFacts) -> str:

@@ -99,10 +99,10 @@ def narrow_scope(queue: str | None, labels: Mapping[str, str] | None, key_prefix
     parts = [f"queue={queue}"] if queue is not None else []
     parts += [f"label={name}={value}" for name, value in (labels or {}).items()]
     parts += [f"key_prefix={key_prefix}"] if key_prefix is not None else []
-    return _scope_words(parts)
+    return _in_words(parts)
 
 
-def _scope_words(parts: Iterable[str]) -> str:
+def _in_words(parts: Iterable[str]) -> str:
     """Return the parts of a scope in words, from the form that the audit log has."""
     named = (part.partition("=") for part in parts)
     return ", ".join(f"{_SCOPES.get(name, name)} {value}".rstrip() for name, _, value in named)
@@ -130,7 +130,7 @@ class FreezeChange(NamedTuple):
         >>> FreezeChange(datetime.min, True, "freeze/queue=reports,key_prefix=etl/", "ops").scope
         'queue reports, keys that begin with etl/'
         """
-        return _scope_words(self._parts)
+        return _in_words(self._parts)
 
     @property
     def _parts(self) -> list[str]:

@@ -51,7 +51,8 @@ class DevStack:
 
         def start(progress: Progress) -> StackInfo:
             # A part that runs may serve others: its stack is left running.
-            if all(part.state is not PartState.RUNNING for part in self._stack.status().parts):
+            states = {part.state for part in self._stack.status().parts}
+            if PartState.RUNNING not in states and states != {PartState.GIVEN}:
                 self._lock.own_stack()
             return start_stack(self._stack, progress)
 

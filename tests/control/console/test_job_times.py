@@ -175,9 +175,13 @@ def test_list_of_jobs_has_the_age_of_a_retry_since_its_request(clocked: ClockedD
 @pytest.mark.parametrize(
     ("overlap", "words", "states"),
     [
-        ("skip", "when that of the other starts, the new run is skipped.", {"running", "skipped"}),
-        ("buffer_all", "when that of the other starts, the new run waits behind all others.", {"running", "buffered"}),
-        ("allow_all", "when that of the other starts, both run.", {"running"}),
+        ("skip", "the new run, starts, the new run is skipped.", {"running", "skipped"}),
+        (
+            "buffer_all",
+            "the new run, starts, the new run waits behind all others.",
+            {"running", "buffered"},
+        ),
+        ("allow_all", "the new run, starts, both run.", {"running"}),
     ],
 )
 def test_move_onto_another_occurrence_is_shown_before_it_is_done(
