@@ -311,6 +311,7 @@ def test_day_is_dropped_only_when_it_is_closed_and_archived(clocked: ClockedData
     assert ("finished_runs", day) in {(each.table, each.day) for each in pass_day(clocked, DAY)}
 
 
+@pytest.mark.usefixtures("day")  # yesterday closes some time after midnight
 def test_folder_without_the_last_day_is_not_the_archive(
     clocked: ClockedDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
