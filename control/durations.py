@@ -3,8 +3,8 @@
 from datetime import timedelta
 
 _SMALL = ("ms", 1000, 1000), ("s", 1, 60)  # the factor from seconds, and the end of the unit
-_LARGE = ("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)
-_MICROSECOND = timedelta(microseconds=1)
+_LARGE = ("d", timedelta(days=1)), ("h", timedelta(hours=1)), ("min", timedelta(minutes=1))
+_ZERO, _SECOND, _MILLISECOND = timedelta(0), timedelta(seconds=1), timedelta(milliseconds=1)
 
 
 def duration(span: timedelta | None, *, exact: bool = False) -> str:
@@ -21,31 +21,23 @@ def duration(span: timedelta | None, *, exact: bool = False) -> str:
     """
     if span is None:
         return "\u2013"
-    seconds = max(span.total_seconds(), 0.0)
-    if exact:
-        return _exact(max(span // _MICROSECOND, 0))
-    for unit, factor, end in _SMALL:
-        text = f"{seconds * factor:.3g}"
-        if float(text) < end:
-            return f"{text} {unit}"
-    rest, parts = round(seconds), list[str]()
+    span = max(span, _ZERO)
+    if exact and _ZERO < span < _SECOND:
+        return f"{_plain(span / _MILLISECOND)} ms"
+    if not exact:
+        for unit, factor, end in _SMALL:
+            text = f"{span.total_seconds() * factor:.3g}"
+            if float(text) < end:
+                return f"{text} {unit}"
+        span = timedelta(seconds=round(span.total_seconds()))
+    parts = list[str]()
     for unit, each in _LARGE:
-        count, rest = divmod(rest, each)
+        count, span = divmod(span, each)
         parts += [f"{count} {unit}" if count else ""] if count or parts else []
-    return " ".join(filter(None, parts[:2]))
+    parts.append(f"{_plain(span.total_seconds())} s" if span or not parts else "")
+    return " ".join(filter(None, parts if exact else parts[:2]))
 
 
-def _exact(microseconds: int) -> str:
-    rest, parts = microseconds, list[str]()
-    for unit, each in _LARGE[:-1]:
-        count, rest = divmod(rest, each * 1_000_000)
-        parts += [f"{count} {unit}"] if count else []
-    if 0 < microseconds < 1_000_000:
-        return f"{_decimal(rest, 3)} ms"
-    return " ".join([*parts, f"{_decimal(rest, 6)} s"] if rest or not parts else parts)
-
-
-def _decimal(number: int, places: int) -> str:
-    """Return a number of so many decimal places without trailing zeros."""
-    whole, fraction = divmod(number, 10**places)
-    return f"{whole}.{fraction:0{places}}".rstrip("0").rstrip(".")
+def _plain(number: float) -> str:
+    """Return a number of at most six decimal places without trailing zeros."""
+    return f"{number:.6f}".rstrip("0").rstrip(".")
