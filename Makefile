@@ -61,7 +61,7 @@ test: $(STAMP) ## All checks and every test but the slow ones: about nine minute
 	$(PARALLEL) -m "not slow"
 
 test-long: $(STAMP) ## What `make test` leaves out: slow tests, and every example of property tests
-	TIDEWHEEL_TEST_EXAMPLES=full $(PARALLEL) -m "slow or property"
+	TIDEWHEEL_TEST_EXAMPLES=full $(PYTEST) -n $(WORKERS) --dist load --maxschedchunk=1 -m "slow or property"
 
 test-all: check ## All checks and every test, before a release: about twenty minutes
 	TIDEWHEEL_TEST_EXAMPLES=full $(PARALLEL)

@@ -3,6 +3,7 @@
 pytest_plugins = [
     "tidewheel.testing.plugin",  # by its entry point's name, under which pytest knows it where that is installed
     "tests.fixtures.layers",
+    "tests.fixtures.landing",
     "tests.fixtures.stack",
     "tests.fixtures.database",
     "tests.fixtures.history",

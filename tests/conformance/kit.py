@@ -180,7 +180,7 @@ class Kit:
         try:
             self.fleet.until(condition, what)
         except AssertionError as error:
-            raise AssertionError("\n".join([str(error), *(each.tail() for each in self.subjects)])) from None
+            raise type(error)("\n".join([str(error), *(each.tail() for each in self.subjects)])) from None
 
     def effects(self, run_id: UUID | None = None) -> list[dict[str, Any]]:
         """Return the recorded effects of handlers, of one run or of all."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fixtures.waiting import WaitRanOut
 from tidewheel.errors import StackError
 
 _START_SECONDS = 90.0
@@ -82,5 +83,7 @@ def until(condition: Callable[[], object], what: str, seconds: float = _START_SE
     """Wait until a condition holds; fails with `what` when it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        if time.monotonic() >= deadline:
+            message = f"not within {seconds:g} s: {what}"
+            raise WaitRanOut(message)
         _NEVER.wait(_LOOK_SECONDS)
