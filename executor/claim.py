@@ -28,6 +28,7 @@ from tidewheel.postgres.session import CommitUnknown, Conn, RowsLocked, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
+from tidewheel.process.once_a_minute import OnceAMinute
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.definitions import needs
@@ -54,7 +55,6 @@ _LOCK_LEASE_FOR_CLAIM = Statements("tidewheel.executor")["lock_lease_for_claim"]
 
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 _HELD_SECONDS = 5.0  # for so long a row that another transaction held is left out of the statement for all
-_WARN_SECONDS = 60.0  # between two warnings about one unknown handler
 
 ClaimedRun = tuple[Started, RunRequest, JobDefinition]
 StartRuns = Callable[[Sequence[ClaimedRun]], None]
@@ -104,7 +104,7 @@ class BatchClaimer:
     ) -> None:
         self._topic, self._claimer, self._check, self._handlers, self._start = topic, claimer, check, handlers, start
         self._definitions = Definitions()
-        self._warned_at: dict[str, float] = {}
+        self._lines = OnceAMinute()
 
     def decode(self, messages: Iterable[Message]) -> list[FetchedMessage]:
         """Decode messages."""
@@ -172,7 +172,9 @@ class BatchClaimer:
             name = needs(definition.target)
         except (UndecodableMessage, ValueError) as error:
             # Of a newer release's relay. In any case the run is in the table, and the sweep finds it.
-            _LOG.error("the message %s cannot be decoded: %s; the sweep finds its run", _source_of(message), error)
+            if self._lines.is_due(("undecodable", message.topic())):
+                text = "the message %s cannot be decoded: %s; the sweep finds its run, and those of others like it"
+                _LOG.error(text, _source_of(message), error)
             return None
         if name not in self._handlers:
             metrics.count("unknown_handlers")
@@ -181,9 +183,7 @@ class BatchClaimer:
         return RunMessage(claim, request, definition, message)
 
     def _warn_unknown(self, name: str, run_id: str) -> None:
-        now = monotonic_seconds()
-        if now >= self._warned_at.get(name, 0.0):
-            self._warned_at[name] = now + _WARN_SECONDS
+        if self._lines.is_due(name):
             _LOG.warning(
                 "this executor has no handler %r; run %s and others like it wait for an executor that has it",
                 name,

@@ -24,7 +24,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import BatchClaimer, ClaimResult, FetchedMessage, without_errors
 from tidewheel.executor.offsets import Offsets
 from tidewheel.executor.slots import Slots
-from tidewheel.kafka.clients import leave_group
+from tidewheel.kafka.clients import consume_batch, leave_group
 from tidewheel.process.health import health
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.runs import Lane
@@ -223,9 +223,8 @@ class LaneConsumer:
         return self._claimer.decode(without_errors(found, self._topic))
 
     def _consume(self, limit: int) -> list[FetchedMessage]:
-        if limit <= 0:
-            return []
-        found = self._offsets.step_over(self._consumer.consume(limit, 0))
+        held = [each.message for each in self._fetched]
+        found = self._offsets.step_over(consume_batch(self._consumer, limit, held))
         return self._claimer.decode(without_errors(found, self._topic))
 
     def _start_claim(self, end: int, taken: int, real: int) -> None:

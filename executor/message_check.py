@@ -18,11 +18,11 @@ from tidewheel.errors import Unavailable
 from tidewheel.message_signatures import SIGNATURE_HEADER, MessageKeys, SignatureFlaw, digest_of
 from tidewheel.postgres.session import Session
 from tidewheel.process.metrics import metrics
+from tidewheel.process.once_a_minute import OnceAMinute
 
 _LOG = logging.getLogger("tidewheel.executor")
 
 _LOOK_UP_SECONDS = 1.0  # between two look-ups
-_WARN_SECONDS = 60.0  # between two warnings about one kind of flaw
 
 Policy = Literal["refuse", "warn"]
 Headers = Sequence[tuple[str, bytes | None]]
@@ -47,7 +47,7 @@ class MessageCheck:
         self._keys, self._policy, self._look_up = keys, policy, look_up
         self._lock = threading.Lock()
         self._next_look_up = 0.0
-        self._next_warning: dict[SignatureFlaw, float] = {}
+        self._warnings = OnceAMinute()
 
     def accepts(self, message: Message) -> bool:
         """Return True if a message may be used."""
@@ -98,9 +98,7 @@ class MessageCheck:
             self._next_look_up = monotonic_seconds() + _LOOK_UP_SECONDS
 
     def _warn(self, flaw: SignatureFlaw, source: str) -> None:
-        now = monotonic_seconds()
-        if now >= self._next_warning.get(flaw, 0.0):
-            self._next_warning[flaw] = now + _WARN_SECONDS
+        if self._warnings.is_due(flaw):
             effect = "the sweep brings its run" if self._policy == "refuse" else "it is used, since the policy is warn"
             _LOG.warning("the message %s may be forged: %s; %s", source, _CAUSES[flaw], effect)
 

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tidewheel.intake")
 
 _MAX_OTHER_BYTES = 64 * 1024  # of a message's key and headers together, which a reply or a republished message repeats
-_HEAD_BYTES = 4096  # of a value or a key that is too long: enough to recognize its sender
+_HEAD_BYTES = 64 * 1024  # of a value that no request can be read from; thousands of such messages cost little
+_KEY_BYTES = 4096  # of a key that is too long: enough to recognize its sender
 
 STATUS_HEADER = "tidewheel-status"
 ERROR_TYPE_HEADER = "tidewheel-error-type"
@@ -180,7 +181,7 @@ def decode_message(installation: Installation, message: Message, failure: Except
             return _refused_by_failure(installation, message, failure)
         request, encoding = read_request(value, _tenant(installation, message))
     except (UndecodableMessage, RequestRefused) as error:
-        return error
+        return error.without_frames()
     received = ReceivedRequest(request, origin_of(message), encoding, _bytes(message.key()), message.timestamp()[1])
     if headers := dict(_pairs(message)):
         received.sent_traceparent = _traceparent(headers.get("traceparent"))
@@ -316,12 +317,12 @@ def _dead_letter(
     origin = origin_of(message)
     place = origin.topic, origin.partition, origin.offset
     key, value, tenant = _bytes(message.key()), _bytes(message.value()), _tenant(installation, message)
-    if _why_too_long(message) is not None:
+    if _why_too_long(message) is not None or len(value or b"") > _HEAD_BYTES:
         size, head = len(value or b""), (value or b"")[:_HEAD_BYTES]
         reason = (
             f"{reason}; the first {len(head)} of {size} bytes are stored, SHA-256 {sha256(value or b'').hexdigest()}"
         )
-        dead = DeadMessage(*place, key and key[:_HEAD_BYTES], head, reason, cut_from=size, tenant=tenant)
+        dead = DeadMessage(*place, key and key[:_KEY_BYTES], head, reason, cut_from=size, tenant=tenant)
     else:
         # The token of a reply is a header; the headers of a request are not used.
         headers = _headers(message) if origin.topic == installation.topics.target_replies else ()

@@ -25,7 +25,7 @@ from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, Stor
 from tidewheel.intake.recovery import Applier, read_clock
 from tidewheel.intake.subscription import Subscription
 from tidewheel.intake.suspect import RequestWaits, SuspectReader
-from tidewheel.kafka.clients import consumer, leave_group
+from tidewheel.kafka.clients import consume_batch, consumer, leave_group
 from tidewheel.kafka.groups import quickest_protocol
 from tidewheel.kafka.offsets import offsets_client, read_led_offsets
 from tidewheel.kafka.topic_ids import GONE, read_topic_id, read_topic_ids
@@ -37,6 +37,7 @@ from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.health import health
 from tidewheel.process.metrics import metrics
+from tidewheel.process.once_a_minute import OnceAMinute
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.schemas.generated.records import RequestOrigin
 from tidewheel.settings.services import IntakeSettings
@@ -96,7 +97,7 @@ class Member:
         self._skew, self._breaker = skew, breaker
         self._topic_ids: dict[str, str] = {}
         self._offsets = StoredOffsets(self._owner, self._topic_ids)
-        self._deferred = DeferredPartitions()
+        self._deferred, self._lines = DeferredPartitions(), OnceAMinute()
         self._paused: set[Partition] = set()
         self._waiting: set[Partition] = set()  # assigned, and to be tried again
         self._try_at = 0.0
@@ -185,7 +186,7 @@ class Member:
             raise self._fenced
         if first is None:
             return []
-        messages = [first, *client.consume(self._settings.intake_batch - 1, 0)]
+        messages = [first, *consume_batch(client, self._settings.intake_batch - 1, [first])]
         good: list[Message] = []
         for message in messages:
             error = message.error()
@@ -236,9 +237,9 @@ class Member:
     def _bury(self, first: TopicPartition, end: int, reason: str = "it is too large") -> None:
         """Store a dead letter in the place of a batch, and the offset behind it."""
         ends = {(first.topic, first.partition): end}
-        _LOG.error(
-            "the batch of messages at %s/%d/%d cannot be read: %s", first.topic, first.partition, first.offset, reason
-        )
+        if self._lines.is_due(first.topic):
+            text = "the batch of messages at %s/%d/%d is a dead letter, and others like it may be: %s"
+            _LOG.error(text, first.topic, first.partition, first.offset, reason)
         origin = RequestOrigin(topic=first.topic, partition=first.partition, offset=first.offset)
         with self._session.transaction() as connection:
             self._offsets.store(connection, ends)
@@ -252,9 +253,13 @@ class Member:
         deferred = {
             partition
             for partition in self._deferred.partitions
-            if len(self._deferred) >= _READ_AHEAD or not self._breaker.is_postponed(partition)
+            if len(self._deferred) >= _READ_AHEAD
+            or self._deferred.is_cut(partition)
+            or not self._breaker.is_postponed(partition)
         }
         client.pause([TopicPartition(*partition) for partition in deferred - self._paused])
+        for partition, offset in self._deferred.rewinds().items():
+            client.seek(TopicPartition(*partition, offset))
         client.resume([TopicPartition(*partition) for partition in self._paused - deferred])
         self._paused = deferred
         self._commit(client, self._offsets.next_offsets({partition_of(message) for message in messages}))

@@ -25,6 +25,7 @@ _HOLD_DELETIONS = _SQL["hold_deletions"]
 
 # An honest start reads and stores within a second, so that three in a row were most likely killed by what they read.
 _SUSPECT_FROM = 3
+_KEPT_BYTES = 1 << 20  # of a deferred partition; a member may own dozens
 _RETRY_SECONDS = 0.5  # a try waits 0.2 s at most for the lock: the other partitions get the rest
 
 Partition: TypeAlias = tuple[str, int]
@@ -168,10 +169,16 @@ def ends_of(messages: Sequence[Message]) -> dict[Partition, int]:
 
 
 class DeferredPartitions:
-    """Messages that wait, the first of each partition for a cause; one partition is retried at a time."""
+    """Messages that wait, the first of each partition for a cause; one partition is retried at a time.
+
+    1 MiB of a partition is kept, and one message more. Messages behind these are read again.
+    """
 
     def __init__(self) -> None:
         self._deferred: dict[Partition, list[Message]] = {}
+        self._bytes: dict[Partition, int] = {}
+        self._cut: dict[Partition, int] = {}  # the first offset that is not kept
+        self._rewinds: dict[Partition, int] = {}
         self._next_try = 0.0
 
     def __contains__(self, message: Message) -> bool:
@@ -193,9 +200,24 @@ class DeferredPartitions:
         if not self._deferred:
             self._next_try = monotonic_seconds() + _RETRY_SECONDS
         for message in messages:
-            deferred = self._deferred.setdefault(partition_of(message), [])
-            if not deferred or _offset(message) > _offset(deferred[-1]):
+            partition = partition_of(message)
+            deferred, held = self._deferred.setdefault(partition, []), self._bytes.get(partition, 0)
+            if partition in self._cut or (deferred and _offset(message) <= _offset(deferred[-1])):
+                continue
+            if held < _KEPT_BYTES:
                 deferred.append(message)
+                self._bytes[partition] = held + len(message)
+            else:
+                self._cut[partition] = self._rewinds[partition] = _offset(message)
+
+    def is_cut(self, partition: Partition) -> bool:
+        """Return True if messages behind those kept have been read, and must be read again."""
+        return partition in self._cut
+
+    def rewinds(self) -> dict[Partition, int]:
+        """Return the offset from which each partition is to be read again, once."""
+        rewinds, self._rewinds = self._rewinds, {}
+        return rewinds
 
     def take(self) -> list[Message]:
         """Take the messages of the partition to retry next; none before the retry is due."""
@@ -203,11 +225,17 @@ class DeferredPartitions:
             return []
         self._next_try = monotonic_seconds() + _RETRY_SECONDS
         # A partition that is deferred again goes to the end, so that all are retried in turn.
-        return self._deferred.pop(next(iter(self._deferred)))
+        partition = next(iter(self._deferred))
+        taken = self._deferred[partition]
+        self.drop(partition)
+        return taken
 
     def drop(self, partition: Partition) -> None:
         """Forget a partition that is no longer owned."""
         self._deferred.pop(partition, None)
+        self._bytes.pop(partition, None)
+        self._cut.pop(partition, None)
+        self._rewinds.pop(partition, None)
 
 
 def _offset(message: Message) -> int:

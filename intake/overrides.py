@@ -109,7 +109,7 @@ def apply_overrides(connection: Conn, installation: Installation, batch: Sequenc
             job = locked.jobs[job_id]
             changes[job_id] = _change(received, _upcoming(job, overrides[job_id].values(), day_sets, locked.now))
         except Refused as error:
-            refused[job_id] = error
+            refused[job_id] = error.without_frames()
     effective = [change for change in changes.values() if change.changes]
     after, started = _apply_changes(connection, installation, locked, effective, day_sets)
     refused |= started

@@ -45,7 +45,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Never
+from typing import Never, Self
 
 
 class TidewheelError(Exception):
@@ -54,6 +54,15 @@ class TidewheelError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the error with its fields; building it again from its message would lose them."""
         return _as_it_was, (type(self), self.args), vars(self)
+
+    def without_frames(self) -> Self:
+        """Drop the frames that raised this error, before it is kept in a collection.
+
+        They hold what their functions read, and through their callers that collection: a cycle. The garbage collector
+        counts objects, not bytes, so a service with long messages would grow by gigabytes before it runs.
+        """
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self
 
 
 def _as_it_was(kind: type[TidewheelError], args: tuple[object, ...]) -> TidewheelError:

@@ -535,7 +535,7 @@ def _bulk(connection: Connection, documents: Sequence[Mapping[str, object]]) -> 
         try:
             parse_request(drop_none({**each, "tenant": connection.tenant}))
         except RequestRefused as error:
-            refused[number] = error
+            refused[number] = error.without_frames()
     replies = iter(connection.request_all([each for at, each in enumerate(documents) if at not in refused]))
     results = [
         _bulk_refused(at, refused[at].identity.key, refused[at].errors)

@@ -32,6 +32,7 @@ TOKEN = "correct-horse-battery"
 
 HEADERS = (FORMS[Request].header, FORMS[RunRequest].header)
 LONGEST = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"  # 2^63 - 1, as a length or a count
+HELD = 100  # messages that the producer of a test holds
 CHANCE = Random(19)  # noqa: S311 - examples, the same in every run
 UNREADABLE = (
     b'{"a":' * 200_000,
@@ -64,7 +65,8 @@ def send_to_all(fleet: Fleet, values: list[bytes], codec: str) -> None:
     ):
         for value in values:
             producer.produce(topic, value, partition=0)
-            assert producer.flush(60) == 0
+            assert len(producer) < HELD or producer.flush(60) == 0
+        assert producer.flush(60) == 0
 
 
 @pytest.mark.parametrize("sizes", [[60, 80] * 6, [1] * 100], ids=["huge", "small"])
@@ -97,6 +99,17 @@ def test_other_codecs_are_unpacked_one_batch_at_a_time(fleet: Fleet, codec: str,
     send_to_all(fleet, [bytes(size * 1_000_000)] * 12, codec)
     assert_reads_on(fleet)
     report(codec, services, limit=1 << 30)
+
+
+@pytest.mark.parametrize("kind", ["garbage", "request"])
+def test_thousands_of_messages_of_a_legal_size(fleet: Fleet, kind: str) -> None:
+    """Each is a batch of some hundred bytes, and unpacks to less than a request may have."""
+    services = fleet.start_all()
+    fleet.wait_started()
+    request = json.dumps({"type": "job.trigger", "key": "k", "payload": "x" * 900_000}).encode()
+    send_to_all(fleet, [bytes(900_000) if kind == "garbage" else request] * 2000, "zstd")
+    assert_reads_on(fleet)
+    report(kind, services)
 
 
 def test_messages_that_are_deep_or_count_too_much(fleet: Fleet) -> None:

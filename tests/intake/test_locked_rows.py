@@ -283,6 +283,28 @@ def about_occurrence(kind: str, run_id: UUID, tenant: str = "default") -> dict[s
     return {"type": kind, name: str(run_id), "tenant": tenant}
 
 
+def test_long_requests_behind_a_locked_run_are_read_again_in_their_order(shop: Database, info: StackInfo) -> None:
+    """Intake keeps one megabyte of a partition that waits; these are three, in batches of their own."""
+    started = begun(shop)
+    requests = Requests(shop, info.kafka, partitions=2)
+    keys = [f"behind-{number:02}" for number in range(12)]
+    with requests.running():
+        with completing_transaction(shop, started):
+            [first] = requests.send(completing(token_of(shop, started)), partition=0)
+            for key in keys:
+                requests.send(submission(key, payload="x" * 250_000), partition=0)
+            for number in range(3):
+                [beside] = requests.send(submission(f"beside-{number}"), partition=1)
+                requests.until_read(beside, partition=1)
+            assert requests.next_offset() == first
+        requests.until_read(len(keys))
+        [last] = requests.send(submission("last"), partition=0)
+        requests.until_read(last)
+    replies = [reply for reply in requests.replies() if reply.origin and reply.origin.partition == 0]
+    assert [reply.key for reply in replies][1:] == [*keys, "last"]
+    assert [reply.code for reply in replies[1:]] == [None] * 13
+
+
 def test_request_about_another_tenants_root_or_no_root_waits_for_no_transaction(shop: Database) -> None:
     put(shop, {"a": [], "b": after("a")})
     other = begun(shop)

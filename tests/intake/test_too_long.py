@@ -50,21 +50,21 @@ def letters(requests: Requests) -> list[tuple[object, ...]]:
 def test_head_length_and_digest_of_a_message_that_is_too_long_are_kept(requests: Requests) -> None:
     value = b'{"type": "job.submit", ' + b"0" * HUGE
     send_packed(requests, value, codec="lz4")
-    send_packed(requests, b"x" * (1 << 20), codec="lz4")  # the longest that is read, and kept whole
+    send_packed(requests, b"x" * (1 << 20), codec="lz4")  # the longest that is read, and no request
     [offset] = requests.send(submission("behind"))
     with requests.running():
         requests.until_read(offset)
     database = requests.database
-    (_, _, head, cut_from, reason), (_, _, whole, uncut, _) = letters(requests)
-    assert (head, cut_from) == (value[:4096], len(value))
+    (_, _, head, cut_from, reason), (_, _, other, cut_too, _) = letters(requests)
+    assert (head, cut_from) == (value[:65536], len(value))
     assert sha256(value).hexdigest() in str(reason)
-    assert (whole, uncut) == (b"x" * (1 << 20), None)
+    assert (other, cut_too) == (b"x" * 65536, 1 << 20)
     assert database.rows("SELECT key FROM jobs") == [("behind",)]
     stored = database.value("SELECT max(length(value)) FROM outbox WHERE value LIKE %s", [b"{%00000000%"])
-    assert stored == 4096
+    assert stored == 65536
     with Client(database.url) as client:
         redriven = redrive(client, database, kind="message")
-    assert (redriven.redriven_count, redriven.rejected_count) == (1, 1)
+    assert (redriven.redriven_count, redriven.rejected_count) == (0, 2)
     assert "only the first are stored" in str(redriven.rejections[0]["errors"])
 
 
@@ -97,7 +97,7 @@ def test_target_reply_that_is_too_long_is_cut(requests: Requests) -> None:
     with requests.running():
         requests.until_read(end - 1, topic=topic)
     [(_, _, head, cut_from, _)] = letters(requests)
-    assert (head, cut_from) == (b"0" * 4096, HUGE)
+    assert (head, cut_from) == (b"0" * 65536, HUGE)
 
 
 def test_message_with_a_long_key_is_cut(requests: Requests) -> None:

@@ -4,7 +4,7 @@ docs/adr/0005-kafka-settings.md gives the reasons for the settings. Users' own s
 through untouched; those that would weaken a promise are refused.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -41,6 +41,9 @@ _ONE_BATCH: Mapping[str, int] = {
     "max.partition.fetch.bytes": 1,
     "fetch.wait.max.ms": 500,
 }
+
+_BATCH_BYTES = 16 << 20  # of the values that a service holds at once
+_STEP_BYTES = 1 << 20  # a request or a run message is shorter
 
 _NOT_YOURS = frozenset(
     {"acks", "enable.idempotence", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "partitioner"}
@@ -193,6 +196,23 @@ def consumer(
         },
         logger=ConnectionLog(role),
     )
+
+
+def consume_batch(client: Consumer, count: int, held: Iterable[Message] = ()) -> list[Message]:
+    """Return messages that have arrived: at most `count`, and 16 MiB together with the held ones.
+
+    A batch of 270 bytes by zstd holds 900 KB, so a bound by count alone is none. Beyond the bound is the last message
+    at most, if none is longer than 1 MiB.
+    """
+    taken, left = list[Message](), _BATCH_BYTES - sum(map(len, held))
+    while count > len(taken) and left > 0:
+        asked = min(count - len(taken), left // _STEP_BYTES + 1)
+        more = client.consume(asked, 0)
+        taken += more
+        left -= sum(map(len, more))
+        if len(more) < asked:
+            break
+    return taken
 
 
 def leave_group(client: Consumer) -> None:

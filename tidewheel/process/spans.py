@@ -27,12 +27,11 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from tidewheel.clock import monotonic_seconds
+from tidewheel.process.once_a_minute import OnceAMinute
 
 _HALF = (1 << 64) - 1
 _LINKS = 128  # what the SDK keeps of one span by default
 _CLOSE_SECONDS = 2.0
-_LOG_SECONDS = 60.0
 
 Attributes = Mapping[str, str | int | bool]
 P = ParamSpec("P")
@@ -56,14 +55,11 @@ def harmless(record: Callable[P, None]) -> Callable[P, None]:
 class _OncePerMinute(logging.Filter):
     """Lets one line a minute pass: the exporter logs several for each batch while the collector is away."""
 
-    _next = 0.0
+    _lines = OnceAMinute()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True for the first line of a minute."""
-        if monotonic_seconds() < self._next:
-            return False
-        self._next = monotonic_seconds() + _LOG_SECONDS
-        return True
+        return self._lines.is_due(None)
 
 
 class _Ids(RandomIdGenerator):
