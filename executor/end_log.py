@@ -93,7 +93,8 @@ def _effect(attempt: Attempt, outcome: Outcome, recorded: Recorded) -> str:
         return f"failure {number} of {allowed}, retrying in {_length(delay_of(attempt, outcome).total_seconds())}"
     if state is RunState.CANCELLED:
         return "failed while the run was being cancelled, which is cancelled now"
-    return f"failure {number} of {allowed}, the run {_VERBS[state]}" + (", without a retry" if number < allowed else "")
+    last = "" if number >= allowed else ", without a retry"
+    return f"failure {number} of {allowed}, the run {_VERBS.get(state, state)}{last}"
 
 
 def _other_end(attempt: Attempt, outcome: Outcome, recorded: Recorded) -> str:
