@@ -1951,6 +1951,6 @@ SELECT j.job_id, concat_ws(' ', j.version, j.paused, j.updated_at, j.deleted_at,
 SELECT f.counts ->> 0, f.counts ->> 1, sum((f.counts ->> 2)::bigint)::bigint, sum((f.counts ->> 3)::bigint)::bigint
   FROM processes AS p
  CROSS JOIN LATERAL jsonb_array_elements(p.fallbacks) AS f (counts)
- WHERE p.last_heartbeat_at > tidewheel_now() - %(silent_after)s AND f.counts ->> 0 = ANY (%(steps)s::text[])
+ WHERE p.last_heartbeat_at > tidewheel_now() - %(silent_after)s::interval AND f.counts ->> 0 = ANY (%(steps)s::text[])
  GROUP BY 1, 2
  ORDER BY 1, 2
