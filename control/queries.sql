@@ -1944,3 +1944,13 @@ SELECT j.job_id, concat_ws(' ', j.version, j.paused, j.updated_at, j.deleted_at,
              ORDER BY r.scheduled_at DESC, r.run_id DESC
              LIMIT 50) AS seen) AS latest
  WHERE j.job_id = ANY (%(ids)s) AND j.tenant = %(tenant)s
+
+-- name: read_fallbacks
+-- Return the work of the last minute by step and queue, by the usual path and by the fall-back, of the processes that live.
+-- No index: a handful of rows. No lock. A later release may have further steps.
+SELECT f.counts ->> 0, f.counts ->> 1, sum((f.counts ->> 2)::bigint)::bigint, sum((f.counts ->> 3)::bigint)::bigint
+  FROM processes AS p
+ CROSS JOIN LATERAL jsonb_array_elements(p.fallbacks) AS f (counts)
+ WHERE p.last_heartbeat_at > tidewheel_now() - %(silent_after)s::interval AND f.counts ->> 0 = ANY (%(steps)s::text[])
+ GROUP BY 1, 2
+ ORDER BY 1, 2

@@ -102,6 +102,8 @@ def run_executor(settings: ExecutorSettings) -> None:
         hide_from_programs()
     start = _Start("executor", settings, drain=settings.drain_timeout)
     url, installation = start.database()
+    if url and settings.database_password_file is None:  # of the local stack, or a flag: handlers find it as elsewhere
+        os.environ.setdefault("TIDEWHEEL_DATABASE_URL", url)
     kafka = start.kafka(installation)
     queues = queue_names(settings.queues)
     lanes = start.wait(lambda: choose_lanes(settings, kafka, installation.topics, queues))

@@ -394,6 +394,6 @@ class Attempt:
     def _report_first(self, outcome: Outcome) -> None:
         if self._forwarder is not None:
             self._forwarder.close()
-        if self._completion is not None:
-            outcome = verify_completion(outcome, self._completion)
+        if outcome.completes or (self._completion is not None and self._completion.called):
+            outcome = verify_completion(outcome)
         self.on_report(self, outcome)

@@ -27,6 +27,7 @@ from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import CommitUnknown, Conn, RowsLocked, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
+from tidewheel.process.fallbacks import Step, work
 from tidewheel.process.metrics import metrics
 from tidewheel.process.once_a_minute import OnceAMinute
 from tidewheel.process.service import Backoff, Shutdown
@@ -133,6 +134,8 @@ class BatchClaimer:
         count = 0
         for started in self._claimer.claim_in_parts([run.claim for run in runs.values()], source="message"):
             count += len(started)
+            if started:
+                work.count(Step.DELIVER, len(started), queue=runs[started[0].run_id].definition.queue)
             claimed: list[ClaimedRun] = []
             for one in started:
                 _, request, definition, _ = runs[one.run_id]
@@ -288,11 +291,14 @@ class Claimer:
         now = monotonic_seconds()
         self._held = {run_id: until for run_id, until in self._held.items() if until > now}
         locked = False
+        free = [claim for claim in claims if claim.run_id not in self._held] if self._held else claims
         try:
-            free = [claim for claim in claims if claim.run_id not in self._held] if self._held else claims
             claimed = self._claim(free, self._uniform)
         except RowsLocked:
             claimed, locked = Claimed(), True
+        passed = len(claims) if locked else len(claims) - len(free)
+        work.count(Step.CLAIM, passed, fallback=True)
+        work.count(Step.CLAIM, len(claims) - passed)
         rest = [claim for claim in _without(claims, claimed.started) if claim.run_id not in claimed.waiting]
         if not rest:
             return claimed

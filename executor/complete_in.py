@@ -7,7 +7,7 @@ transaction fail, so that its effect is never committed, whatever its code does 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import psycopg
@@ -141,16 +141,16 @@ def encode_result(result: object) -> bytes | None:
     return outcome.result
 
 
-def verify_completion(outcome: Outcome, completion: Completion) -> Outcome:
-    """Return the outcome of a handler that may have called `complete_in`.
+def verify_completion(outcome: Outcome) -> Outcome:
+    """Return the outcome of a handler that has called `complete_in`.
 
     After a commit the run is over, and recording this outcome changes nothing. Without one, a success would lose the
     effect, so it becomes a failure.
     """
-    if not completion.called or outcome.kind is not AttemptOutcome.SUCCEEDED:
-        return outcome
-    message = "the handler called complete_in and returned, but the transaction was not committed: commit it first"
-    return failed(NOT_COMMITTED, message)
+    if outcome.kind is AttemptOutcome.SUCCEEDED:
+        message = "the handler called complete_in and returned, but the transaction was not committed: commit it first"
+        outcome = failed(NOT_COMMITTED, message)
+    return replace(outcome, completes=True)
 
 
 def _require_transaction(connection: Connection[object] | AsyncConnection[object]) -> None:

@@ -24,13 +24,15 @@ import psycopg
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.end_log import DEFAULT_LOG, EndLog
 from tidewheel.executor.handler_services import ProgressBuffer
 from tidewheel.executor.outcome import Outcome, failed
-from tidewheel.executor.record_outcomes import record_outcomes
+from tidewheel.executor.record_outcomes import Recorded, record_outcomes
 from tidewheel.executor.set_aside import ASIDE_SECONDS, REFUSED_ALIKE, pause_seconds
 from tidewheel.executor.stage_times import observe_ended
 from tidewheel.postgres.session import RowsLocked, Session, is_data_fault, is_refused
 from tidewheel.process.failpoint import failpoint
+from tidewheel.process.fallbacks import Step, work
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.transitions.attempts import ProgressReport, save_progress
@@ -75,6 +77,7 @@ class Completer:
         on_written: Called after each batch.
         on_released: Called after a batch whose ends release children of workflows.
         in_burst: Returns True if the lanes claim more than this executor completes.
+        log: Logs the ends.
     """
 
     def __init__(
@@ -87,10 +90,11 @@ class Completer:
         in_burst: Callable[[], bool],
         on_released: Callable[[], None] = lambda: None,
         second_session: Session | None = None,
+        log: EndLog = DEFAULT_LOG,
     ) -> None:
         self._session, self._second_session, self._installation = session, second_session, installation
         self._executor_id, self._on_written, self._in_burst = executor_id, on_written, in_burst
-        self._on_released = on_released
+        self._on_released, self._log = on_released, log
         self._items: deque[Item] = deque()
         self._wake = threading.Event()
         self.progress = ProgressBuffer(executor_id, self._wake.set)
@@ -135,6 +139,7 @@ class Completer:
         self._stop.request()
         for thread in self._threads:
             thread.join(timeout=10)
+        self._log.unrecorded([*self._items, *(aside.item for aside in self._aside.values())])
         self._session.close()
         if self._second_session is not None:
             self._second_session.close()
@@ -163,6 +168,7 @@ class Completer:
                 self._keep_aside(self._write_with_retries(self._session, due, backoff, retried=True))
             if self.progress.seconds_until_save() == 0.0:
                 self._save_progress(backoff)
+        self._put_back(left)
 
     def _idle_seconds(self) -> float | None:
         """Return how long to sleep without outcomes: until progress is due, or the end of a burst is checked."""
@@ -281,9 +287,10 @@ class Completer:
             except Exception as error:  # noqa: BLE001 - this thread must not end; writes of parts find the faulty item
                 return self._write_parts(session, batch, error, backoff, retried=retried)
             backoff.reset()
+            work.count(Step.RECORD, len(batch))
             self._note_written(batch, left)
             return left
-        return []
+        return batch
 
     def _write_parts(
         self, session: Session, batch: list[Item], error: Exception, backoff: Backoff, *, retried: bool
@@ -310,6 +317,7 @@ class Completer:
                     refused.append((part[0], failure))
             else:
                 accepted = True
+                work.count(Step.RECORD, len(part), fallback=True)
                 self._note_written(part, locked)
                 left += locked
         left += [item for part in parts for item in part]
@@ -357,6 +365,7 @@ class Completer:
             if known is None or known[0].started.attempt < item[0].started.attempt:
                 latest[item[0].run_id] = item
         superseded = [item for item in batch if latest[item[0].run_id] is not item]
+        self._log.ends(superseded, Recorded(superseded={attempt.run_id for attempt, _ in superseded}))
         self._note_written(superseded, ())
         return list(latest.values())
 
@@ -385,12 +394,17 @@ class Completer:
         try:
             if monotonic_seconds() >= self._careful_until:
                 try:
-                    return self._write_once(session, batch, uniform=True)
+                    left = self._write_once(session, batch, uniform=True)
                 except RowsLocked:
                     self._careful_until = monotonic_seconds() + _HELD_SECONDS
                 except psycopg.errors.UniqueViolation:
                     pass  # a run that had ended before: the other statement announces it
-            return self._write_once(session, batch, uniform=False)
+                else:
+                    work.count(Step.FINISH, len(batch))
+                    return left
+            left = self._write_once(session, batch, uniform=False)
+            work.count(Step.FINISH, len(batch), fallback=True)
+            return left
         except psycopg.Error as error:
             if is_data_fault(error):
                 raise
@@ -415,8 +429,7 @@ class Completer:
             self._on_released()
         if done.requeued:
             failpoint("retry.after_commit")
-        for run_id in done.superseded:
-            _LOG.info("a superseded report changes nothing", extra={"run_id": str(run_id)})
+        self._log.ends(free, done)
         busy |= done.busy
         return [item for item in batch if item[0].run_id in busy] if busy else []
 

@@ -20,6 +20,7 @@ from tidewheel.executor.steps import Steps, has_steps, own_checkpoint
 from tidewheel.jobs.strict_json import strict_json
 from tidewheel.jobs.values import MAX_PROGRESS_BYTES, MAX_RESULT_BYTES
 from tidewheel.schemas.primitives import slot
+from tidewheel.settings.connections import Connections
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
@@ -125,6 +126,15 @@ class Context:
     def cancelled(self) -> bool:
         """True if the attempt is requested to stop, or its time is over: a long handler checks this regularly."""
         return self._cancelled.is_set()
+
+    @property
+    def database_url(self) -> str:
+        """Connection string of the executor's database, for `complete_in` and a handler's own rows.
+
+        Raises:
+            SettingsError: No database is named: the handler is called outside an executor.
+        """
+        return Connections.load().database()
 
     @property
     def remaining_seconds(self) -> float:

@@ -6,7 +6,6 @@ its code has ended.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,6 @@ from tidewheel.transitions.retry import Timeout
 
 if TYPE_CHECKING:
     from tidewheel.process.spans import Spans
-
-_LOG = logging.getLogger("tidewheel.executor")
 
 
 class TargetDispatcher:
@@ -68,7 +65,7 @@ class TargetDispatcher:
         if attempt.stop_outcome is not None and outcome.kind is not AttemptOutcome.SUCCEEDED:
             outcome = attempt.stop_outcome
         failpoint("attempt.after_effect")
-        report_end(attempt, outcome)
+        attempt.report(outcome)
 
 
 async def _traced(spans: "Spans", runner: Runner, attempt: Attempt) -> Outcome:
@@ -92,12 +89,6 @@ async def _traced(spans: "Spans", runner: Runner, attempt: Attempt) -> Outcome:
         outcome = await runner.run(attempt)
         span.end(outcome.kind.value, outcome.error_type, outcome.error_message)
         return outcome
-
-
-def report_end(attempt: Attempt, outcome: Outcome) -> None:
-    """Report the end of an attempt; log it if this executor releases the attempt."""
-    if attempt.report(outcome) and outcome.kind is AttemptOutcome.RELEASED:
-        _LOG.info("released", extra={"run_id": str(attempt.run_id), "attempt": attempt.started.attempt})
 
 
 class Timeouts:

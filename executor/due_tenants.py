@@ -129,6 +129,10 @@ class DueTenants:
         """Return how much longer a run of this age is left to its message."""
         return (min(self._every, HELD_AGE) if (queue, lane) in self._held else self._every) - age
 
+    def is_held(self, queue: str, lane: Lane) -> bool:
+        """Return True if a relay holds runs of the lane back, which the sweep starts as a rule."""
+        return (queue, lane) in self._held
+
     def deal(self, runs: Iterable[R]) -> list[R]:
         """Return the runs in turns of their tenants."""
         return deal(runs, self._weights, random.expovariate)

@@ -1,49 +1,115 @@
-"""Log the ends of attempts: each failure with what becomes of its run, other ends by `log_runs`."""
+"""Log the ends of attempts by their record: failures and releases, other ends by `log_runs`.
+
+A line follows the commit of the end. Before it, the executor does not know whether the run is retried, was ended by
+`complete_in`, or belongs to another attempt.
+"""
 
 import logging
+from collections.abc import Sequence
 
 from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.complete_in import NOT_COMMITTED
 from tidewheel.executor.outcome import Outcome
-from tidewheel.executor.record_outcomes import next_delay
-from tidewheel.runs import AttemptOutcome
+from tidewheel.executor.record_outcomes import Recorded, delay_of, recorded_outcome
+from tidewheel.runs import AttemptOutcome, RunState
 
 _LOG = logging.getLogger("tidewheel.executor")
 
 _MESSAGE_CHARACTERS = 300
-_VERBS = {AttemptOutcome.SUCCEEDED: "succeeded in", AttemptOutcome.CANCELLED: "cancelled after"}
+_VERBS = {RunState.FAILED: "fails", RunState.TIMED_OUT: "times out"}
+SUPERSEDED = "a superseded report changes nothing"
 
 
-def log_end(attempt: Attempt, outcome: Outcome, *, all_ends: bool) -> None:
-    """Log the reported end of an attempt, before it is recorded."""
-    if outcome.error_type:
-        about = {**attempt.about, "trace": outcome.trace}
+class EndLog:
+    """The log of the ends of one executor's attempts.
+
+    Args:
+        all_ends: True for a line about each end, not about failures and releases alone.
+        errors: True for the message and the traceback of a failure; without, a line has its type alone.
+    """
+
+    def __init__(self, *, all_ends: bool = False, errors: bool = True) -> None:
+        self._all_ends, self._errors = all_ends, errors
+
+    def ends(self, items: Sequence[tuple[Attempt, Outcome]], recorded: Recorded) -> None:
+        """Log the ends of a committed batch."""
+        skips_successes = not (self._all_ends or recorded.superseded)
+        for attempt, outcome in items:
+            if (skips_successes and outcome.kind is AttemptOutcome.SUCCEEDED) or attempt.run_id in recorded.busy:
+                continue
+            if attempt.run_id in recorded.completed:
+                self._completed(attempt, outcome)
+            elif attempt.run_id in recorded.superseded:
+                self._superseded(attempt, outcome)
+            else:
+                self._end(attempt, recorded_outcome(attempt, outcome), recorded)
+
+    def unrecorded(self, items: Sequence[tuple[Attempt, Outcome]]) -> None:
+        """Log the ends that an executor could not record before its own end."""
+        for attempt, outcome in items:
+            text = f"the end ({outcome.kind}) is not recorded; the run goes back when this executor's lease is over"
+            if outcome.error_type:
+                self._failure(attempt, outcome, text)
+            else:
+                _LOG.warning(text, extra=attempt.about)
+
+    def _completed(self, attempt: Attempt, outcome: Outcome) -> None:
+        if outcome.error_type and outcome.error_type != NOT_COMMITTED:
+            self._failure(attempt, outcome, "failed after complete_in, whose success stays")
+        elif self._all_ends:
+            _LOG.info("succeeded in %s, by complete_in", _took(attempt), extra=attempt.about)
+
+    def _superseded(self, attempt: Attempt, outcome: Outcome) -> None:
+        if outcome.error_type:
+            self._failure(attempt, outcome, SUPERSEDED)
+        else:
+            _LOG.info(SUPERSEDED, extra=attempt.about)
+
+    def _end(self, attempt: Attempt, outcome: Outcome, recorded: Recorded) -> None:
+        if outcome.error_type:
+            self._failure(attempt, outcome, _effect(attempt, outcome, recorded))
+        elif self._all_ends or outcome.kind is AttemptOutcome.RELEASED:
+            _LOG.info("%s", _other_end(attempt, outcome, recorded), extra=attempt.about)
+
+    def _failure(self, attempt: Attempt, outcome: Outcome, text: str) -> None:
+        if not self._errors:
+            _LOG.warning("%s: %s", text, outcome.error_type, extra=attempt.about)
+            return
         message = outcome.error_message or ""
         if outcome.trace:  # which ends with the whole message
             message = message.partition("\n")[0][:_MESSAGE_CHARACTERS]
-        _LOG.warning("%s: %s: %s", effect(attempt, outcome), outcome.error_type, message, extra=about)
-    elif all_ends and outcome.kind is not AttemptOutcome.RELEASED:  # `report_end` logs those
-        _LOG.info("%s", _end(attempt, outcome), extra=attempt.about)
+        about = {**attempt.about, "trace": outcome.trace}
+        _LOG.warning("%s: %s: %s", text, outcome.error_type, message, extra=about)
 
 
-def effect(attempt: Attempt, outcome: Outcome) -> str:
-    """Return the number of a failure, and what becomes of the run."""
-    if attempt.cancelled.is_set() and outcome.kind is AttemptOutcome.FAILED:
-        return "failed while it is being cancelled"
+DEFAULT_LOG = EndLog()
+
+
+def _effect(attempt: Attempt, outcome: Outcome, recorded: Recorded) -> str:
+    """Return the number of a failure, and what has become of the run."""
     number, allowed = attempt.started.failed_attempts + 1, attempt.definition.retry.max_attempts
-    delay = next_delay(attempt, outcome)
-    if delay is not None:
-        return f"failure {number} of {allowed}, the next attempt in {_length(delay.total_seconds())}"
-    state = "times out" if outcome.kind is AttemptOutcome.TIMED_OUT else "fails"
-    return f"failure {number} of {allowed}, the run {state}" + (", without a retry" if number < allowed else "")
+    state = recorded.states.get(attempt.run_id)
+    if state is None:
+        return f"failure {number} of {allowed}, retrying in {_length(delay_of(attempt, outcome).total_seconds())}"
+    if state is RunState.CANCELLED:
+        return "failed while the run was being cancelled, which is cancelled now"
+    last = "" if number >= allowed else ", without a retry"
+    return f"failure {number} of {allowed}, the run {_VERBS.get(state, state)}{last}"
 
 
-def _end(attempt: Attempt, outcome: Outcome) -> str:
+def _other_end(attempt: Attempt, outcome: Outcome, recorded: Recorded) -> str:
+    state = recorded.states.get(attempt.run_id)
+    if state is not None:
+        return f"{'succeeded in' if state is RunState.SUCCEEDED else f'{state} after'} {_took(attempt)}"
     if outcome.waits is not None:
         return f"waits for its completion from outside, for {_length(outcome.waits.total_seconds())} at most"
     if outcome.kind is AttemptOutcome.SNOOZED:
-        return f"snoozed for {_length(outcome.snooze.total_seconds())}"
-    took = attempt.ended_at - attempt.began_at if attempt.has_started else 0.0
-    return f"{_VERBS.get(outcome.kind, outcome.kind.value)} {_length(took)}"
+        return f"snoozed for {_length(delay_of(attempt, outcome).total_seconds())}"
+    return "released before its start" if outcome.not_started else "released"
+
+
+def _took(attempt: Attempt) -> str:
+    return _length(attempt.ended_at - attempt.began_at if attempt.has_started else 0.0)
 
 
 def _length(seconds: float) -> str:

@@ -13,7 +13,7 @@ from tidewheel.executor.share_consume import ShareLaneConsumer
 from tidewheel.executor.slots import Slots
 from tidewheel.kafka.clients import consumer, share_consumer
 from tidewheel.kafka.groups import GroupProtocol, group_protocol, read_from_start
-from tidewheel.kafka.topics import Topics, missing_topics
+from tidewheel.kafka.topics import Topics, missing_topic_remedy, missing_topics
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 from tidewheel.settings.executor import ExecutorSettings
@@ -106,10 +106,9 @@ def choose_lanes(settings: ExecutorSettings, kafka: Mapping[str, str], topics: T
     """
     found = [(topics.runs(queue, lane), lane) for queue in queues for lane in Lane]
     if missing := missing_topics(kafka, [name for name, _ in found]):
-        remedy = f"run `tidewheel topics apply --queues {','.join(queues)}`"
-        _LOG.error(
-            "there are no topics %s: until then the sweep alone starts their runs; %s", ", ".join(missing), remedy
-        )
+        for remedy in dict.fromkeys(map(missing_topic_remedy, missing)):
+            names = ", ".join(name for name in missing if missing_topic_remedy(name) == remedy)
+            _LOG.error("there are no topics %s: the sweep alone starts their runs; run `%s`", names, remedy)
     # Below `<prefix>.runs.`, like the executors' own groups: one ACL covers them all.
     probe = f"{topics.prefix}.runs.probe"
     return Lanes(kafka, group_protocol(kafka, settings.executor_group, topic=found[0][0], probe=probe), found)

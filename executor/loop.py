@@ -14,8 +14,8 @@ from tidewheel.executor.batch_adds import BatchAdds
 from tidewheel.executor.claim import BatchClaimer, Claimer, StartRuns
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.completer import Completer
-from tidewheel.executor.dispatch import TargetDispatcher, report_end
-from tidewheel.executor.end_log import log_end
+from tidewheel.executor.dispatch import TargetDispatcher
+from tidewheel.executor.end_log import EndLog
 from tidewheel.executor.handler_services import EarlierRuns, HandlerServices
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat, read_owned
@@ -75,7 +75,6 @@ class Executor:
     ) -> None:
         self.executor_id = uuid4()
         self._settings, self._url, self._installation, self._stop = settings, url, installation, stop
-        self._logs_all_ends = settings.log_runs
         self._kinds = target_kinds(settings)
         handlers = handlers if TargetKind.HANDLER in self._kinds else {}
         self._names = frozenset(handlers) | capabilities(self._kinds)
@@ -93,6 +92,7 @@ class Executor:
             in_burst=self._in_burst,
             on_released=lambda: self._notifier.notify(Channel.TIMERS),
             second_session=Session(url, "tidewheel-executor-complete-2", options=UNIFORM),
+            log=EndLog(all_ends=settings.log_runs, errors=settings.log_errors),
         )
         self._keys = MessageKeys()
         self._check = MessageCheck(self._keys, settings.message_signatures, key_look_up(url, self._keys))
@@ -180,13 +180,13 @@ class Executor:
         for attempt in list(self._running.values()):
             not_started = not attempt.has_started or attempt.cancel_queued()
             if not_started or attempt.on_thread:
-                report_end(attempt, NOT_STARTED if not_started else RELEASED)
+                attempt.report(NOT_STARTED if not_started else RELEASED)
             else:
                 attempt.stop_as(RELEASED)  # reported when it has stopped, and then its run may start elsewhere at once
             attempt.stop()
         await self._run_queue.wait_until_empty(SHUTDOWN_GRACE_SECONDS)
         for attempt in list(self._running.values()):
-            report_end(attempt, attempt.stop_outcome or RELEASED)
+            attempt.report(attempt.stop_outcome or RELEASED)
         self._watchdog.stop()
         await asyncio.to_thread(self._flusher.close)
         clean = await asyncio.to_thread(self._completer.drain, _DRAIN_SECONDS)
@@ -209,8 +209,6 @@ class Executor:
             self._run_queue.add(attempts)
 
     def _on_report(self, attempt: Attempt, outcome: Outcome) -> None:
-        if self._logs_all_ends or outcome.error_type:
-            log_end(attempt, outcome, all_ends=self._logs_all_ends)
         self._completer.add(attempt, outcome)
         if self._stream is not None:
             self._stream.ended(attempt)
@@ -218,8 +216,7 @@ class Executor:
     def _release_not_started(self) -> None:
         """Release attempts that have not started: the loop is blocked, or the lease was ended."""
         for attempt in list(self._running.values()):
-            if attempt.report_not_started(NOT_STARTED):
-                _LOG.info("released before its start", extra=attempt.about)
+            attempt.report_not_started(NOT_STARTED)
 
     def _on_reentry(self, connection: Conn) -> None:
         """Release what has not started or is not sent, and end what is no longer owned."""

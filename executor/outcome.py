@@ -40,6 +40,7 @@ class Outcome:
         snooze: Delay of a snooze.
         not_started: True if the target certainly did nothing: even an at-most-once run may start again.
         waits: Time limit for an end that comes from outside, by task token; None if this is the end.
+        completes: True if the handler has called `complete_in`: if it has committed, this outcome changes nothing.
     """
 
     kind: AttemptOutcome
@@ -52,6 +53,7 @@ class Outcome:
     snooze: timedelta = timedelta(0)
     not_started: bool = False
     waits: timedelta | None = None
+    completes: bool = False
 
     @property
     def timeout(self) -> str | None:

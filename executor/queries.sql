@@ -325,6 +325,19 @@ SELECT o.run_id
    AND {{tidewheel.transitions.no_cancel_pends(o)}}
    FOR UPDATE OF o
 
+-- name: find_completed
+-- Return the runs that an attempt has ended as succeeded: `complete_in` was committed.
+-- Index: finished_runs_YYYYMMDD by run_id, of the days since the first of these attempts. No lock.
+SELECT r.run_id
+  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS asked (run_id, attempt)
+ CROSS JOIN LATERAL (
+    SELECT f.run_id, f.attempt, f.state
+      FROM finished_runs AS f
+     WHERE f.run_id = asked.run_id AND f.finished_at >= %(since)s
+    OFFSET 0
+  ) AS r
+ WHERE r.attempt = asked.attempt AND r.state = %(succeeded)s
+
 -- name: find_batch_of_run
 -- The tenant and the batch of an open run, with the tenant's limit of a payload.
 -- Index: job_runs_pkey, batches_pkey, tenants_pkey. No lock.

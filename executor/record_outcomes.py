@@ -4,15 +4,18 @@ Each outcome ends its run, sends it back for another attempt, or starts a wait f
 `next_attempt` decides about retries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Protocol
 from uuid import UUID
 
 from tidewheel.executor.attempt_output import Output
 from tidewheel.executor.outcome import Outcome, failed
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, at_commit, read_ids
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.metrics import metrics
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.await_external import Wait, end_cancelled_waits, wait_runs
@@ -25,6 +28,8 @@ from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import UNKNOWN_OUTCOME, Failure, next_attempt
 from tidewheel.transitions.run_keys import settle_keys
+
+_FIND_COMPLETED = Statements("tidewheel.executor")["find_completed"]
 
 LEAST_SNOOZE = timedelta(seconds=1)
 """A shorter one, in a loop, would keep PostgreSQL busy with one run."""
@@ -57,18 +62,24 @@ class RecordableAttempt(Protocol):
 
 @dataclass(slots=True)
 class Recorded:
-    """Results of recording outcomes; outcomes in neither set are written.
+    """The effect of recorded outcomes on their runs, for log lines and metrics after the commit.
 
     Args:
         busy: Runs whose row another transaction holds; retry them.
-        superseded: Runs to be ended that are over already, or have a later attempt.
-        requeued: Number of runs sent back.
+        superseded: Runs that were over before, or have a later attempt: nothing was written.
+        completed: Runs that the attempt itself had ended, by `complete_in`: nothing was written.
+        states: The runs that ended now, with the state of each.
+        requeued: The number of runs sent back.
+        waits: Runs that wait for a completion from outside.
         released: True if children of workflows wait for these ends.
     """
 
     busy: set[UUID] = field(default_factory=set[UUID])
     superseded: set[UUID] = field(default_factory=set[UUID])
+    completed: set[UUID] = field(default_factory=set[UUID])
+    states: dict[UUID, RunState] = field(default_factory=dict[UUID, RunState])
     requeued: int = 0
+    waits: Set[UUID] = frozenset()
     released: bool = False
 
 
@@ -85,7 +96,10 @@ def record_outcomes(
     `uniform` is that of `finish_runs`.
     """
     waits, ends, requeues = list[Wait](), list[RunEnd](), list[Requeue]()
+    completed = _find_completed(connection, items)
     for attempt, outcome in items:
+        if completed and attempt.run_id in completed:
+            continue
         if (wait := run_wait(attempt, outcome, executor_id)) is not None:
             waits.append(wait)
         elif (end := run_end(attempt, outcome, executor_id)) is not None:
@@ -97,10 +111,40 @@ def record_outcomes(
     ends = [end for end in ends if end.run_id not in busy] if busy else ends
     freed: list[FreedPlace] = []
     done = finish_runs(connection, installation, ends, uniform=uniform, freed_keys=freed)
-    busy |= done.busy | requeue_runs(connection, installation, requeues, freed_keys=freed).busy
-    busy |= wait_runs(connection, waits) | end_cancelled_waits(connection, installation, waits, freed_keys=freed)
+    sent_back = requeue_runs(connection, installation, requeues, freed_keys=freed)
+    waiting = wait_runs(connection, waits)
+    stopped = end_cancelled_waits(connection, installation, waits, freed_keys=freed)
     settle_keys(connection, installation, freed=freed)
-    return Recorded(busy, done.superseded, len(requeues), done.released)
+    busy |= done.busy | sent_back.busy | waiting.busy | stopped.busy
+    states = done.states
+    states |= dict.fromkeys(sent_back.cancelled, RunState.CANCELLED) | stopped.states
+    superseded = done.superseded
+    if others := {each.run_id for each in requeues} | {each.run_id for each in waits}:
+        superseded |= others - busy - sent_back.runs.keys() - waiting.waits - states.keys()
+    return Recorded(busy, superseded, completed, states, len(sent_back.runs), waiting.waits, done.released)
+
+
+def _find_completed(connection: Conn, items: Sequence[tuple[RecordableAttempt, Outcome]]) -> set[UUID]:
+    """Return the runs whose attempt has ended them in its handler's own transaction."""
+    called = [attempt.started for attempt, outcome in items if outcome.completes]
+    if not called:
+        return set()
+    columns = {
+        "run_ids": [started.run_id for started in called],
+        "attempts": [started.attempt for started in called],
+        "since": min(started.started_at for started in called),
+        "succeeded": RunState.SUCCEEDED,
+    }
+    completed = read_ids(connection, _FIND_COMPLETED, columns)
+    if completed:
+        at_commit(connection, partial(_count_completed, len(completed)))
+    return completed
+
+
+def _count_completed(number: int) -> None:
+    """Count ends that a handler's own connection has committed, which no process saw."""
+    metrics.count("runs_ended", number, RunState.SUCCEEDED)
+    metrics.count("attempts", number, AttemptOutcome.SUCCEEDED)
 
 
 def run_wait(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> Wait | None:
@@ -120,7 +164,7 @@ def run_end(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> 
     if outcome.kind is AttemptOutcome.SUCCEEDED:  # nearly all, and they need no further decision
         state = RunState.SUCCEEDED
     else:
-        outcome = _unknown_if_at_most_once(attempt, outcome)
+        outcome = recorded_outcome(attempt, outcome)
         ending = _ENDS.get(outcome.kind)
         if ending is None or next_delay(attempt, outcome) is not None:
             return None
@@ -149,13 +193,12 @@ def run_end(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> 
 
 def requeue(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> Requeue:
     """Return the move that sends a run back after an outcome that does not end it."""
-    delay = next_delay(attempt, outcome)
     return Requeue(
         run_id=attempt.run_id,
         attempt=attempt.started.attempt,
         executor_id=executor_id,
         outcome=outcome.kind,
-        delay=_pause(outcome) if delay is None else delay,
+        delay=delay_of(attempt, outcome),
         error_type=outcome.error_type,
         error_message=outcome.error_message,
         trace=outcome.trace,
@@ -166,8 +209,11 @@ def requeue(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> 
     )
 
 
-def _pause(outcome: Outcome) -> timedelta:
-    """Return the delay of a run that goes back uncounted; a snooze is no shorter than `LEAST_SNOOZE`."""
+def delay_of(attempt: RecordableAttempt, outcome: Outcome) -> timedelta:
+    """Return the delay of a run that goes back; a snooze is no shorter than `LEAST_SNOOZE`."""
+    delay = next_delay(attempt, outcome)
+    if delay is not None:
+        return delay
     return max(outcome.snooze, LEAST_SNOOZE) if outcome.kind is AttemptOutcome.SNOOZED else outcome.snooze
 
 
@@ -186,8 +232,8 @@ def next_delay(attempt: RecordableAttempt, outcome: Outcome) -> timedelta | None
     )
 
 
-def _unknown_if_at_most_once(attempt: RecordableAttempt, outcome: Outcome) -> Outcome:
-    """Return the outcome; an at-most-once attempt that is released after its start has an unknown one."""
+def recorded_outcome(attempt: RecordableAttempt, outcome: Outcome) -> Outcome:
+    """Return the recorded outcome: unknown for an at-most-once attempt released after its start."""
     if outcome.kind is not AttemptOutcome.RELEASED or outcome.not_started or not attempt.definition.at_most_once:
         return outcome
     return failed(UNKNOWN_OUTCOME, "the executor stopped before the attempt ended; the attempt may have had its effect")

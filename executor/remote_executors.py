@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import LiteralString, Protocol, cast
 from uuid import UUID, uuid4
 
@@ -26,7 +27,7 @@ from tidewheel.executor.record_outcomes import record_outcomes
 from tidewheel.executor.sweep import DueRun
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.pg_arrays import integers, uuids
-from tidewheel.postgres.session import Conn, Session, is_data_fault, is_refused
+from tidewheel.postgres.session import Conn, Session, at_commit, is_data_fault, is_refused
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -323,9 +324,13 @@ def claim_remotely(
     append_started(connection, installation, claimed.started, claim.executor_id)
     failpoint("claim.before_commit")
     source = "sweep" if claim.sweep else "message"
-    metrics.count("claims", len(claimed.started), "won", source)
-    metrics.count("claims", len(claims) - len(claimed.started), "lost", source)
+    at_commit(connection, partial(_count_claims, len(claimed.started), len(claims), source))
     return RemoteClaimResult(claimed.started, requests, claimed.signalled)
+
+
+def _count_claims(won: int, tried: int, source: str) -> None:
+    metrics.count("claims", won, "won", source)
+    metrics.count("claims", tried - won, "lost", source)
 
 
 def _repeat_response(connection: Conn, claim: RemoteClaim) -> RemoteClaimResult:

@@ -35,6 +35,7 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.low_water import LowWaterMarks
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
+from tidewheel.process.fallbacks import Step, work
 from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.runs import Lane, Move, sources
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
@@ -285,6 +286,7 @@ class Sweep:
             for claimed in self._claimer.claim_in_parts(claims, source="sweep"):
                 started += len(claimed)
                 self._start_runs([(one, *readable[one.run_id]) for one in claimed])
+                self._count([readable[one.run_id][1] for one in claimed])
         except psycopg.Error as error:
             raise Unavailable(str(error)) from error
         finally:
@@ -292,6 +294,12 @@ class Sweep:
         if started:
             _LOG.info("runs started by the sweep: %d", started)
         return started
+
+    def _count(self, started: Sequence[JobDefinition]) -> None:
+        """Count runs that no message has brought, of the lanes that no relay holds back."""
+        for (queue, lane), number in Counter((one.queue, Lane(one.lane)) for one in started).items():
+            if not self._tenants.is_held(queue, lane):
+                work.count(Step.DELIVER, number, fallback=True, queue=queue)
 
     def _read(self, runs: Sequence[DueRun]) -> Readable:
         """Return the messages of runs that can be read: a claimed run must start."""

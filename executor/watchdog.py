@@ -2,9 +2,13 @@
 
 It runs on a thread of its own, as the heartbeat does, so the lease is kept meanwhile. While the loop is blocked the
 executor claims nothing. Claimed attempts that have not started are released at once, uncounted, to other executors.
+
+A handler that holds the interpreter's lock, as in a slow regular expression, keeps this thread and every other one from
+running. `faulthandler` then writes the stacks of all threads to the log, by a thread that needs no lock.
 """
 
 import asyncio
+import faulthandler
 import logging
 import sys
 import threading
@@ -22,6 +26,9 @@ _LOG = logging.getLogger("tidewheel.executor")
 _CHECKS = 4  # within the time after which the loop counts as blocked
 _AGAIN_SECONDS = 30.0  # until a blocked loop is logged again
 _FRAMES = 25
+_LOCKED_SECONDS = 5.0  # without a thread of Python that runs, after which the stacks are written
+_REARM_SECONDS = 1.0
+_STDERR = 2
 
 
 class Watchdog:
@@ -61,15 +68,25 @@ class Watchdog:
         try:
             self._watch()
         finally:
+            faulthandler.cancel_dump_traceback_later()
             self._clear()
 
     def _watch(self) -> None:
-        every, logged = self._after / _CHECKS, 0.0
+        every, logged, armed = self._after / _CHECKS, 0.0, 0.0
         checked = monotonic_seconds()
         while not self._stop.wait(every):
             now = monotonic_seconds()
             if now - checked > self._after:
                 self._ticked = now  # this thread was suspended too: the whole process, or the machine
+            if now - checked > every + _LOCKED_SECONDS:
+                text = (
+                    "no thread of this process ran for %.1f s: a handler held the interpreter's lock, and the stacks"
+                    " written before name it; or the whole process was suspended"
+                )
+                _LOG.error(text, now - checked)
+            if now - armed >= _REARM_SECONDS:
+                armed = now
+                faulthandler.dump_traceback_later(_LOCKED_SECONDS + every, file=_STDERR)
             checked, seconds = now, now - self._ticked
             if seconds < self._after:
                 self._clear()

@@ -68,7 +68,7 @@ from tidewheel.jobs.requests import (
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import texts
 from tidewheel.postgres.pg_copy import bytea, columns, copy_rows, instant, text
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.schemas.codec import decode, encode
@@ -218,7 +218,8 @@ def apply_requests(
         earlier = replies[original]
         assert earlier is not None  # noqa: S101 - set above
         replies[index] = _first_reply(batch[index], batch[original].body_hash(), earlier)
-    complete = _counted(replies)
+    complete = _complete(replies)
+    at_commit(connection, partial(_count, complete))
     if written is not None:
         written.update(complete[index].type for index in new if _has_written(batch[index].request, complete[index]))
     recorded = ((batch[index], complete[index]) for index in new if is_recorded(batch[index]))
@@ -388,9 +389,12 @@ def _reply_columns(named: _Named) -> bytes:
     return b"".join((_REPLY, text(tenant), text(request_id), body_hash, reply))
 
 
-def _counted(replies: Sequence[Reply | None]) -> list[Reply]:
+def _complete(replies: Sequence[Reply | None]) -> list[Reply]:
     complete = [reply for reply in replies if reply is not None]
     assert len(complete) == len(replies)  # noqa: S101 - each request has a reply
-    for (kind, status), number in Counter((reply.type, reply.status) for reply in complete).items():
-        metrics.count("requests", number, kind, status)
     return complete
+
+
+def _count(replies: Sequence[Reply]) -> None:
+    for (kind, status), number in Counter((reply.type, reply.status) for reply in replies).items():
+        metrics.count("requests", number, kind, status)

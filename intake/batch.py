@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -31,7 +32,7 @@ from tidewheel.jobs.requests import RunComplete
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, read_value
 from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, is_traceparent
 from tidewheel.outbox import OutboxRow, append
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.process import tracing
 from tidewheel.process.metrics import metrics
 from tidewheel.schemas.generated.records import Reply, RequestOrigin, RequestType
@@ -145,7 +146,7 @@ def bury_batch(connection: Conn, installation: Installation, origin: RequestOrig
     tenant = installation.topics.tenant_of(origin.topic)
     if tenant is not None and deletions_of(connection, [tenant]):
         return  # no row of a deleted tenant is written
-    metrics.count("undecodable_requests", end - origin.offset)
+    at_commit(connection, partial(metrics.count, "undecodable_requests", end - origin.offset))
     dead = DeadMessage(origin.topic, origin.partition, origin.offset, None, None, reason, cut_from=0, tenant=tenant)
     append(connection, [dead_letter_message(connection, installation, dead, now)], shards=installation.shards)
 
@@ -234,9 +235,9 @@ def _apply_requests(
                 rows.append(_dead_letter(connection, installation, message, str(one), now))
             if (key := _bytes(message.key())) is not None and len(key) <= _MAX_OTHER_BYTES:
                 identity, undecodable = _undecodable(tenant, key, one)
-                rows.append(_rejection(installation, message, identity, refusal or undecodable, now))
+                rows.append(_rejection(connection, installation, message, identity, refusal or undecodable, now=now))
         else:
-            rows.append(_rejection(installation, message, one.identity, one, now))
+            rows.append(_rejection(connection, installation, message, one.identity, one, now=now))
     return rows
 
 
@@ -257,10 +258,16 @@ def _trace(spans: "Spans", received: ReceivedRequest, reply: Reply, traceparent:
 
 
 def _rejection(
-    installation: Installation, message: Message, identity: RequestIdentity, refused: Refused, now: datetime
+    connection: Conn,
+    installation: Installation,
+    message: Message,
+    identity: RequestIdentity,
+    refused: Refused,
+    *,
+    now: datetime,
 ) -> OutboxRow:
     reply = rejected_unread(identity, refused, origin_of(message))
-    metrics.count("requests", 1, reply.type, reply.status)
+    at_commit(connection, partial(metrics.count, "requests", 1, reply.type, reply.status))
     topic = installation.topics.replies_to(message.topic() or "")
     return reply_row(installation, reply, _bytes(message.key()), _encoding(_bytes(message.value())), now, topic=topic)
 
@@ -313,7 +320,7 @@ def _apply_target_replies(
 def _dead_letter(
     connection: Conn, installation: Installation, message: Message, reason: str, now: datetime
 ) -> OutboxRow:
-    metrics.count("undecodable_requests")
+    at_commit(connection, partial(metrics.count, "undecodable_requests"))
     origin = origin_of(message)
     place = origin.topic, origin.partition, origin.offset
     key, value, tenant = _bytes(message.key()), _bytes(message.value()), _tenant(installation, message)

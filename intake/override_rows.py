@@ -7,13 +7,14 @@ can, it is recorded as skipped by request, so that each occurrence has a record.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import cast
 from uuid import UUID
 
 from tidewheel.intake.locks import JobRow
 from tidewheel.outbox import append
 from tidewheel.postgres.pg_arrays import instants, integers, uuids
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.schedules.calendars import is_occurrence
@@ -108,7 +109,7 @@ def drop_moves(
         "now": now,
     }
     connection.execute(_DROP_MOVES, columns)
-    metrics.count("occurrences", len(gone), SkipReason.MANUAL)
+    at_commit(connection, partial(metrics.count, "occurrences", len(gone), SkipReason.MANUAL))
     events = [skip_event(installation, job, job.key, Skip(SkipReason.MANUAL, at, at, 1), now) for job, at in gone]
     append(connection, events, shards=installation.shards)
 

@@ -24,6 +24,7 @@ from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import CommitUnknown, Conn, Session, is_data_fault, is_time_limit
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.failpoint import failpoint
+from tidewheel.process.fallbacks import Step, work
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.schemas.generated.records import RequestType
 from tidewheel.transitions.installation import Installation
@@ -39,10 +40,14 @@ _QUICK_SECONDS = 0.5  # a trivial transaction takes 1 ms
 
 
 class _Piece(NamedTuple):
-    """Messages that are applied in one transaction; with `refusal`, they are rejected instead."""
+    """Messages that are applied in one transaction; with `refusal`, they are rejected instead.
+
+    `alone` is true of a message whose batch has failed.
+    """
 
     messages: Sequence[Message]
     refusal: Exception | None = None
+    alone: bool = False
 
 
 class Applier:
@@ -151,7 +156,7 @@ class Applier:
                         len(failed.messages),
                         failure,
                     )
-                return [_Piece([message]) for message in failed.messages]
+                return [_Piece([message], alone=True) for message in failed.messages]
             case _:
                 return self._recover_alone(failure, failed, pending)
 
@@ -223,6 +228,8 @@ class Applier:
             apply_batch(connection, self._installation, piece.messages, piece.refusal, now, written=written)
             failpoint("intake.before_commit")
         failpoint("intake.after_commit")
+        fallback = piece.alone or self._batch_size < self._max_batch
+        work.count(Step.APPLY, len(piece.messages), fallback=fallback)
         self._offsets.committed(ends)
         self._breaker.applied(ends)
         if piece.refusal is not None and not isinstance(piece.refusal, RequestTimedOut):

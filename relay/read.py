@@ -24,6 +24,7 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.low_water import LATE_COMMIT, FullScanPacer
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
+from tidewheel.process.fallbacks import Step, work
 from tidewheel.relay.due_rows import (
     BEGINNING,
     ID,
@@ -131,6 +132,9 @@ class Reader:
             now = read_now(connection) if self._was_full else BEGINNING[0]
             rows, room = due_rows(connection, pairs, row_range, quick=quick)
         self._late.clear()
+        behind = sum(position_of(row) <= before[pairs[row[PAIR_INDEX] - 1]] for row in rows) if full_scan else 0
+        work.count(Step.READ, len(late) + behind, fallback=True)
+        work.count(Step.READ, len(rows) - behind)
         counts = counts_of(rows, pairs)
         cut_short = {pair for pair, count in counts.items() if count == limits[pair]}
         if room <= 0:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.kafka.topics import missing_topic_remedy
 
 _LOG = logging.getLogger("tidewheel.relay")
 
@@ -65,7 +66,8 @@ class TopicBackoff:
         first = now if previous is None or now - previous.last > _UNBROKEN_SECONDS else previous.first
         self._pauses[topic] = _Pause(now + seconds, seconds, first, now)
         if previous is None or seconds == _MAX_SECONDS:
-            _LOG.error("topic %s is paused: %s; run `tidewheel topics apply`, or grant WRITE", topic, why)
+            remedy = missing_topic_remedy(topic)
+            _LOG.error("topic %s is paused: %s; run `%s`, or grant WRITE", topic, why, remedy)
 
     def reset_retried(self) -> None:
         """Forget the failures of the topics that were retried last: they have taken their messages."""

@@ -21,6 +21,7 @@ from tidewheel.postgres.low_water import BEGINNING
 from tidewheel.postgres.session import Conn, Session, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
+from tidewheel.process.fallbacks import Step, work
 from tidewheel.process.metrics import metrics
 from tidewheel.scheduler.decide_batch import BatchDecider
 from tidewheel.scheduler.freezing import hold_frozen
@@ -99,8 +100,10 @@ def fire(session: Session, installation: Installation, batch: FireBatch, breaker
             error.__cause__ or error,
         )
         alike = breaker or Breaker()
+        work.count(Step.FIRE, len(locked), fallback=True)
         return sum(_fire_alone(session, installation, timer, batch, alike) for timer in locked)
     failpoint("firing.after_commit")
+    work.count(Step.FIRE, len(locked))
     late: defaultdict[str, list[float]] = defaultdict(list)
     for timer, decision in zip(firing, decisions, strict=True):
         late[timer.lane] += [(batch.now - fire.publish_at).total_seconds() for fire in decision.fires]

@@ -17,10 +17,11 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from tidewheel.activity import activity
-from tidewheel.clock import SystemClock
+from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
+from tidewheel.process.fallbacks import work
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.shared import shared_settings
@@ -71,7 +72,7 @@ class Presence:
         while not self._stop.requested():
             try:
                 with self._session.transaction() as connection:
-                    connection.execute(_HEARTBEAT_PROCESS, {**self._columns, "sent_at": SystemClock().now()})
+                    connection.execute(_HEARTBEAT_PROCESS, {**self._columns, **_present()})
             except (Unavailable, psycopg.Error) as error:
                 self._backoff.wait(error)
                 continue
@@ -86,3 +87,9 @@ class Presence:
                 activity.write(connection)
         except (Unavailable, psycopg.Error) as error:
             _LOG.warning("figures of ended runs are lost: %s", error)
+
+
+def _present() -> dict[str, object]:
+    """Return the columns that each heartbeat writes."""
+    shares = work.pass_on(monotonic_seconds())
+    return {"sent_at": SystemClock().now(), "fallbacks": Jsonb(shares) if shares else None}

@@ -31,9 +31,10 @@ WITH gone AS (
     DELETE FROM processes
      WHERE last_heartbeat_at < tidewheel_now() - interval '1 day' AND process_id <> %(process_id)s
 )
-INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)
-VALUES (%(process_id)s, %(role)s, %(host)s, %(pid)s, %(version)s, %(settings)s, %(sent_at)s, tidewheel_now(), tidewheel_now())
-ON CONFLICT (process_id) DO UPDATE SET sent_at = excluded.sent_at, last_heartbeat_at = excluded.last_heartbeat_at
+INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, fallbacks, last_heartbeat_at, started_at)
+VALUES (%(process_id)s, %(role)s, %(host)s, %(pid)s, %(version)s, %(settings)s, %(sent_at)s, %(fallbacks)s, tidewheel_now(), tidewheel_now())
+ON CONFLICT (process_id) DO UPDATE
+   SET sent_at = excluded.sent_at, fallbacks = excluded.fallbacks, last_heartbeat_at = excluded.last_heartbeat_at
 
 -- name: delete_process
 -- Deletes the row of a process that stops.

@@ -13,6 +13,7 @@ from tidewheel.kafka.topics import (
     DEFAULT_QUEUE,
     PartitionCounts,
     Topics,
+    missing_topic_remedy,
     queues_with_topics,
     setting_deviations,
     tenants_with_topics,
@@ -53,13 +54,12 @@ def check_topics(context: Context) -> Iterator[Finding]:
         outputs=settings.outputs_topic,
         counts=PartitionCounts(settings.runs_partitions, settings.events_partitions, settings.tenant_partitions),
     )
-    listed = ",".join([DEFAULT_QUEUE, *sorted(queues)])
     for each in statuses:
         if each.lacks:
             what = f"the topic {each.topic.name} would be {each.lacks}"
             evidence = f"{each.partitions} of {each.topic.partitions} partitions"
             severity = Severity.WARNING if each.partitions else Severity.ERROR
-            yield Finding("topics", severity, what, evidence, f"tidewheel topics apply --queues {listed}")
+            yield Finding("topics", severity, what, evidence, missing_topic_remedy(each.topic.name))
         elif each.copies < settings.replication:
             what = f"partitions of the topic {each.topic.name} have too few copies"
             evidence = f"{each.copies}, TIDEWHEEL_REPLICATION is {settings.replication}"

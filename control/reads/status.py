@@ -21,11 +21,13 @@ from tidewheel.postgres.pg_arrays import integers
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.presence import SILENT_SECONDS
+from tidewheel.process.fallbacks import Share, Step
 from tidewheel.runs import OWNED, Move, sources
 from tidewheel.scheduler.unhandled import find_unhandled
 
 _SQL = Statements("tidewheel.control")
 _READ_SERVICES = _SQL["read_services"]
+_READ_FALLBACKS = _SQL["read_fallbacks"]
 _READ_FLEET_FACTS = _SQL["read_fleet_facts"]
 _READ_INTAKE_OFFSETS = _SQL["read_intake_offsets"]
 _SCHEDULER_SQL = Statements("tidewheel.scheduler")
@@ -165,6 +167,7 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
             *_silent_executors(services),
             *find_unhandled_runs(connection),
             *held_findings(held, now),
+            *find_fallbacks(connection),
             *map(_frozen, freezes),
         ),
     )
@@ -234,6 +237,15 @@ def find_unhandled_runs(connection: Conn) -> Iterator[Finding]:
         wait = "run waits" if each.runs == 1 else "runs wait"
         evidence = f"{each.runs:,} {wait} in tenant {each.tenant}, such as {each.run_id}"
         yield Finding("handlers", Severity.ERROR, each.reason, evidence, start_executor(each.queue, each.handler))
+
+
+def find_fallbacks(connection: Conn) -> Iterator[Finding]:
+    """Yield a finding for each fall-back that does much of the work: all is well, and a fault is hidden."""
+    columns = {"silent_after": timedelta(seconds=SILENT_SECONDS), "steps": list(Step)}
+    for step, queue, usual, fallback in connection.execute(_READ_FALLBACKS, columns, binary=True):
+        share = Share(Step(str(step)), str(queue), cast("int", usual), cast("int", fallback))
+        if share.is_fault:
+            yield Finding("fallbacks", Severity.WARNING, share.text, share.counts, share.remedy)
 
 
 _ROLES: Mapping[str, tuple[Severity, str]] = {

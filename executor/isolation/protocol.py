@@ -131,6 +131,7 @@ def outcome_frame(outcome: Outcome, *, spent: bool) -> Frame:
         "retry_after": None if outcome.retry_after is None else outcome.retry_after.total_seconds(),
         "snooze": outcome.snooze.total_seconds(),
         "not_started": outcome.not_started,
+        "completes": outcome.completes,
         "spent": spent,
     }
     return Frame(Kind.OUTCOME, head, [outcome.result])
@@ -151,6 +152,7 @@ def outcome_of(frame: Frame) -> Outcome:
         retry_after=None if after is None else timedelta(seconds=after),
         snooze=timedelta(seconds=cast("float", head["snooze"])),
         not_started=bool(head["not_started"]),
+        completes=bool(head["completes"]),
     )
 
 

@@ -19,11 +19,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import replace
 from typing import NoReturn, cast
 
 from tidewheel.clock import boot_seconds
 from tidewheel.errors import AttemptOver, TidewheelError
-from tidewheel.executor.complete_in import Completion, CompletionConfig, verify_completion
+from tidewheel.executor.complete_in import Completion, CompletionConfig
 from tidewheel.executor.context import LOG_FORMAT, Context, Flag
 from tidewheel.executor.handler_channel import Completing, Parent, Previous
 from tidewheel.executor.handlers import Handler, import_handlers, invalid_payload, registered
@@ -117,7 +118,7 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - any exception of a handler is its attempt's outcome
             outcome = from_exception(error)
         self._end_fork()
-        return channel.verify_completion(outcome)
+        return replace(outcome, completes=True) if channel.completes else outcome
 
     def _end_fork(self) -> None:
         """End a child that the handler forked and that returned from it: it would continue as a second worker."""
@@ -249,8 +250,9 @@ class _PipeChannel:
         if self._task.over is not None:
             raise AttemptOver(self._task.over)
 
-    def verify_completion(self, outcome: Outcome) -> Outcome:
-        return outcome if self._completion is None else verify_completion(outcome, self._completion)
+    @property
+    def completes(self) -> bool:
+        return self._completion is not None and self._completion.called
 
 
 def main(incoming: int, outgoing: int, supervisor: int) -> NoReturn:

@@ -307,12 +307,12 @@ def test_lost_attempt_cannot_start_to_wait_after_the_reaper_has_read_it(database
     reaping = in_background(reaper.step)
     until_blocked(database, reaping_connection)
     with database.transaction() as connection:
-        assert wait_runs(connection, waits) == {started.run_id}
+        assert wait_runs(connection, waits).busy == {started.run_id}
     blocking.rollback()
     reaping.result(timeout=30)
     assert open_run(database, started.run_id).state == "retrying"
     with database.transaction() as connection:
-        assert wait_runs(connection, waits) == set()
+        assert not wait_runs(connection, waits).busy
     assert attempts(database, started.run_id) == [(1, "lost")]
 
 

@@ -12,8 +12,8 @@ from tests.executor import noisy_handlers
 from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
-from tests.fixtures.services import until
-from tests.transitions.acts import attempts, open_run
+from tests.fixtures.services import Fleet, until
+from tests.transitions.acts import attempts, open_run, submit, trigger
 from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka
@@ -92,3 +92,15 @@ def test_busy_loop_is_not_blocked(executing: Executing) -> None:
         runs = [executing.trigger("noisy.silent", number) for number in range(50)]
         assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
     assert sample("event_loop_stalls_total") == stalls
+
+
+@pytest.mark.slow
+def test_handler_that_holds_the_interpreters_lock_is_named_while_it_does(fleet: Fleet) -> None:
+    """No thread of Python runs meanwhile: the executor was silent, and named it when it had let go."""
+    executor = fleet.start("executor")
+    fleet.wait_started()
+    submit(fleet.database, target="locking", payload=30)
+    run_id = trigger(fleet.database)
+    fleet.until(lambda: executor.has_logged(" in locking"), "its stack is written")
+    assert open_run(fleet.database, run_id).state == "running"
+    fleet.until(lambda: executor.has_logged("a handler held the interpreter's lock"), "the line follows")

@@ -5,6 +5,7 @@ process that is killed leaves a whole line or none.
 """
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -151,3 +152,10 @@ def record(context: Context, **more: object) -> None:
         os.write(written, json.dumps(line).encode() + b"\n")
     finally:
         os.close(written)
+
+
+@tidewheel.handler("locking")
+def locking(context: Context, payload: int) -> None:
+    """Hold the interpreter's lock for so many seconds, as a slow regular expression does."""
+    del context
+    ctypes.PyDLL(None).sleep(payload)

@@ -27,7 +27,7 @@ def waiting(
 def wait_for(database: Database, started: Started, *, timeout: timedelta, heartbeat: timedelta | None = None) -> None:
     """Let an attempt wait, as its executor would."""
     with database.transaction() as connection:
-        assert not wait_runs(connection, [Wait(started.run_id, started.attempt, EXECUTOR, timeout, heartbeat)])
+        assert not wait_runs(connection, [Wait(started.run_id, started.attempt, EXECUTOR, timeout, heartbeat)]).busy
 
 
 def completing(token: str, **fields: object) -> dict[str, object]:

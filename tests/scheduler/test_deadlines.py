@@ -58,7 +58,7 @@ def wait_for_answer(database: Database, run_id: UUID, heartbeat: timedelta | Non
     """Let an attempt wait for an answer from outside, for an hour."""
     with database.transaction() as connection:
         attempt = database.value("SELECT attempt FROM job_runs WHERE run_id = %s", [run_id])
-        assert not wait_runs(connection, [Wait(run_id, attempt, EXECUTOR, HOUR, heartbeat)])
+        assert not wait_runs(connection, [Wait(run_id, attempt, EXECUTOR, HOUR, heartbeat)]).busy
 
 
 def check_records_name(database: Database, which: str) -> None:

@@ -34,7 +34,7 @@ def with_job(database: Database) -> Database:
 def wait(database: Database, *waits: Wait) -> set[object]:
     """Write waits as an executor does."""
     with database.transaction() as connection:
-        return {*wait_runs(connection, waits), *end_cancelled_waits(connection, database.installation, waits)}
+        return {*wait_runs(connection, waits).busy, *end_cancelled_waits(connection, database.installation, waits).busy}
 
 
 def waiting(started: Started, *, attempt: int = 1, executor_id: UUID = EXECUTOR) -> Wait:

@@ -8,6 +8,7 @@ import logging
 import threading
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.process.exhausted import end_exhausted_process, is_exhausted
 
 _LOG = logging.getLogger("tidewheel.kafka.clients")
 
@@ -32,6 +33,8 @@ class ConnectionLog:
 
     def log(self, level: int, message: str, *args: object) -> None:
         """Log a line of librdkafka: its facility, its client and its text."""
+        if args and is_exhausted(str(args[-1])):
+            end_exhausted_process(str(args[-1]))
         if not args or args[0] not in _CONNECTION:
             # A new broker still loads its coordinator: the client reports that it is "retrying", and succeeds.
             retries = bool(args) and str(args[-1]).endswith(": retrying")

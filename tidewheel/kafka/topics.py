@@ -315,6 +315,23 @@ def tenants_with_topics(config: Mapping[str, str], topics: Topics) -> list[str]:
     return sorted(tenant for tenant in found if tenant is not None)
 
 
+def missing_topic_remedy(topic: str) -> str:
+    """Return what an operator does about a topic that does not exist.
+
+    >>> missing_topic_remedy("tidewheel.runs.pdf.batch"), missing_topic_remedy("tidewheel.runs.standard")
+    ('tidewheel topics apply --queues pdf', 'tidewheel topics apply --queues default')
+    >>> missing_topic_remedy("tidewheel.completions"), missing_topic_remedy("tidewheel.replies.acme")
+    ('tidewheel topics apply', 'tidewheel topics apply --tenants acme')
+    """
+    _, is_of_runs, rest = topic.partition(".runs.")
+    if is_of_runs:
+        return f"tidewheel topics apply --queues {rest.rpartition('.')[0] or DEFAULT_QUEUE}"
+    _, is_of_tenant, tenant = topic.partition(".requests.")
+    if not is_of_tenant:
+        _, is_of_tenant, tenant = topic.partition(".replies.")
+    return f"tidewheel topics apply --tenants {tenant}" if is_of_tenant else "tidewheel topics apply"
+
+
 def missing_topics(config: Mapping[str, str], names: Iterable[str]) -> list[str]:
     """Return the topics that do not exist.
 

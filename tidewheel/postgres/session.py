@@ -434,6 +434,12 @@ class Session:
             self.close()
 
 
+def at_commit(connection: Conn, act: Callable[[], None]) -> None:
+    """Call something once the transaction has committed; never on a user's own connection."""
+    if isinstance(connection, OwnConnection):
+        connection.at_commit(act)
+
+
 def rows_of(make: Callable[[Iterable[object]], R]) -> RowFactory[R]:
     """Return rows as named tuples by position: `rows_of(Row._make)`, columns in the order of its fields.
 

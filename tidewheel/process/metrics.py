@@ -202,6 +202,13 @@ METRICS = (
     ),
     Metric("outbox_due", Kind.GAUGE, "messages", ("lane",), "due messages in the outbox; counted up to 100,000"),
     Metric("outbox_oldest_seconds", Kind.GAUGE, "seconds", ("lane",), "age of the oldest due message in the outbox"),
+    Metric(
+        "work",
+        Kind.COUNTER,
+        "pieces",
+        ("step", "queue", "path"),
+        "work by the usual path of a step and by its fall-back, which works and hides a fault; only deliver has queues",
+    ),
     Metric("claims", Kind.COUNTER, "claims", ("result", "source"), "claims won or lost, by message or by sweep"),
     Metric(
         "runs_due",

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import InstallationFault, Unavailable
+from tidewheel.process.exhausted import end_exhausted_process, is_exhausted
 from tidewheel.process.faults import faults
 from tidewheel.process.health import health
 
@@ -70,7 +71,10 @@ class Shutdown:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             # On a thread of its own: the main thread may hold the lock that setting an event takes.
-            threading.Thread(target=self._request_by, args=(signal.Signals(number).name,), daemon=True).start()
+            try:
+                threading.Thread(target=self._request_by, args=(signal.Signals(number).name,), daemon=True).start()
+            except (RuntimeError, MemoryError) as error:
+                end_exhausted_process(error)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, handle)
@@ -119,6 +123,8 @@ def end_process_with_threads() -> None:
 
     def report(failure: threading.ExceptHookArgs) -> None:
         name = failure.thread.name if failure.thread else "?"
+        if failure.exc_value is not None and is_exhausted(failure.exc_value):
+            end_exhausted_process(failure.exc_value)
         _LOG.critical("thread %s failed; the process ends", name, exc_info=failure.exc_value)
         os._exit(1)
 
@@ -163,6 +169,8 @@ class Backoff:
             error: The failure.
             unexpected: True for a fault of the code, which is logged with its traceback.
         """
+        if unexpected and is_exhausted(error):
+            end_exhausted_process(error)
         if isinstance(error, InstallationFault):
             faults.report(self._what, str(error))
         elif (same := _without_numbers(error)) not in self._logged:

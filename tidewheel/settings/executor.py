@@ -81,6 +81,11 @@ class ExecutorSettings(Connections):
     log_runs: bool = Field(
         default=False, description="log a line for each attempt that ends, not for failures alone; `tidewheel dev` does"
     )
+    log_errors: bool = Field(
+        default=True,
+        description="log the message and traceback of a failure, which may contain a payload; without, a line has the "
+        "type of the error, and the run's attempt has the rest",
+    )
     max_lost: int = MAX_LOST
     cancel_grace: Duration = Field(
         timedelta(seconds=10),

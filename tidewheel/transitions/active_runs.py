@@ -13,6 +13,7 @@ that has locked an active run waits for no open run.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from psycopg.rows import class_row
 
 from tidewheel.outbox import append
 from tidewheel.postgres.pg_arrays import texts, uuids
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, at_commit, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import HOLDS, Gate, Move, RunState, sources, target
@@ -169,7 +170,7 @@ def buffer_runs(connection: Conn, requests: Sequence[AcquireRequest]) -> set[UUI
     }
     buffered = {row[0] for row in connection.execute(_BUFFER_RUNS, columns, binary=True) if isinstance(row[0], UUID)}
     mark_waiters(connection, {(request.job_id, request.tenant) for request in requests})
-    metrics.count("runs_buffered", len(buffered))
+    at_commit(connection, partial(metrics.count, "runs_buffered", len(buffered)))
     return buffered
 
 

@@ -17,12 +17,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from uuid import UUID
 
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_arrays import instants, integers, uuids
 from tidewheel.postgres.pg_copy import copy_values
-from tidewheel.postgres.session import Conn, read_ids
+from tidewheel.postgres.session import Conn, at_commit, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import OWNED, AttemptOutcome, RunState
@@ -87,7 +88,7 @@ def write_attempts(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
     ]  # fmt: skip
     copy_values(connection, _COPY_ATTEMPTS, _ATTEMPT_TYPES, rows)
     for outcome, count in Counter(e.outcome for e in ends).items():
-        metrics.count("attempts", count, outcome)
+        at_commit(connection, partial(metrics.count, "attempts", count, outcome))
     left = [e for e in ends if e.trace or e.output]
     _store_outputs(
         connection,

@@ -4,7 +4,7 @@ A waiting run keeps its executor_id, as a part of the fence. No lease guards it,
 enforces. A message with its task token ends it or requeues it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
@@ -14,7 +14,7 @@ from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, RunState, sources, target
 from tidewheel.transitions.finish import finish_runs
-from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.finished import Ended, RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.places import FreedPlace
 
@@ -42,17 +42,22 @@ class Wait:
     heartbeat: timedelta | None = None
 
 
-def wait_runs(connection: Conn, waits: Sequence[Wait]) -> set[UUID]:
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The runs that wait now, and the busy ones: another transaction holds their row, so retry them."""
+
+    waits: Set[UUID] = frozenset()
+    busy: Set[UUID] = frozenset()
+
+
+def wait_runs(connection: Conn, waits: Sequence[Wait]) -> Waiting:
     """Move runs to waiting, in the caller's transaction.
 
     A run that has ended, because its completion came first, stays as it is. One that is being cancelled is left to
     `end_cancelled_waits`.
-
-    Returns:
-        Runs whose row another transaction holds; retry them.
     """
     if not waits:
-        return set()
+        return Waiting()
     columns: dict[str, object] = {
         "run_ids": uuids(wait.run_id for wait in waits),
         "attempts": integers(wait.attempt for wait in waits),
@@ -62,19 +67,16 @@ def wait_runs(connection: Conn, waits: Sequence[Wait]) -> set[UUID]:
         "sources": sources(Move.WAIT),
         "target": target(Move.WAIT),
     }
-    moved = {run_id for (run_id,) in connection.execute(_WAIT_RUNS, columns, binary=True)}
-    return _find(connection, [wait for wait in waits if wait.run_id not in moved], sources(Move.WAIT))
+    moved = read_ids(connection, _WAIT_RUNS, columns)
+    return Waiting(moved, _find(connection, [wait for wait in waits if wait.run_id not in moved], sources(Move.WAIT)))
 
 
 def end_cancelled_waits(
     connection: Conn, installation: Installation, waits: Sequence[Wait], *, freed_keys: list[FreedPlace] | None = None
-) -> set[UUID]:
+) -> Ended:
     """End runs with a cancel request that came before they waited: no other process would end them.
 
     `freed_keys` is that of `finish_runs`.
-
-    Returns:
-        Runs whose row another transaction holds; retry them.
     """
     cancelled = _find(connection, waits, [RunState.CANCELLING])
     ends = [
@@ -82,7 +84,7 @@ def end_cancelled_waits(
         for wait in waits
         if wait.run_id in cancelled
     ]
-    return finish_runs(connection, installation, ends, freed_keys=freed_keys).busy
+    return finish_runs(connection, installation, ends, freed_keys=freed_keys)
 
 
 def _find(connection: Conn, waits: Sequence[Wait], states: Sequence[str]) -> set[UUID]:

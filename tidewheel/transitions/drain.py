@@ -10,13 +10,14 @@ the joins: two drains of one occurrence follow one another. Order of locks: rele
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import LiteralString
 from uuid import UUID
 
 from tidewheel.ids import RunId
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import instants, texts, uuids
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, at_commit, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -130,7 +131,7 @@ def drain(
     settle_releases(connection, plan.drained, plan.paused, plan.cursors)
     # The last locks: with an active run locked, a transaction waits for active runs alone (ADR 0008).
     leave_places(connection, installation, [share.release for share in shares], workflows, ended)
-    metrics.count("releases_drained", len(plan.drained))
+    at_commit(connection, partial(metrics.count, "releases_drained", len(plan.drained)))
     failpoint("draining.before_commit")
     left = len(taken) == releases or len(shares) < len(shared)
     return Drained(len(taken), written, more=plan.more or left or written > 0)

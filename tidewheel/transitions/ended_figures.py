@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from tidewheel.activity import Class, Stage, activity, begin_of
-from tidewheel.postgres.session import Conn, OwnConnection
+from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.runs import Cause
 from tidewheel.transitions.finished import FinishedRun
 
 
 def count_at_commit(connection: Conn, runs: Sequence[FinishedRun]) -> None:
     """Count runs that end in the connection's transaction; a rollback forgets them."""
-    if runs and isinstance(connection, OwnConnection):
-        connection.at_commit(partial(_count, runs))
+    if runs:
+        at_commit(connection, partial(_count, runs))
 
 
 def _count(runs: Sequence[FinishedRun]) -> None:

@@ -9,13 +9,14 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from itertools import chain
 from typing import cast
 from uuid import UUID
 
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.pg_arrays import integers, uuids, words
-from tidewheel.postgres.session import Conn, read_ids, rows_of
+from tidewheel.postgres.session import Conn, at_commit, read_ids, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import BARRED, DEAD_LETTERED, FINAL, HOLDS, OPEN, AttemptOutcome, Gate, RunState, end_of
@@ -67,7 +68,7 @@ def finish_runs(
     """End runs, in the caller's transaction.
 
     Args:
-        connection: Inside a transaction.
+        connection: Inside a transaction; metrics and log lines follow its commit.
         installation: Topic names and encoding.
         ends: At most one per run.
         lasting: True for a client's own transaction, which may stay open: timers, jobs, inputs and active runs are not
@@ -122,9 +123,10 @@ def finish_runs(
     elif freed:
         settle_keys(connection, installation, freed=freed)
     result.states = {run.end.run_id: run.state for run in finished}
-    _count(first)
+    at_commit(connection, partial(_count, first))
     count_at_commit(connection, first)
-    _announce([run for run in finished if run.row.refused])
+    if len(first) < len(finished):
+        at_commit(connection, partial(_announce, [run for run in finished if run.row.refused]))
     return result
 
 

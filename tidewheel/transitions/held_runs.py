@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import cast
 from uuid import UUID
 
@@ -10,7 +11,7 @@ from psycopg.rows import class_row
 from tidewheel.ids import rate_key_id
 from tidewheel.outbox import append
 from tidewheel.postgres.pg_arrays import instants, uuids
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import Move, sources, target
@@ -44,7 +45,7 @@ def hold_runs(connection: Conn, held: Mapping[UUID, str]) -> None:
         "target": target(Move.BUFFER),
     }
     connection.execute(_HOLD_RUNS, columns)
-    metrics.count("runs_buffered", len(held))
+    at_commit(connection, partial(metrics.count, "runs_buffered", len(held)))
 
 
 def find_held_tenants(connection: Conn) -> list[str]:

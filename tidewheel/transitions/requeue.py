@@ -4,7 +4,7 @@ The row's attempt number stays raised, which fences off the old attempt. The mes
 the same transaction, with the row's `publish_at`, however far ahead. An active run stays its job's active run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -17,7 +17,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import HOLDS, AttemptOutcome, Move, RunState, sources, target
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts
 from tidewheel.transitions.finish import finish_runs
-from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.finished import Ended, RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.places import FreedPlace, held_places
 from tidewheel.transitions.run_events import append_retrying
@@ -107,14 +107,16 @@ class RequeuedRun:
 
 @dataclass(slots=True)
 class Requeued:
-    """The result of requeuing a batch; a run in neither part has ended or started another attempt.
+    """The result of requeuing a batch; a run in no part has ended before or started another attempt.
 
     Args:
         runs: The requeued runs.
+        cancelled: Runs with a cancel request, which ended now.
         busy: Runs whose row another transaction holds; retry them.
     """
 
     runs: dict[UUID, RequeuedRun] = field(default_factory=dict[UUID, RequeuedRun])
+    cancelled: Set[UUID] = frozenset()
     busy: set[UUID] = field(default_factory=set[UUID])
 
 
@@ -142,7 +144,8 @@ def requeue_runs(
         if chosen:
             done.runs |= {row.run_id: row for row in _move(connection, move, chosen)}
             done.busy |= _busy(connection, move, [r for r in chosen if r.run_id not in done.runs])
-    done.busy |= _end_cancelled(connection, installation, requeues, done, freed)
+    cancelled = _end_cancelled(connection, installation, requeues, done, freed)
+    done.cancelled, done.busy = cancelled.states.keys(), done.busy | cancelled.busy
     if done.runs:
         _record(connection, installation, requeues, done)
     freed += [place for row in done.runs.values() for place in held_places(row.gates, row.key_id, row.tenant)]
@@ -169,12 +172,12 @@ def _end_cancelled(
     requeues: Sequence[Requeue],
     done: Requeued,
     freed_keys: list[FreedPlace],
-) -> set[UUID]:
+) -> Ended:
     # A run that is being cancelled is owned by an executor. An unowned one may have been requeued before: leave it.
     refused = [r for r in requeues if r.executor_id and r.run_id not in done.runs and r.run_id not in done.busy]
     # Every end of such a run makes it cancelled. No other state with an attempt allows `skipped`: a waiting run stays.
     ends = [RunEnd(r.run_id, r.attempt, RunState.SKIPPED, r.executor_id) for r in refused]
-    return finish_runs(connection, installation, ends, freed_keys=freed_keys).busy
+    return finish_runs(connection, installation, ends, freed_keys=freed_keys)
 
 
 def _move(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> list[RequeuedRun]:

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import cast
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from psycopg.rows import class_row
 
 from tidewheel.outbox import append
 from tidewheel.postgres.pg_arrays import instants, integers, uuids, words
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import HOLDS, Gate, Move, sources, target
@@ -162,7 +163,7 @@ def _let_wait(connection: Conn, waiting: Sequence[Refusal]) -> None:
             "target": target(Move.BUFFER),
         }
         connection.execute(_WAIT_FOR_KEYS, columns)
-        metrics.count("runs_buffered", len(waiting))
+        at_commit(connection, partial(metrics.count, "runs_buffered", len(waiting)))
 
 
 def _promote(connection: Conn, installation: Installation, rows: dict[int, KeyRow], now: datetime) -> int:

@@ -6,6 +6,7 @@ occurrences fire, which are skipped and which comes next. This module only write
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, cast
 from uuid import UUID
@@ -14,7 +15,7 @@ from tidewheel.ids import JobId, run_id
 from tidewheel.outbox import append
 from tidewheel.postgres.pg_arrays import NEVER, instants, instants_of, uuids, words
 from tidewheel.postgres.pg_copy import copy_values, instant
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing
 from tidewheel.process.metrics import metrics
@@ -128,7 +129,7 @@ def advance_timers(
     if finished:
         drop_timers(connection, finished)
         connection.execute(_FINISH_JOBS, {"job_ids": finished, "now": now})
-    metrics.count("occurrences", len(runs), "fired")
+    at_commit(connection, partial(metrics.count, "occurrences", len(runs), "fired"))
     if tracing.spans is not None and runs:
         tracing.spans.fired([run.run_id for run in runs], now)
     return decisions
@@ -280,7 +281,7 @@ def _rate_limited(connection: Conn, installation: Installation, fires: Sequence[
     for fire in fires:
         times.append(max(fire.publish_at, now) if fire.late is None else max(slot, now))
         slot += every if fire.late is not None else timedelta(0)
-    metrics.count("occurrences_caught_up", late)
+    at_commit(connection, partial(metrics.count, "occurrences_caught_up", late))
     return times
 
 
@@ -318,7 +319,7 @@ def _write_skips(
     ]
     copy_values(connection, _COPY_SKIPS, _SKIP_TYPES, rows)
     for _, skip in skips:
-        metrics.count("occurrences", skip.occurrences, skip.reason)
+        at_commit(connection, partial(metrics.count, "occurrences", skip.occurrences, skip.reason))
     events = [
         skip_event(installation, timer, keys.get(timer.job_id) or _key(timer), skip, now) for timer, skip in skips
     ]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import cast
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from tidewheel.ids import child_run_id
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import append
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import DEAD_LETTERED, RunState
@@ -168,7 +169,7 @@ def _settle(
         connection.execute(_DROP_JOINS_OF, {"roots": uuids(workflow.root_run_id for workflow in ended)})
         append_workflow_events(connection, installation, [one for one in ended if one.root_job_id != NO_JOB], now)
         for state, number in Counter(workflow.state for workflow in ended).items():
-            metrics.count("workflows_ended", number, state)
+            at_commit(connection, partial(metrics.count, "workflows_ended", number, state))
     batches = {
         root: BatchCounts(one.tenant, one.shard, one.generation, one.state, one.failed)
         for root, one in workflows.items()

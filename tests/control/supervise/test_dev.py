@@ -27,15 +27,25 @@ TIDEWHEEL = str(Path(sys.executable).parent / "tidewheel")
 READY = "Ctrl-C stops all"
 ROLES = ("intake", "scheduler", "relay", "executor", "api")
 HANDLERS = """
+import os
 import threading
 
 import greeting
+import psycopg
 import tidewheel
 
 
 @tidewheel.handler("dev-greet")
 def greet(ctx, payload):
     return greeting.TEXT
+
+
+@tidewheel.handler("dev-database")
+@tidewheel.handler("dev-database-alone", isolation="process")
+def find_runs(ctx, payload):
+    urls = os.environ["TIDEWHEEL_DATABASE_URL"], ctx.database_url
+    counts = [psycopg.connect(url).execute("SELECT count(*) FROM job_runs").fetchone()[0] for url in urls]
+    return [count > 0 for count in counts]
 
 
 @tidewheel.handler("dev-hang")
@@ -215,6 +225,12 @@ def test_a_shell_that_evaluates_env_allows_the_targets_that_dev_allows(folder: P
             ["/bin/sh", "-c", script], env=variables(home), capture_output=True, text=True, check=False
         )
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "dev-hook: created, version 1"), done.stderr
+
+
+def test_handlers_find_the_database_of_the_local_stack(folder: Path, home: Path) -> None:
+    """As under any other supervisor: the examples read this variable, and it was missing."""
+    with dev(folder, home):
+        assert [result_of(home, name) for name in ("dev-database", "dev-database-alone")] == ["[true,true]"] * 2
 
 
 def test_a_service_that_dies_starts_again(folder: Path, home: Path) -> None:
