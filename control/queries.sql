@@ -1272,10 +1272,10 @@ SELECT o.run_id, o.tenant, o.state, o.queue, o.handler, o.attempt, nullif(o.publ
  WHERE o.run_id = ANY (%(run_ids)s)
 
 -- name: read_last_attempts
--- Returns the last attempt of retrying runs, none of which was created before `since`, with their retry policy.
+-- Returns the last attempt of retrying runs, none of which was created before `since`, with the definition of their version.
 -- Index: job_runs_pkey, job_versions_pkey; attempts_pkey of the days from `since` to `until`. No lock.
 -- Why apart from read_waits: a plan with `attempts` locks all its days, also where no run is retrying.
-SELECT o.run_id, a.outcome, a.error_type, o.failed_attempts, v.spec -> 'retry' AS retry
+SELECT o.run_id, a.outcome, a.error_type, o.failed_attempts, v.definition
   FROM job_runs AS o
   JOIN job_versions AS v ON v.job_id = o.job_id AND v.version = o.job_version
   LEFT JOIN attempts AS a ON a.run_id = o.run_id AND a.attempt = o.attempt AND a.started_at BETWEEN %(since)s AND %(until)s

@@ -5,7 +5,7 @@ their own. A pause makes no run wait, for it holds timers alone. Nor does a miss
 the run a second later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -15,8 +15,8 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.control.reads.freezes import Freeze
+from tidewheel.control.reads.stored import read_definition
 from tidewheel.ids import job_id
-from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.values import RESERVED, format_second
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -281,9 +281,10 @@ def _retrying(facts: WaitFacts, last: "_LastAttempt") -> Wait:
 
 def _failed(facts: WaitFacts, last: "_LastAttempt") -> str:
     """Return how the last attempt of a retrying run ended."""
-    most = RetryPolicy.model_validate(last.retry or {}).attempts
+    definition = read_definition(last.definition, f"run {facts.run_id}")
     # An attempt that was lost, released or snoozed does not count against the limit.
-    of = f" of {most}" if last.failed_attempts == facts.attempt else ""
+    counts = last.failed_attempts == facts.attempt
+    of = f" of {definition.retry.max_attempts}" if counts and definition is not None else ""
     error = f": {last.error_type}" if last.error_type else ""
     match last.outcome:
         case AttemptOutcome.LOST:
@@ -452,14 +453,14 @@ class _LastAttempt:
         outcome: How it ended.
         error_type: The type of its error.
         failed_attempts: The number of attempts that count against the limit.
-        retry: The retry policy as submitted.
+        definition: The definition of its version.
     """
 
     run_id: UUID
     outcome: str | None
     error_type: str | None
     failed_attempts: int
-    retry: Mapping[str, object] | None
+    definition: bytes
 
 
 @dataclass(frozen=True, slots=True)
