@@ -1,4 +1,4 @@
-"""Stored forms that a read decodes: one that cannot be read leaves its row, and all other rows, readable.
+"""Stored forms that a view decodes: one that cannot be read leaves its row readable, and all others.
 
 A later release, a restore or a hand in the database may leave a form that this release does not know. `readable` is the
 only place that passes over one: it counts the form in a metric, and logs it.
