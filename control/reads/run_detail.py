@@ -106,6 +106,7 @@ class RunDetail:
         traceparent: Its trace.
         dead_letter: Its dead letter, if it is one.
         workflow_run_id: The root's run, if it belongs to an occurrence of a workflow.
+        batch_id: Its batch, if it belongs to one.
         retry_chain: The runs that it retries, and its retries.
         attempts: The last hundred that have ended, the oldest first.
         payload: The size and type of its payload; None if the database has it no more, or cannot read its definition.
@@ -143,6 +144,7 @@ class RunDetail:
     stages: tuple[RunStage, ...]
     archived: bool
     copied: bool = False
+    batch_id: UUID | None = None
 
 
 def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
@@ -192,6 +194,7 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         payload=_payload(row, definition),
         stages=run_stages(summary, attempts, row.claimed_from),
         archived=False,
+        batch_id=row.batch_id,
     )
 
 
@@ -283,6 +286,7 @@ class _RunDetailRow(RunRow):
     payload_bytes: int | None
     payload_content_type: str | None
     workflow_run_id: UUID | None
+    batch_id: UUID | None
     dead_letter: int | None
     redriven_run_id: UUID | None
 

@@ -123,6 +123,7 @@ class WaitFacts:
         key_wake_at: When the rate of that key lets the next run start.
         workflow_run_id: The root's run of its occurrence of a workflow.
         workflow_is_paused: True if that occurrence is paused.
+        is_batch: True if it is a batch, which has no root.
         parents: The number of its parents there.
         parents_ended: The number of those that have ended.
         order_key: The ordering key in whose order it waits.
@@ -166,6 +167,7 @@ class WaitFacts:
     key_wake_at: datetime | None = None
     workflow_run_id: UUID | None = None
     workflow_is_paused: bool = False
+    is_batch: bool = False
     behind_workflow: UUID | None = None
     parents: int | None = None
     parents_ended: int | None = None
@@ -352,12 +354,14 @@ def _turn(facts: WaitFacts) -> Wait:
 
 def _parents(facts: WaitFacts) -> Wait:
     root = facts.workflow_run_id
+    kind = "batch" if facts.is_batch else "workflow"
+    place = f"batch {root}" if facts.is_batch else f"workflow, the occurrence of run {root}"
     if facts.workflow_is_paused:
-        words = f"its workflow, the occurrence of run {root}, is paused"
-        return Wait(WaitCode.PARENTS, words, f"tidewheel workflow resume {root}")
+        comma = "" if facts.is_batch else ","
+        return Wait(WaitCode.PARENTS, f"its {place}{comma} is paused", f"tidewheel {kind} resume {root}")
     ended = "" if facts.parents is None else f": {facts.parents_ended} of {facts.parents} have ended"
-    words = f"waits for its parents in the workflow, the occurrence of run {root}{ended}"
-    return Wait(WaitCode.PARENTS, words, f"tidewheel workflow show {root}")
+    words = f"waits for its parents in the {place}{ended}"
+    return Wait(WaitCode.PARENTS, words, f"tidewheel {kind} show {root}")
 
 
 def _key(facts: WaitFacts, key: str) -> Wait:

@@ -1,4 +1,4 @@
-"""Jobs that together have every field of a request, in every state, and requests that have every field of theirs.
+"""Jobs that together have every field, in every state, and requests with every field of theirs.
 
 Their values are unusual: at a bound, in the longest form, or with characters that a path or a page must escape. A new
 field of a model makes `test_every_field_is_written_out` fail until it has a value here.
@@ -171,16 +171,16 @@ class Installation:
         self.limited: list[UUID] = []
         self.sent: set[tuple[str, str]] = set()
 
-    def send(self, kind: str, *, accepted: bool = True, **fields: object) -> Reply:
+    def send(self, kind: str, **fields: object) -> Reply:
         """Send a request with an id, a tenant and a trace; fail unless it is accepted."""
-        given = {name.removesuffix("_"): value for name, value in fields.items()}
+        given: Mapping[str, object] = fields
         document = {"type": kind, "request_id": str(uuid4()), "tenant": TENANT, "traceparent": TRACE} | given
         self.sent |= {(kind, name) for name in document}
         for name, value in given.items():
             parts = [as_object(each) for each in as_list(value) or [value]]
             self.sent |= {(kind, f"{name}.{field}") for part in parts if part for field in part}
         [reply] = apply_batch(self.database, document)
-        assert not accepted or reply.status is ReplyStatus.ACCEPTED, (kind, reply.errors)
+        assert reply.status is ReplyStatus.ACCEPTED, (kind, reply.errors)
         return reply
 
     def trigger(self, key: str, name: str, **fields: object) -> UUID:
@@ -243,7 +243,12 @@ def _each_end(made: Installation, key: str) -> None:
     for name in ("completed", "refused"):
         _complete(made, key, name)
     end(database, ending(begun("succeeded"), RunState.SUCCEEDED, result=b'{"n": 1.10}', output=b"\xff\x1b[1m<b>"))
-    failed = {"error_type": "ValueError", "error_message": "<b>no", "trace": "at line 1", "output": b"hello\r\n"}
+    failed: dict[str, Any] = {
+        "error_type": "ValueError",
+        "error_message": "<b>no",
+        "trace": "at line 1",
+        "output": b"hello\r\n",
+    }
     end(database, ending(begun("failed"), RunState.FAILED, **failed))
     end(database, ending(begun("timed out"), RunState.TIMED_OUT, reason="start_to_close", error_type="Late"))
     end(database, ending(begun("cancelled"), RunState.CANCELLED, reason="by its handler"))

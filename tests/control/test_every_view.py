@@ -4,10 +4,12 @@ The routes are those of the OpenAPI document, the commands those of the table, t
 reads those of `Client`: a new one fails this test until it is named here.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from http import HTTPStatus
 from inspect import getmembers
 from itertools import product
@@ -218,15 +220,50 @@ _PAGE_QUERIES: Mapping[str, tuple[str, ...]] = {
 
 
 def test_every_page_answers(places: Places) -> None:
-    failed: list[object] = []
+    failed = [
+        (page, answer.status_code, answer.text[-300:])
+        for page in page_paths(places)
+        if (answer := places.client.get(page, headers=HTML)).status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
+    ]
+    assert not failed, "\n".join(map(str, failed))
+
+
+def page_paths(places: Places) -> Iterator[str]:
+    """Yield the path of every page, with each of the names in it."""
     for name, path in PATHS.items():
         if name not in _PAGES_APART:
-            failed += [
-                (page, answer.status_code, answer.text[-300:])
-                for page in _page_paths(places, name, path)
-                if (answer := places.client.get(page, headers=HTML)).status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
-            ]
-    assert not failed, "\n".join(map(str, failed))
+            yield from _page_paths(places, name, path)
+
+
+@pytest.mark.slow
+def test_no_page_links_to_a_page_that_is_not_there(places: Places) -> None:
+    """A link to a deleted job leads to a page that says so, and has its runs."""
+    linked: dict[str, str] = {}
+    for page in page_paths(places):
+        answer = places.client.get(page, headers=HTML)
+        if answer.status_code == HTTPStatus.OK:
+            linked |= dict.fromkeys(map(unescape, _HREF.findall(answer.text)), page)
+    assert len(linked) > 100
+    answers = {href: places.client.get(href, headers=HTML) for href in linked}
+    broken = [
+        (linked[href], href)
+        for href, answer in answers.items()
+        if answer.status_code in _BROKEN and "Runs of this key" not in answer.text
+    ]
+    assert not broken, "\n".join(map(str, broken))
+
+
+_HREF = re.compile(r'href="(/[^"#]*)')
+_BROKEN = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED})
+
+
+def test_page_of_a_batchs_run_names_the_batch(places: Places) -> None:
+    run_id = places.made.runs["batch", "run of a batch"]
+    page = places.client.get(f"/runs/{run_id}", headers=HTML).text
+    assert f'part of batch <span class="mono">{places.made.batches[0]}' in page
+    assert "Part of a workflow" not in page
+    shown = places.client.get(f"/api/v1/runs/{run_id}").json()
+    assert (shown["batch_id"], shown["workflow_run_id"]) == (str(places.made.batches[0]), None)
 
 
 def _page_paths(places: Places, name: str, path: str) -> Iterator[str]:
@@ -277,6 +314,7 @@ _READS: Mapping[str, tuple[object, ...]] = {
     "audit": (_AT - timedelta(hours=1), _AT + timedelta(hours=1)), "diff": (":key", 1, 1), "explain": (":key", _AT),
     "next": (":key",), "preview": ({"schedule": "@every 400d", "target": "x", "key": "k", "window": "90d"},),
     "statistics": (":key",), "versions": (":key",),
+    "jobs.list": (), "jobs.get": (":key",),
     "runs.cancellation": (1,), "runs.cancellations": (), "runs.count": (), "runs.detail": (":run_id",),
     "runs.get": (":run_id",), "runs.list": (), "runs.logs": (":run_id",),
     "dead_letters.get": (":number",), "dead_letters.groups": (), "dead_letters.list": (),
