@@ -669,7 +669,7 @@ SELECT r.run_id, j.deleted_at IS NOT NULL AS is_deleted, w.root_run_id IS NOT NU
  WHERE r.run_id = ANY (%(run_ids)s)
 
 -- name: show_run
--- Returns one run with all its details except its attempts.
+-- Returns one run with all its details except its attempts; the workflow of a batch has the zero id in place of a root job.
 -- Index: primary keys of the partitions, of jobs, job_versions, job_runs, executors and workflows; dead_letters_run_id_key. No lock.
 SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
        (r.finished_at IS NULL AND r.publish_at > tidewheel_now()) AS ahead, r.cause, r.queue, r.lane,
@@ -678,7 +678,8 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
        v.handler, v.definition, o.failed_attempts, o.lost_attempts, o.deadline_at, o.schedule_to_close_at, o.external_deadline_at, o.executor_id, e.name AS executor, o.claimed_from,
        r.parent_run_id, r.root_run_id, coalesce(j.labels, '{}') || coalesce(i.labels, '{}') AS labels, r.request_id,
        i.traceparent, i.late_ms, i.progress, i.progress_at, i.progress_attempt, i.checkpoint, i.checkpoint_attempt, a.error_message,
-       x.result, octet_length(i.payload) AS payload_bytes, i.payload_content_type, w.root_run_id AS workflow_run_id, d.id AS dead_letter, d.redriven_run_id
+       x.result, octet_length(i.payload) AS payload_bytes, i.payload_content_type, CASE WHEN w.root_job_id <> '00000000-0000-0000-0000-000000000000' THEN w.root_run_id END AS workflow_run_id,
+       CASE WHEN w.root_job_id = '00000000-0000-0000-0000-000000000000' THEN w.root_run_id END AS batch_id, d.id AS dead_letter, d.redriven_run_id
   FROM runs AS r
   JOIN jobs AS j ON j.job_id = r.job_id
   JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
@@ -1245,6 +1246,7 @@ SELECT o.run_id, o.tenant, o.state, o.queue, o.handler, o.attempt, nullif(o.publ
             WHEN l.tenant IS NOT NULL THEN '' END AS waits_for_key,
        coalesce(k.running, h.running, l.running) AS key_running, coalesce(k.at_once, h.at_once, l.at_once) AS key_at_once,
        k.wake_at AS key_wake_at, o.workflow_run_id, coalesce(w.state = 'paused', false) AS workflow_is_paused,
+       coalesce(w.root_job_id = '00000000-0000-0000-0000-000000000000', false) AS is_batch,
        g.parents, g.marked AS parents_ended, t.held_by AS behind_workflow,
        q.key AS order_key, q.head AS order_head, q.blocked_by AS order_blocked_by,
        z.per_second AS rate_per_second, z.first_bucket AS rate_first_bucket, z.used AS rate_used, z.ahead AS rate_ahead,
@@ -1272,10 +1274,10 @@ SELECT o.run_id, o.tenant, o.state, o.queue, o.handler, o.attempt, nullif(o.publ
  WHERE o.run_id = ANY (%(run_ids)s)
 
 -- name: read_last_attempts
--- Returns the last attempt of retrying runs, none of which was created before `since`, with their retry policy.
+-- Returns the last attempt of retrying runs, none of which was created before `since`, with the definition of their version.
 -- Index: job_runs_pkey, job_versions_pkey; attempts_pkey of the days from `since` to `until`. No lock.
 -- Why apart from read_waits: a plan with `attempts` locks all its days, also where no run is retrying.
-SELECT o.run_id, a.outcome, a.error_type, o.failed_attempts, v.spec -> 'retry' AS retry
+SELECT o.run_id, a.outcome, a.error_type, o.failed_attempts, v.definition
   FROM job_runs AS o
   JOIN job_versions AS v ON v.job_id = o.job_id AND v.version = o.job_version
   LEFT JOIN attempts AS a ON a.run_id = o.run_id AND a.attempt = o.attempt AND a.started_at BETWEEN %(since)s AND %(until)s

@@ -1,8 +1,8 @@
 """Registered handlers: users' functions by name, and calling them.
 
 `@handler("send-email")` registers a function of (context, payload). A coroutine function runs on the event loop, a
-plain one on a thread; with `isolation="process"` either runs in a worker process. The payload is validated against the
-second parameter's pydantic model, if it has one. The loop, threads and worker processes call it in the same way.
+plain one on a thread; with `isolation="process"` either runs in a worker process. Pydantic validates the payload
+against the annotation of the second parameter. The loop, threads and worker processes call it in the same way.
 """
 
 import inspect
@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Literal, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_type_hints
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import PydanticSchemaGenerationError, TypeAdapter
 from pydantic_core import from_json
 
 from tidewheel.errors import SettingsError
@@ -207,7 +207,11 @@ def _place(function: Callable[..., object]) -> str:
 
 
 def _payload_adapter(function: Callable[..., object], parameter: str) -> TypeAdapter[object] | None:
-    hint = get_type_hints(function).get(parameter)
-    if inspect.isclass(hint) and issubclass(hint, BaseModel):
+    """Return what validates the payload; None for an annotation that takes any, or has no schema."""
+    hint = get_type_hints(function, include_extras=True).get(parameter, object)
+    if hint in (object, Any, bytes):
+        return None
+    try:
         return cast("TypeAdapter[object]", TypeAdapter(hint))
-    return None
+    except PydanticSchemaGenerationError:
+        return None

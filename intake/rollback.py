@@ -1,6 +1,7 @@
 """`job.rollback`: submit the spec and payload of an earlier version as a new version.
 
-The stored spec is the submitted one, before defaults, in canonical form. Parsed again it has the same hash.
+The stored spec is the submitted one, before defaults, in canonical form. In the form of
+`submitted_form` it has the same hash.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.requests import JobRollback, JobSubmit
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.jobs.stored_spec import submitted_form
 from tidewheel.postgres.pg_arrays import integers, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -93,13 +95,7 @@ def stored_spec(spec: Mapping[str, object], definition: JobDefinition) -> JobSpe
     Raises:
         InvalidInput: This release does not support the spec.
     """
-    document = dict(spec)
-    retry = document.get("retry")
-    if isinstance(retry, dict) and "jitter" in retry:
-        # Canonical as a fraction, submitted as a percentage.
-        share = cast("float", retry["jitter"])  # pyright: ignore[reportUnknownArgumentType]
-        document["retry"] = {**cast("dict[str, object]", retry), "jitter": f"{share * 100:.6f}%"}
-    request = parse_request({"type": "job.submit", "job": document})
+    request = parse_request({"type": "job.submit", "job": submitted_form(spec)})
     assert isinstance(request, JobSubmit)  # noqa: S101 - by its type
     if not definition.payload and definition.payload_content_type == JSON_CONTENT:
         return request.job

@@ -162,6 +162,8 @@ async def on_http(request: Request, error: Exception) -> Response:
         detail, headers = f"this address has {allowed}, and no {request.method}", {"Allow": allowed}
     elif detail == HTTPStatus.NOT_FOUND.phrase:  # of Starlette, which found no route
         hint = "" if request.scope.get(PAGE) else f"; {_ADDRESSES}"
+        if request.scope["path"].startswith("/api/v1/jobs/"):
+            hint = f'; write a "/" in a key as %2F{hint}'
         detail = f"there is no address {shown(request.scope['path'])}{hint}"
     code = _TITLES.get(status, status.phrase).lower().replace(" ", "_")
     return problem(status, code, detail, headers=headers)

@@ -1,6 +1,5 @@
 """Runs: `/api/v1/runs`. Reads by control/reads, cancel and retry by the requests of intake."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -46,6 +45,7 @@ from tidewheel.control.client.logs import read_logs
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
+from tidewheel.control.reads.stored import read_stored_json
 from tidewheel.jobs.requests import RunCancel, RunRetry
 from tidewheel.jobs.values import Instant, Key, Queue, format_timestamp
 from tidewheel.runs import AttemptOutcome, RunState
@@ -239,7 +239,7 @@ class RunsApi:
         read_query(request, TenantQuery)
         run_id = _run_id(request)
         return await answer(
-            self.reads, caller, lambda each: Attempts(_attempts(self._show(each, caller, run_id).attempts))
+            self.reads, caller, lambda each: Attempts(_attempts(run_id, self._show(each, caller, run_id).attempts))
         )
 
     async def get_run_logs(self, request: Request, caller: Reader) -> Response:
@@ -309,18 +309,17 @@ def with_attempts(found: RunDetail) -> dict[str, Any]:
     """Return the document of a run: its summary and details on one level, stored JSON as JSON."""
     document: dict[str, Any] = {each.name: getattr(found.summary, each.name) for each in fields(found.summary)}
     document |= {each.name: getattr(found, each.name) for each in fields(found) if each.name != "summary"}
-    document |= {name: _json(document[name]) for name in ("progress", "checkpoint", "result")}
-    return {**document, "attempts": _attempts(found.attempts)}
+    document |= {
+        name: read_stored_json(name, document[name], f"run {found.summary.run_id}")
+        for name in ("progress", "checkpoint", "result")
+    }
+    return {**document, "attempts": _attempts(found.summary.run_id, found.attempts)}
 
 
-def _attempts(found: Sequence[PastAttempt]) -> tuple[Attempt, ...]:
+def _attempts(run_id: UUID, found: Sequence[PastAttempt]) -> tuple[Attempt, ...]:
     attempts: list[Attempt] = []
     for each in found:
-        values: dict[str, Any] = {**asdict(each), "result": _json(each.result)}
+        values: dict[str, Any] = {**asdict(each), "result": read_stored_json("result", each.result, f"run {run_id}")}
         del values["output"]
         attempts.append(Attempt(**values))
     return tuple(attempts)
-
-
-def _json(text: bytes | None) -> object:
-    return None if text is None else json.loads(text)

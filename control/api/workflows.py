@@ -3,7 +3,6 @@
 Reads are those of control/reads, and changes the requests of intake.
 """
 
-import json
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal, cast
@@ -24,6 +23,7 @@ from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, Whole
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.workflows import Workflows
+from tidewheel.control.reads.stored import read_stored_json
 from tidewheel.control.reads.workflows import Workflow, WorkflowSummary, list_workflows
 from tidewheel.jobs.requests import WorkflowCancel, WorkflowPause, WorkflowResume
 from tidewheel.jobs.strict_json import Json
@@ -199,7 +199,7 @@ def page_of_workflows(connection: Connection, tenant: str, query: WorkflowsQuery
 
 def _parent(found: ParentRun) -> ParentOfRun:
     values: dict[str, Any] = {each.name: getattr(found, each.name) for each in fields(found)}
-    values["result"] = None if found.result is None else json.loads(found.result)
+    values["result"] = read_stored_json("result", found.result, f"run {found.run_id}")
     return ParentOfRun(**values)
 
 

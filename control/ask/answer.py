@@ -4,7 +4,6 @@ An answer takes a fixed number of indexed reads. A time without an offset is one
 job's.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -22,6 +21,7 @@ from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.job_keys import key_of_job
 from tidewheel.control.reads.run_detail import show_run
 from tidewheel.control.reads.runs import LOOKED_AT, RunSummary, find_short_id
+from tidewheel.control.reads.stored import read_stored_json
 from tidewheel.control.schedule_words import schedule_words
 from tidewheel.errors import FieldError, Refused, UnknownDeadLetter, UnknownJob, UnknownRun
 from tidewheel.ids import job_id
@@ -237,7 +237,7 @@ def _jobs(connection: Conn, tenant: str, named: Sequence[Named]) -> dict[str, _J
     columns = {"job_ids": [job_id(tenant, each.key) for each in named], "tenant": tenant}
     rows = connection.execute(_FIND_JOBS_NAMED, columns).fetchall()
     return {
-        key: _Job(key, is_live, as_object(json.loads(schedule)) or {} if schedule else {})
+        key: _Job(key, is_live, as_object(read_stored_json("schedule", schedule, f"job {key}")) or {})
         for key, is_live, schedule in cast("list[tuple[str, bool, str | None]]", rows)
     }
 

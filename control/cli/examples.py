@@ -40,7 +40,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "job skip": ("tidewheel job skip report --at 'tomorrow 09:00' --tz Europe/Berlin --reason holiday",),
     "job move": ("tidewheel job move report --at 'tomorrow 09:00' --to 'tomorrow 11:00' --tz Europe/Berlin",),
-    "freeze": ("tidewheel freeze --fleet --reason 'database upgrade'", "tidewheel freeze --queue reports"),
+    "freeze": ("tidewheel freeze --fleet --reason 'database upgrade' --yes", "tidewheel freeze --queue reports"),
     "thaw": ("tidewheel thaw --fleet",),
     "calendar put": ("tidewheel calendar put weekend --weekdays SAT,SUN",),
     "run list": ("tidewheel run list --status failed --since yesterday", "tidewheel run list --job report -n 10"),

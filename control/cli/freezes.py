@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidewheel.audit import process_user
-from tidewheel.control.cli.options import DEFAULT_TENANT, Reason, Tenant, read_labels, reading, requesting
+from tidewheel.control.cli.options import DEFAULT_TENANT, Reason, Tenant, Yes, confirm, read_labels, reading, requesting
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.reads.freezes import MAX_WAITING, FreezeSummary, list_freezes
@@ -35,6 +35,7 @@ def freeze(
     label: LabelOption = None,
     key_prefix: KeyPrefix = None,
     reason: Reason = None,
+    yes: Yes = False,
     by: Annotated[
         str | None, typer.Option(metavar="NAME", help="The operator; by default the user of this process.")
     ] = None,
@@ -43,6 +44,8 @@ def freeze(
 ) -> None:
     """Start no run of a scope until its thaw; what runs goes on."""
     scope = _scope(fleet, everything, queue, label, key_prefix)
+    if fleet and not any((queue, label, key_prefix)):
+        confirm("Hold the new runs of all tenants?", yes=yes)
     with requesting(tenant) as client:
         changed = client.freezes.freeze(reason=reason, by=by or process_user(), **scope)
     print_result(

@@ -5,6 +5,7 @@ Both check the database first, so that a missing one is reported in one line.
 
 import inspect
 import shlex
+import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -24,6 +25,23 @@ if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
 
 _COMPLETED = 50  # keys that a shell offers
+
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first; needed without a terminal.")]
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal before an act that is rarely meant.
+
+    Raises:
+        InvalidInput: There is no terminal, and `--yes` is not given.
+        Abort: The answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        refuse("--yes", f"is missing: {question[0].lower()}{question[1:]}", "add --yes")
+    typer.confirm(question, abort=True, err=True)
 
 
 def complete_key(context: typer.Context, incomplete: str) -> list[str]:

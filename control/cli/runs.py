@@ -22,7 +22,9 @@ from tidewheel.control.cli.options import (
     Reason,
     RequestId,
     Tenant,
+    Yes,
     complete_key,
+    confirm,
     read_labels,
     reading,
     requesting,
@@ -49,7 +51,7 @@ from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.runs import FINAL
+from tidewheel.runs import FINAL, RunState
 from tidewheel.settings.connections import Connections
 
 if TYPE_CHECKING:
@@ -220,6 +222,7 @@ def retry(
         int | None, typer.Option(metavar="N", min=1, help="Of a retrying run: make its next attempt due now.")
     ] = None,
     wait: Wait = False,
+    yes: Yes = False,
     request_id: RequestId = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
@@ -231,6 +234,9 @@ def retry(
         shown: UUID = run_id
         if attempt is None:
             span = None if delay is None else read_duration(delay, "--delay")
+            with suppress(UnknownRun):  # the request refuses it, in its own words
+                if client.runs.get(run_id).state == RunState.SUCCEEDED:
+                    confirm(f"Run {run_id} succeeded. Run it again?", yes=yes)
             shown = client.runs.retry(run_id, delay=span, request_id=request_id)
             document: dict[str, object] = {"run_id": shown, "parent_run_id": run_id}
             line = f"run {shown}"

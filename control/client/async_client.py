@@ -19,6 +19,7 @@ from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.freezes import Freezes
+from tidewheel.control.client.jobs import Jobs
 from tidewheel.control.client.limits import Limits
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
 from tidewheel.control.client.ordering_keys import OrderingKeys
@@ -54,6 +55,13 @@ def _call(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Part[
         return await self._thread.call(lambda: method(self._part, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
 
     return cast("Callable[Concatenate[_Part[S], P], Coroutine[Any, Any, T]]", call)
+
+
+class AsyncJobs(_Part[Jobs]):
+    """`Client.jobs` for coroutines."""
+
+    list = _call(Jobs.list)
+    get = _call(Jobs.get)
 
 
 class AsyncRuns(_Part[Runs]):
@@ -288,6 +296,7 @@ class AsyncClient(_Part[Client]):
     ) -> None:
         client = Client(database_url, tenant=tenant, settings=settings, actor=actor)
         super().__init__(client, _Thread())
+        self.jobs = AsyncJobs(client.jobs, self._thread)
         self.runs = AsyncRuns(client.runs, self._thread)
         self.dead_letters = AsyncDeadLetters(client.dead_letters, self._thread)
         self.redrives = AsyncRedrives(client.redrives, self._thread)

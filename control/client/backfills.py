@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from uuid import UUID
 
+from tidewheel.control.client.arguments import as_id
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.client.results import BackfillResult, backfill_of
@@ -21,6 +22,7 @@ class Backfills:
         Raises:
             UnknownBackfill: The tenant has no backfill of this id.
         """
+        backfill_id = as_id(backfill_id, "backfill_id")
         with self._connection.snapshot() as connection:
             return backfill(connection, self._connection.tenant, backfill_id)
 
@@ -60,5 +62,6 @@ class Backfills:
         return self._request("backfill.cancel", backfill_id, reason)
 
     def _request(self, kind: str, backfill_id: UUID, reason: str | None) -> BackfillResult:
+        backfill_id = as_id(backfill_id, "backfill_id")
         document = {"type": kind, "backfill_id": str(backfill_id), "reason": reason}
         return backfill_of(self._connection.request(document))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
+from tidewheel.control.client.arguments import as_id
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.reads.batches import Batch, BatchSummary, batch, batches
@@ -57,6 +58,8 @@ class Batches:
             UnknownBatch: The tenant has no batch of this id.
             Refused: The batch takes no further runs, or one of these does not fit.
         """
+        batch_id = as_id(batch_id, "batch_id")
+        from_run_id = None if from_run_id is None else as_id(from_run_id, "from_run_id")
         run_id = None if from_run_id is None else str(from_run_id)
         document = {"type": "batch.add", "batch_id": str(batch_id), "from_run_id": run_id, "runs": runs}
         return not self._connection.request(document, request_id).unchanged
@@ -71,6 +74,7 @@ class Batches:
         Raises:
             UnknownBatch: The tenant has no batch of this id.
         """
+        batch_id = as_id(batch_id, "batch_id")
         document = {"type": "batch.close", "batch_id": str(batch_id)}
         return not self._connection.request(document, request_id).unchanged
 
@@ -106,11 +110,13 @@ class Batches:
         Raises:
             UnknownBatch: The tenant has no batch of this id.
         """
+        batch_id = as_id(batch_id, "batch_id")
         with self._connection.snapshot() as connection:
             return batch(connection, self._connection.tenant, batch_id, limit=limit)
 
     def list(self, *, after: UUID | None = None, limit: int = 100) -> list[BatchSummary]:
         """Return the batches of the tenant, the newest first; of a further page those after the last one."""
+        after = None if after is None else as_id(after, "after")
         with self._connection.snapshot() as connection:
             return batches(connection, self._connection.tenant, after=after, limit=limit)
 

@@ -23,7 +23,7 @@ from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableM
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.bulk import Loaded, load_jobs
 from tidewheel.intake.request import ReceivedRequest
-from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.strict_json import read_object
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import BY_KEY, Conn, is_data_fault
@@ -118,7 +118,7 @@ class BulkLoader:
     def delete(self, keys: Sequence[str]) -> LoadResult:
         """Delete jobs; its `keys` are those that existed."""
         done, tenant = LoadResult(), self._connection.tenant
-        batch = [ReceivedRequest(parse_request({"type": "job.delete", "tenant": tenant, "key": key})) for key in keys]
+        batch = [ReceivedRequest(own_request({"type": "job.delete", "tenant": tenant, "key": key})) for key in keys]
         for key, reply in zip(keys, self._submit_all(batch), strict=True):
             if isinstance(reply, FieldError):
                 done.reject(key, [reply])
@@ -305,7 +305,7 @@ def _read(given: Sequence[JobText], tenant: str) -> tuple[LoadResult, list[tuple
 
 def _incoming(content: bytes | Mapping[str, object], tenant: str) -> ReceivedRequest:
     job = read_object(content) if isinstance(content, bytes) else content
-    received = ReceivedRequest(parse_request({"type": "job.submit", "tenant": tenant, "job": job}))
+    received = ReceivedRequest(own_request({"type": "job.submit", "tenant": tenant, "job": job}))
     if received.key is None:
         raise InvalidInput([FieldError("key", "is missing", "name each job, so that it is the same one the next time")])
     return received

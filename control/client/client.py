@@ -11,6 +11,7 @@ from uuid import UUID
 
 from tidewheel.audit import Actor
 from tidewheel.control.client.api_keys import ApiKeys
+from tidewheel.control.client.arguments import as_document
 from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.batches import Batches
@@ -20,6 +21,7 @@ from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
 from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.job_patch import patch_job
+from tidewheel.control.client.jobs import Jobs
 from tidewheel.control.client.limits import Limits
 from tidewheel.control.client.ordering_keys import OrderingKeys
 from tidewheel.control.client.redrives import Redrives
@@ -51,6 +53,7 @@ class Client:
         actor: The origin of its changes, for the audit log; by default the user of this process.
 
     Attributes:
+        jobs: List and read jobs.
         runs: List, read, wait for, cancel and retry runs.
         dead_letters: List, redrive and purge dead letters.
         redrives: Follow, pause, resume and cancel redrives.
@@ -76,6 +79,7 @@ class Client:
         actor: Actor | None = None,
     ) -> None:
         self._connection = Connection(database_url, tenant=tenant, settings=settings, actor=actor)
+        self.jobs = Jobs(self._connection)
         self.runs = Runs(self._connection)
         self.dead_letters = DeadLetters(self._connection)
         self.redrives = Redrives(self._connection)
@@ -118,8 +122,8 @@ class Client:
             Unavailable: The database does not answer.
         """
         # A JobSpec is passed as it is: as a mapping, its payload and jitter would be parsed differently.
-        given = job if isinstance(job, JobSpec) else dict(job)
-        document = {"type": "job.submit", "job": given, "if_version": if_version}
+        given = job if isinstance(job, JobSpec) else as_document(job, "job")
+        document: dict[str, object] = {"type": "job.submit", "job": given, "if_version": if_version}
         return job_of(self._connection.request(document, request_id))
 
     def patch(
@@ -138,7 +142,9 @@ class Client:
             Refused: There is no such job, or the changed job is rejected.
             Unavailable: The database does not answer.
         """
-        return job_of(patch_job(self._connection, key, patch, if_version=if_version, request_id=request_id))
+        return job_of(
+            patch_job(self._connection, key, as_document(patch, "patch"), if_version=if_version, request_id=request_id)
+        )
 
     def trigger(self, key: str, payload: object = None, **options: Unpack[TriggerOptions]) -> RunId:
         """Run a job once.

@@ -17,7 +17,7 @@ from tidewheel.errors import Unavailable, UnknownJob, VersionConflict
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.intake.request import ReceivedRequest
-from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import Freeze, RunComplete, RunHeartbeat, Thaw
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import FOR_LISTS, CommitUnknown, Conn, OwnConnection, Session
@@ -123,7 +123,7 @@ class Connection:
             Unavailable: The database does not answer.
         """
         wanted, new = (
-            ReceivedRequest(parse_request(drop_none({**document, "tenant": self.tenant})))
+            ReceivedRequest(own_request(drop_none({**document, "tenant": self.tenant})))
             for document in (trigger, submit)
         )
 
@@ -147,7 +147,7 @@ class Connection:
         """Apply several requests in one transaction; return their replies in order, rejections among them."""
         batch = [
             ReceivedRequest(
-                parse_request(drop_none({**document, "tenant": tenant or self.tenant})),
+                own_request(drop_none({**document, "tenant": tenant or self.tenant})),
                 sent_traceparent=self.traceparent,
             )
             for document in documents

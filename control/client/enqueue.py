@@ -38,7 +38,7 @@ from tidewheel.errors import (
 from tidewheel.ids import RunId
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
-from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.requests import JobTrigger
 from tidewheel.postgres.caller_connection import use_async_connection, use_connection
@@ -135,7 +135,7 @@ def enqueue(
             roll back, and do the work again.
     """
     document = trigger_document(key, payload, tenant=tenant, dedupe=dedupe, **options)
-    received = ReceivedRequest(parse_request(document), in_callers_transaction=True)
+    received = ReceivedRequest(own_request(document), in_callers_transaction=True)
     given = psycopg_beneath(connection)
     if is_foreign(given):
         with _found(received):
@@ -176,7 +176,7 @@ async def enqueue_async(
 ) -> RunId | str:
     """As `enqueue`, on an asynchronous connection: of psycopg, asyncpg, or SQLAlchemy."""
     document = trigger_document(key, payload, tenant=tenant, dedupe=dedupe, **options)
-    received = ReceivedRequest(parse_request(document), in_callers_transaction=True)
+    received = ReceivedRequest(own_request(document), in_callers_transaction=True)
     given = await psycopg_beneath_async(connection)
     if is_foreign_async(given):
         with _found(received):

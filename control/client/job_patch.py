@@ -13,7 +13,7 @@ from tidewheel.control.reads.jobs import show_job
 from tidewheel.errors import VersionConflict, refuse
 from tidewheel.intake.apply import apply_requests, first_reply
 from tidewheel.intake.request import ReceivedRequest, content_hash
-from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
@@ -56,7 +56,7 @@ def patch_job(
             refuse("job.key", "a job keeps its key", "leave it out")
         version = current.summary.version if if_version is None else if_version
         submit = {"type": "job.submit", "tenant": tenant, "job": job, "if_version": version, "request_id": request_id}
-        received = ReceivedRequest(parse_request(drop_none(submit)), made_from=made_from)
+        received = ReceivedRequest(own_request(drop_none(submit)), made_from=made_from)
         [reply] = apply_requests(writing, connection.installation, [received], actor=connection.actor)
         if if_version is None and reply.code == VersionConflict.code:
             raise_rejection(reply, version)  # rolls back: no reply is stored for the request_id

@@ -21,7 +21,7 @@ from tidewheel.control.client.callers import (
 )
 from tidewheel.control.client.results import Run
 from tidewheel.errors import UnknownRun
-from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.parsing import own_request
 from tidewheel.postgres.caller_connection import use_async_connection, use_connection
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
@@ -83,7 +83,7 @@ async def status_async(connection: "AsyncCaller", run_id: UUID, *, tenant: str =
 
 def _cancel_columns(run_id: UUID, reason: str | None, tenant: str) -> dict[str, object]:
     document = {"type": "run.cancel", "run_id": str(run_id), "tenant": tenant}
-    parse_request(document if reason is None else document | {"reason": reason})  # refuses what does not fit
+    own_request(document if reason is None else document | {"reason": reason})  # refuses what does not fit
     return {"run_id": str(run_id), "tenant": tenant, "reason": reason}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
+from tidewheel.control.client.arguments import as_id
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.reads.redrives import Redriving, redrive, redrives
@@ -64,6 +65,7 @@ class Redrives:
         Raises:
             UnknownRedrive: The tenant has no redrive of this id.
         """
+        redrive_id = as_id(redrive_id, "redrive_id")
         with self._connection.snapshot() as connection:
             return redrive(connection, self._connection.tenant, redrive_id)
 
@@ -111,6 +113,7 @@ class Redrives:
         target: BackfillState,
         reason: str | None,
     ) -> RedriveChange:
+        redrive_id = as_id(redrive_id, "redrive_id")
         tenant, reason = self._connection.tenant, checked_reason(reason)
 
         def change(connection: Conn) -> RedriveChange:

@@ -10,6 +10,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.archive.show import show_run_anywhere
+from tidewheel.control.client.arguments import as_id
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.logs import LogFollower, LogPiece, read_logs
 from tidewheel.control.client.results import Run
@@ -24,7 +25,7 @@ from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.errors import UnknownRun
 from tidewheel.ids import RunId
-from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import RunsCancel
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
@@ -106,6 +107,7 @@ class Runs:
         Raises:
             UnknownRun: The tenant has no run of this id.
         """
+        run_id = as_id(run_id, "run_id")
         columns = {"run_id": run_id, "tenant": self._connection.tenant}
         with (
             self._connection.transaction() as connection,
@@ -122,6 +124,7 @@ class Runs:
         Raises:
             UnknownRun: The tenant has no run of this id.
         """
+        run_id = as_id(run_id, "run_id")
         connection = self._connection
         return show_run_anywhere(connection.snapshot, connection.archive, connection.tenant, run_id)
 
@@ -151,6 +154,7 @@ class Runs:
         Returns:
             The state it was in before.
         """
+        run_id = as_id(run_id, "run_id")
         reply = self._connection.request({"type": "run.cancel", "run_id": str(run_id), "reason": reason})
         return RunState(reply.run_status or "")
 
@@ -168,6 +172,7 @@ class Runs:
         Raises:
             Refused: There is no such run, it is not terminal, or its job is deleted.
         """
+        run_id = as_id(run_id, "run_id")
         document = {"type": "run.retry", "run_id": str(run_id), "delay": delay}
         return RunId(UUID(self._connection.request(document, request_id).run_id))
 
@@ -185,6 +190,7 @@ class Runs:
         Raises:
             Refused: There is no such run, it is open and does not retry, or `attempt` is later than its next one.
         """
+        run_id = as_id(run_id, "run_id")
         document = {"type": "run.retry", "run_id": str(run_id), "attempt": attempt}
         return not self._connection.request(document, request_id).unchanged
 
@@ -217,7 +223,7 @@ class Runs:
             Refused: The filter would match every run, or it names something that does not exist.
         """
         if dry_run:
-            request = parse_request(drop_none({**document, "type": "runs.cancel", "tenant": self._connection.tenant}))
+            request = own_request(drop_none({**document, "type": "runs.cancel", "tenant": self._connection.tenant}))
             assert isinstance(request, RunsCancel)  # noqa: S101 - by its type
             with self._connection.snapshot() as connection:
                 return CancelResult(None, *count_matching(connection, request, look=LOOKED_AT))
@@ -233,7 +239,7 @@ class Runs:
             Refused: The filter does not fit.
         """
         tenant = self._connection.tenant
-        request = parse_request(drop_none({"type": "runs.cancel", "tenant": tenant, **filters}))
+        request = own_request(drop_none({"type": "runs.cancel", "tenant": tenant, **filters}))
         assert isinstance(request, RunsCancel)  # noqa: S101 - by its type
         with self._connection.snapshot() as connection:
             return count_matching(connection, request).matched
@@ -263,6 +269,7 @@ class Runs:
             UnknownRun: The tenant has no run of this id.
             InvalidInput: The run has no such attempt.
         """
+        run_id = as_id(run_id, "run_id")
         return read_logs(self._connection, run_id, attempt)
 
     def follow_logs(self, run_id: UUID, attempt: int | None = None) -> LogFollower:
@@ -271,4 +278,5 @@ class Runs:
         Raises:
             UnknownRun: The tenant has no run of this id.
         """
+        run_id = as_id(run_id, "run_id")
         return LogFollower(self._connection, run_id, attempt)

@@ -2,6 +2,7 @@
 
 from uuid import UUID
 
+from tidewheel.control.client.arguments import as_id
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.workflows import Workflow, WorkflowSummary, workflow, workflows
 
@@ -24,6 +25,7 @@ class Workflows:
             InvalidInput: It has no such generation.
             UnknownWorkflow: The tenant has no occurrence with this root's run.
         """
+        root_run_id = as_id(root_run_id, "root_run_id")
         with self._connection.snapshot() as connection:
             return workflow(connection, self._connection.tenant, root_run_id, generation=generation)
 
@@ -49,5 +51,6 @@ class Workflows:
         return self._request("workflow.cancel", root_run_id, reason)
 
     def _request(self, kind: str, root_run_id: UUID, reason: str | None, request_id: str | None = None) -> bool:
+        root_run_id = as_id(root_run_id, "root_run_id")
         document = {"type": kind, "run_id": str(root_run_id), "reason": reason}
         return not self._connection.request(document, request_id).unchanged

@@ -26,12 +26,12 @@ from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import NOT_FIRING, Preview, preview
 from tidewheel.control.explain.upcoming import UpcomingOccurrence
 from tidewheel.control.reads.jobs import JobDetail, list_children, show_job
+from tidewheel.control.reads.stored import readable
 from tidewheel.control.reads.versions import job_at, versions
 from tidewheel.errors import InvalidInput, Refused, UnknownJob, refuse
 from tidewheel.ids import job_id
 from tidewheel.intake.backfill_range import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.jobs.spec import JobSpec
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import Overlap
 from tidewheel.schedules.describe import to_zone
@@ -41,6 +41,7 @@ _ENDS = "A deletion of the job cancels its backfills. They create no further run
 _SAMPLE = 12
 _NEXT = 3
 _OVERLAPS = MEANINGS["overlap"]
+_RECURRING = frozenset({"cron", "interval", "fixed_delay"})
 _NEVER = "The job then has no occurrence to come."
 _CLOCK = "%a %d %b %H:%M"
 
@@ -94,8 +95,11 @@ class TriggerJob:
 
 def _overlap_of(job: JobDetail) -> Overlap:
     """Return the policy of a job; an order takes its place."""
-    spec = JobSpec.model_validate(job.job)
-    return Overlap.ALLOW_ALL if spec.ordering_key is not None else Overlap(spec.overlap_policy)
+    if "ordering_key" in job.job:
+        return Overlap.ALLOW_ALL
+    default = Overlap.SKIP if job.summary.kind in _RECURRING else Overlap.ALLOW_ALL
+    stored = str(job.job.get("overlap", default))
+    return readable("overlap", f"job {job.summary.key}", lambda: Overlap(stored), default)
 
 
 def _beside_active(overlap: Overlap) -> Sequence[str]:

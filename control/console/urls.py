@@ -121,7 +121,9 @@ class Urls:
         """
         path, query = PATHS[name], dict(parts)
         for part in re.findall(r"{(\w+)}", path):
-            path = path.replace(f"{{{part}}}", quote(str(query.pop(part)), safe="/:" if part == "path" else ":"))
+            path = path.replace(
+                f"{{{part}}}", str(query.pop(part)) if part == "path" else quote(str(query.pop(part)), safe=":")
+            )
         if self.tenant is not None and name != "static":
             query = {"tenant": self.tenant, **query}
         lists = {
@@ -129,6 +131,14 @@ class Urls:
         }
         text = urlencode([(key, str(each)) for key, values in lists.items() for each in values if each is not None])
         return f"{self.base}{path}" + (f"?{text}" if text else "")
+
+    def api(self, *segments: object, **query: object) -> str:
+        """Return the address of a route of REST.
+
+        >>> Urls("", {}).api("jobs", "a/b 50%", "calendar", month="2027-03")
+        '/api/v1/jobs/a%2Fb%2050%25/calendar?month=2027-03'
+        """
+        return self("api", path="/".join(quote(str(segment), safe="") for segment in segments), **query)
 
     def here(self, path: str) -> str:
         """Return the address of a page from its path and query, as it was requested without the base path."""

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from psycopg.rows import class_row
 
+from tidewheel.control.client.arguments import as_document
 from tidewheel.control.durations import duration
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
 from tidewheel.control.explain.text import OVERLAP_EFFECTS, instant, paused, policy_effect
@@ -31,7 +32,7 @@ from tidewheel.intake.next_version import (
 )
 from tidewheel.intake.override_rows import lost_moves, read_upcoming_overrides
 from tidewheel.jobs.allow_lists import AllowLists
-from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.schedule import AfterSpec
 from tidewheel.jobs.spec import JobSpec
@@ -109,8 +110,8 @@ def preview(
     Raises:
         Refused: A submit would be refused; `errors` names each field and its remedy.
     """
-    given = job if isinstance(job, JobSpec) else dict(job)
-    request = parse_request({"type": "job.submit", "tenant": tenant, "job": given})
+    given = job if isinstance(job, JobSpec) else as_document(job, "job")
+    request = own_request({"type": "job.submit", "tenant": tenant, "job": given})
     assert isinstance(request, JobSubmit)  # noqa: S101 - by its type
     if allow_lists is not None:
         ensure_allowed(request.job.target, allow_lists)

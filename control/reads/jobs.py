@@ -5,7 +5,6 @@ without a record. With calendars, skips or moves it is the next occurrence that 
 or waiting for the end of its run has no next occurrence from its timer.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,6 +19,7 @@ from tidewheel.control.reads.freezes import Freeze, freezes_of
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.runs import STATUSES
+from tidewheel.control.reads.stored import UNREADABLE, read_definition, read_stored_json, readable
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
@@ -233,20 +233,18 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
     """
     from tidewheel.control.explain.facts import read_job_error
     from tidewheel.control.reads.spec_export import submitted_job  # here: a list of jobs needs no codec
-    from tidewheel.schemas.codec import decode
-    from tidewheel.schemas.generated.records import JobDefinition
 
     with connection.cursor(row_factory=class_row(_JobDetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_JOB, {"job_id": job_id(tenant, key)}).fetchone()
     if row is None:
         deleted_at = read_job_position(connection, tenant, key).deleted_at
         raise UnknownJob(tenant, key, None if deleted_at is None else format_second(deleted_at))
-    definition = decode(row.definition, JobDefinition)
+    definition = read_definition(row.definition, f"job {row.key}")
     held = row.hold_reason == HoldReason.QUARANTINED
     error, quarantined_at = (read_job_error(connection, row.job_id) if held else None) or (None, None)
     return JobDetail(
         summary=_summary(connection, tenant, row),
-        job=submitted_job(row.key, row.spec, definition.payload, definition.payload_content_type),
+        job=submitted_job(row.key, row.spec, definition),
         effective_at=row.effective_at,
         created_at=row.created_at,
         paused_by=row.paused_by,
@@ -338,7 +336,8 @@ def _next_at(connection: Conn, tenant: str, row: _JobRow) -> tuple[datetime | No
         return next_at, row.paused_until if row.hold_reason == HoldReason.PAUSE else row.next_at
     from tidewheel.control.explain.upcoming import upcoming  # here: only jobs with calendars or overrides need it
 
-    occurrences = upcoming(connection, tenant, row.key, 1).occurrences
+    found = readable("schedule", f"job {row.key}", lambda: upcoming(connection, tenant, row.key, 1), None)
+    occurrences = () if found is None else found.occurrences
     first = next((each for each in occurrences if each.leaves_at is not None), None)
     if first is None:
         return None, None
@@ -348,7 +347,7 @@ def _next_at(connection: Conn, tenant: str, row: _JobRow) -> tuple[datetime | No
 
 def _summary(connection: Conn, tenant: str, row: _JobRow) -> JobSummary:
     next_at, due = _next_at(connection, tenant, row)
-    schedule = as_object(json.loads(row.schedule_json)) or {}
+    schedule = as_object(read_stored_json("schedule", row.schedule_json, f"job {row.key}")) or {"kind": UNREADABLE}
     timezone = schedule.get("timezone")
     return JobSummary(
         key=row.key,

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -11,11 +12,16 @@ from psycopg.rows import class_row
 from tidewheel.control.reads.retry_chain import RelatedRun, RetryChain, retry_chain_of
 from tidewheel.control.reads.run_stages import RunStage, run_stages
 from tidewheel.control.reads.runs import RunRow, RunSummary, summary_of
+from tidewheel.control.reads.stored import read_definition
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import UnknownRun
+from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome
+
+if TYPE_CHECKING:
+    from tidewheel.schemas.generated.records import JobDefinition
 
 _SQL = Statements("tidewheel.control")
 _SHOW_FAILED_RUN = _SQL["show_failed_run"]
@@ -80,7 +86,7 @@ class RunDetail:
         summary: The run as in lists.
         handler: The handler or capability that its executor must have.
         labels: Its job's labels, overridden by its own.
-        max_attempts: How many attempts may fail before the run fails.
+        max_attempts: How many attempts may fail before the run fails; 0 if its definition is lost or cannot be read.
         failed_attempts: How many attempts count against `max_attempts`; None of an ended run with more than a hundred.
         lost_attempts: How many were lost with their executors; None likewise.
         deadline_at: The earliest of its timeouts that PostgreSQL keeps.
@@ -100,9 +106,10 @@ class RunDetail:
         traceparent: Its trace.
         dead_letter: Its dead letter, if it is one.
         workflow_run_id: The root's run, if it belongs to an occurrence of a workflow.
+        batch_id: Its batch, if it belongs to one.
         retry_chain: The runs that it retries, and its retries.
         attempts: The last hundred that have ended, the oldest first.
-        payload: The size and type of its payload; None of a run that the database has no more.
+        payload: The size and type of its payload; None if the database has it no more, or cannot read its definition.
         stages: The stages that it has passed, each with the clock that gave its instant.
         archived: True if the archive has it and the database no more: without outputs, results and progress.
         copied: True if only the copy of a failed run is left: without attempts, inputs and labels of its own.
@@ -137,6 +144,7 @@ class RunDetail:
     stages: tuple[RunStage, ...]
     archived: bool
     copied: bool = False
+    batch_id: UUID | None = None
 
 
 def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
@@ -145,9 +153,6 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
     Raises:
         UnknownRun: The tenant has no run of this id.
     """
-    from tidewheel.schemas.codec import decode  # here: a list of runs needs no codec
-    from tidewheel.schemas.generated.records import JobDefinition
-
     with connection.cursor(row_factory=class_row(_RunDetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
     if row is None:
@@ -159,12 +164,12 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         outcomes = Counter(attempt.outcome for attempt in attempts)
         failed = outcomes[AttemptOutcome.FAILED] + outcomes[AttemptOutcome.TIMED_OUT]
         lost = outcomes[AttemptOutcome.LOST]
-    summary, definition = replace(summary_of(row), why=why), decode(row.definition, JobDefinition)
+    summary, definition = replace(summary_of(row), why=why), read_definition(row.definition, f"run {run_id}")
     return RunDetail(
         summary=summary,
         handler=row.handler,
         labels=row.labels,
-        max_attempts=definition.retry.max_attempts,
+        max_attempts=_max_attempts(definition),
         failed_attempts=failed,
         lost_attempts=lost,
         deadline_at=row.deadline_at,
@@ -186,9 +191,10 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         workflow_run_id=row.workflow_run_id,
         retry_chain=retry_chain_of(run_id, row.parent_run_id, row.root_run_id, _read_retry_chain(connection, row)),
         attempts=attempts,
-        payload=_payload(row, definition.payload, definition.payload_content_type),
+        payload=_payload(row, definition),
         stages=run_stages(summary, attempts, row.claimed_from),
         archived=False,
+        batch_id=row.batch_id,
     )
 
 
@@ -198,9 +204,6 @@ def show_failed_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
     Raises:
         UnknownRun: There is no copy of such a run of the tenant.
     """
-    from tidewheel.schemas.codec import decode  # as above
-    from tidewheel.schemas.generated.records import JobDefinition
-
     with connection.cursor(row_factory=class_row(_FailedRunRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_FAILED_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
     if row is None:
@@ -210,7 +213,7 @@ def show_failed_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         summary=summary,
         handler=row.handler or "",
         labels=row.labels,
-        max_attempts=decode(row.definition, JobDefinition).retry.max_attempts if row.definition else 0,
+        max_attempts=_max_attempts(read_definition(row.definition, f"run {run_id}")),
         failed_attempts=None,
         lost_attempts=None,
         deadline_at=None,
@@ -283,14 +286,20 @@ class _RunDetailRow(RunRow):
     payload_bytes: int | None
     payload_content_type: str | None
     workflow_run_id: UUID | None
+    batch_id: UUID | None
     dead_letter: int | None
     redriven_run_id: UUID | None
 
 
-def _payload(row: _RunDetailRow, of_job: bytes, type_of_job: str) -> PayloadFacts:
-    if row.payload_bytes is None:
-        return PayloadFacts(len(of_job), type_of_job, is_own=False)
-    return PayloadFacts(row.payload_bytes, row.payload_content_type or type_of_job, is_own=True)
+def _max_attempts(definition: "JobDefinition | None") -> int:
+    return 0 if definition is None else definition.retry.max_attempts
+
+
+def _payload(row: _RunDetailRow, definition: "JobDefinition | None") -> PayloadFacts | None:
+    of_job = JSON_CONTENT if definition is None else definition.payload_content_type
+    if row.payload_bytes is not None:
+        return PayloadFacts(row.payload_bytes, row.payload_content_type or of_job, is_own=True)
+    return None if definition is None else PayloadFacts(len(definition.payload), of_job, is_own=False)
 
 
 def _read_retry_chain(connection: Conn, row: RunRow) -> list[RelatedRun]:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import cast
 from uuid import UUID
 
+from tidewheel.control.reads.stored import read_definition
+from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
@@ -27,13 +29,10 @@ class Payload:
 
 def read_run_payload(connection: Conn, tenant: str, run_id: UUID) -> Payload | None:
     """Return the payload of a run that the database has; None if it has no such run of the tenant."""
-    from tidewheel.schemas.codec import decode  # here: a list of runs needs no codec
-    from tidewheel.schemas.generated.records import JobDefinition
-
     row = connection.execute(_READ_RUN_PAYLOAD, {"run_id": run_id, "tenant": tenant}, binary=True).fetchone()
     if row is None:
         return None
     own, own_type, packed = cast("tuple[bytes | None, str | None, bytes]", row)
-    definition = decode(packed, JobDefinition)
-    content_type = (own_type if own is not None else None) or definition.payload_content_type
-    return Payload(definition.payload if own is None else own, content_type, own is not None)
+    definition = read_definition(packed, f"run {run_id}")
+    of_job = (b"", JSON_CONTENT) if definition is None else (definition.payload, definition.payload_content_type)
+    return Payload(*of_job, is_own=False) if own is None else Payload(own, own_type or of_job[1], is_own=True)

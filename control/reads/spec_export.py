@@ -1,114 +1,32 @@
-"""A job's stored version as it can be submitted again.
+"""A job's stored version as it can be submitted again, with its payload and without credentials."""
 
-`job_versions.spec` is the job as submitted, before defaults, in the canonical form of equal specs. The definition has
-the payload. The export, submitted again, is the same version: only durations are written in a readable form.
-"""
-
-import json
-import re
 from base64 import b64encode
-from collections.abc import Callable, Mapping
 
-from tidewheel.jobs.concurrency import parse_rate, rate_words
+from tidewheel.control.reads.stored import read_stored_json
 from tidewheel.jobs.credential_headers import without_literal_credentials
 from tidewheel.jobs.payload import JSON_CONTENT
-from tidewheel.jobs.strict_json import as_list, as_object
-from tidewheel.jobs.targets import TARGETS
-from tidewheel.jobs.values import format_duration, parse_duration
-
-_MICROSECONDS = re.compile(r"\d+us", re.ASCII)
+from tidewheel.jobs.stored_spec import submitted_form
+from tidewheel.jobs.strict_json import as_object
+from tidewheel.schemas.generated.records import JobDefinition
 
 
-def submitted_job(key: str, spec: object, payload: bytes, content_type: str) -> dict[str, object]:
+def submitted_job(key: str, spec: object, definition: JobDefinition | None) -> dict[str, object]:
     """Return the `job` of the request that created a stored version.
 
     Args:
         key: The job's key; intake assigned one if it was submitted without.
         spec: The spec of `job_versions`.
-        payload: The payload of its definition.
-        content_type: The payload's type.
+        definition: Its definition, which has the payload; None if that cannot be read.
     """
-    job: dict[str, object] = {"key": key, **_readable(as_object(spec) or {}, _JOB)}
-    if content_type != JSON_CONTENT:
-        job["payload_base64"] = b64encode(payload).decode()
-    elif payload:
-        job["payload"] = json.loads(payload)
-    return job
-
-
-Reading = Mapping[str, "Callable[[object], object]"]
-
-
-def _readable(stored: Mapping[str, object], how: Reading) -> dict[str, object]:
-    return {name: how[name](value) if name in how else value for name, value in stored.items()}
-
-
-def _within(how: Reading) -> Callable[[object], object]:
-    def read(value: object) -> object:
-        parts = as_object(value)
-        return value if parts is None else _readable(parts, how)
-
-    return read
-
-
-def _duration(value: object) -> object:
-    """Return a duration in a readable form; another value, such as a percentage, unchanged."""
-    if isinstance(value, str) and _MICROSECONDS.fullmatch(value):
-        return format_duration(parse_duration(value))
-    if (several := as_list(value)) is not None:
-        return [_duration(one) for one in several]
-    return value
-
-
-def _fraction(value: object) -> object:
-    """Return a fraction as the percentage that was submitted."""
-    return _percentage(value * 100) if isinstance(value, int | float) else value
-
-
-def _percentage(percent: float) -> str:
-    return f"{percent:.6f}".rstrip("0").rstrip(".") + "%"  # six decimals are the most that intake accepts
-
-
-def _jitter(value: object) -> object:
-    """Return a duration or a percentage, even if both are stored as a pair."""
-    match as_list(value):
-        case [span, percent]:
-            return _percentage(percent) if isinstance(percent, int | float) and percent else _duration(span)
-        case _:
-            return _duration(value)
-
-
-def _rate(value: object) -> object:
-    """Return a rate as submitted; as the stored text where no short one is the same rate."""
-    if not isinstance(value, str) or not _MICROSECONDS.fullmatch(value):
-        return value
-    words = rate_words(int(value[:-2]))
-    return words if parse_rate(words) == parse_rate(value) else value
-
-
-_RETRY: Reading = {"initial": _duration, "max": _duration, "intervals": _duration, "jitter": _fraction}
-_SCHEDULE: Reading = {"interval": _duration, "fixed_delay": _duration}
-_TARGET: Reading = {name: _duration for target in TARGETS.values() for name in target.durations}
-
-
-def _target(value: object) -> object:
-    read = _within(_TARGET)(value)
-    target = as_object(read) or {}
+    job: dict[str, object] = {"key": key, **submitted_form(spec)}
+    target = as_object(job.get("target")) or {}
     headers = as_object(target.get("headers")) if target.get("type") == "http" else None
-    return read if headers is None else {**target, "headers": without_literal_credentials(headers)}
-
-
-_JOB: Reading = {
-    "schedule": _within(_SCHEDULE),
-    "target": _target,
-    "retry": _within(_RETRY),
-    "jitter": _jitter,
-    "window": _duration,
-    "start_to_close": _duration,
-    "schedule_to_start": _duration,
-    "schedule_to_close": _duration,
-    "heartbeat": _duration,
-    "concurrency_key": _within({"rate": _rate}),
-    "dedupe": _within({"window": _duration, "longest": _duration}),
-    "workflow": _within({"timeout": _duration}),
-}
+    if headers is not None:
+        job["target"] = {**target, "headers": without_literal_credentials(headers)}
+    if definition is None:
+        return job
+    if definition.payload_content_type != JSON_CONTENT:
+        job["payload_base64"] = b64encode(definition.payload).decode()
+    elif definition.payload:
+        job["payload"] = read_stored_json("payload", definition.payload, f"job {key}")
+    return job

@@ -12,12 +12,12 @@ from hashlib import sha256
 from psycopg.rows import class_row
 
 from tidewheel.control.reads.spec_export import submitted_job
+from tidewheel.control.reads.stored import read_definition
 from tidewheel.errors import FieldError, InvalidInput, UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
 
 _SQL = Statements("tidewheel.control")
@@ -97,7 +97,7 @@ def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before
         raise UnknownJob(tenant, key)
     read = [(row, _document(key, row)) for row in rows]
     return [
-        _version(row, document, earlier[1] if earlier else None)
+        _version(key, row, document, earlier[1] if earlier else None)
         for (row, document), earlier in zip(read[:limit], [*read[1:], None], strict=False)
     ]
 
@@ -121,8 +121,7 @@ def job_at(connection: Conn, tenant: str, key: str, number: int) -> dict[str, ob
         InvalidInput: It has no such version.
     """
     [row] = _read_rows(connection, tenant, key, [number])
-    definition = decode(row.definition, JobDefinition)
-    return submitted_job(key, row.spec, definition.payload, definition.payload_content_type)
+    return submitted_job(key, row.spec, _definition(key, row))
 
 
 def _read_rows(connection: Conn, tenant: str, key: str, numbers: Sequence[int]) -> list[_VersionRow]:
@@ -160,8 +159,15 @@ def _leaves(document: Mapping[str, object], path: str = "") -> Iterator[tuple[st
             yield here, value
 
 
-def _version(row: _VersionRow, document: Mapping[str, object], earlier: Mapping[str, object] | None) -> Version:
-    payload = decode(row.definition, JobDefinition).payload
+def _definition(key: str, row: _VersionRow) -> JobDefinition | None:
+    return read_definition(row.definition, f"version {row.version} of job {key}")
+
+
+def _version(
+    key: str, row: _VersionRow, document: Mapping[str, object], earlier: Mapping[str, object] | None
+) -> Version:
+    definition = _definition(key, row)
+    payload = b"" if definition is None else definition.payload
     return Version(
         number=row.version,
         effective_at=row.effective_at,
@@ -175,10 +181,9 @@ def _version(row: _VersionRow, document: Mapping[str, object], earlier: Mapping[
 
 def _document(key: str, row: _VersionRow) -> dict[str, object]:
     """Return a version in the form of a submit, with the hash of its payload in place of the payload."""
-    definition = decode(row.definition, JobDefinition)
-    document = submitted_job(key, row.spec, b"", definition.payload_content_type)
-    document.pop("payload_base64", None)
-    if definition.payload:
+    definition = _definition(key, row)
+    document = submitted_job(key, row.spec, None)
+    if definition is not None and definition.payload:
         digest = sha256(definition.payload).hexdigest()
         document["payload"] = f"sha256 {digest} ({len(definition.payload)} bytes)"
     return document

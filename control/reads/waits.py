@@ -5,7 +5,7 @@ their own. A pause makes no run wait, for it holds timers alone. Nor does a miss
 the run a second later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -15,8 +15,8 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.control.reads.freezes import Freeze
+from tidewheel.control.reads.stored import read_definition
 from tidewheel.ids import job_id
-from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.values import RESERVED, format_second
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -123,6 +123,7 @@ class WaitFacts:
         key_wake_at: When the rate of that key lets the next run start.
         workflow_run_id: The root's run of its occurrence of a workflow.
         workflow_is_paused: True if that occurrence is paused.
+        is_batch: True if it is a batch, which has no root.
         parents: The number of its parents there.
         parents_ended: The number of those that have ended.
         order_key: The ordering key in whose order it waits.
@@ -166,6 +167,7 @@ class WaitFacts:
     key_wake_at: datetime | None = None
     workflow_run_id: UUID | None = None
     workflow_is_paused: bool = False
+    is_batch: bool = False
     behind_workflow: UUID | None = None
     parents: int | None = None
     parents_ended: int | None = None
@@ -281,9 +283,10 @@ def _retrying(facts: WaitFacts, last: "_LastAttempt") -> Wait:
 
 def _failed(facts: WaitFacts, last: "_LastAttempt") -> str:
     """Return how the last attempt of a retrying run ended."""
-    most = RetryPolicy.model_validate(last.retry or {}).attempts
+    definition = read_definition(last.definition, f"run {facts.run_id}")
     # An attempt that was lost, released or snoozed does not count against the limit.
-    of = f" of {most}" if last.failed_attempts == facts.attempt else ""
+    counts = last.failed_attempts == facts.attempt
+    of = f" of {definition.retry.max_attempts}" if counts and definition is not None else ""
     error = f": {last.error_type}" if last.error_type else ""
     match last.outcome:
         case AttemptOutcome.LOST:
@@ -351,12 +354,14 @@ def _turn(facts: WaitFacts) -> Wait:
 
 def _parents(facts: WaitFacts) -> Wait:
     root = facts.workflow_run_id
+    kind = "batch" if facts.is_batch else "workflow"
+    place = f"batch {root}" if facts.is_batch else f"workflow, the occurrence of run {root}"
     if facts.workflow_is_paused:
-        words = f"its workflow, the occurrence of run {root}, is paused"
-        return Wait(WaitCode.PARENTS, words, f"tidewheel workflow resume {root}")
+        comma = "" if facts.is_batch else ","
+        return Wait(WaitCode.PARENTS, f"its {place}{comma} is paused", f"tidewheel {kind} resume {root}")
     ended = "" if facts.parents is None else f": {facts.parents_ended} of {facts.parents} have ended"
-    words = f"waits for its parents in the workflow, the occurrence of run {root}{ended}"
-    return Wait(WaitCode.PARENTS, words, f"tidewheel workflow show {root}")
+    words = f"waits for its parents in the {place}{ended}"
+    return Wait(WaitCode.PARENTS, words, f"tidewheel {kind} show {root}")
 
 
 def _key(facts: WaitFacts, key: str) -> Wait:
@@ -452,14 +457,14 @@ class _LastAttempt:
         outcome: How it ended.
         error_type: The type of its error.
         failed_attempts: The number of attempts that count against the limit.
-        retry: The retry policy as submitted.
+        definition: The definition of its version.
     """
 
     run_id: UUID
     outcome: str | None
     error_type: str | None
     failed_attempts: int
-    retry: Mapping[str, object] | None
+    definition: bytes
 
 
 @dataclass(frozen=True, slots=True)

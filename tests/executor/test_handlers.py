@@ -2,13 +2,15 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from typing import Annotated, Any, cast
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 import tidewheel
 from tidewheel.errors import SettingsError
@@ -150,3 +152,37 @@ def test_executor_registers_the_named_handlers_only(arguments: list[str], prefix
     found = json.loads(done.stdout)
     assert bool(found) == bool(prefix)
     assert not [module for module in found if module.startswith("tidewheel.")]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "fits", "read", "wrong"),
+    [
+        (dict[str, float], b'{"a": 1}', {"a": 1.0}, b'{"a": "much"}'),
+        (list[int], b"[1, 2]", [1, 2], b'{"a": 1}'),
+        (Mail | None, b"null", None, b'{"from": "ann"}'),
+        (Annotated[int, Field(ge=1)], b"7", 7, b"0"),
+        (datetime, b'"2026-11-27T05:00:00Z"', datetime(2026, 11, 27, 5, tzinfo=UTC), b'"soon"'),
+    ],
+)
+def test_payload_of_any_annotation_is_validated(annotation: object, fits: bytes, read: object, wrong: bytes) -> None:
+    def validated(context: tidewheel.Context, payload: object) -> None:
+        del context, payload
+
+    validated.__annotations__["payload"] = annotation
+    name = f"validated {annotation}"[:255]
+    tidewheel.handler(name)(validated)
+    found = registered()[name]
+    assert found.read_payload(fits, "application/json") == read
+    with pytest.raises(ValueError, match="validation error"):
+        found.read_payload(wrong, "application/json")
+
+
+@pytest.mark.parametrize("annotation", [object, Any, bytes, socket.socket])
+def test_payload_of_an_annotation_that_says_nothing_is_passed_as_it_is(annotation: object) -> None:
+    def plain(context: tidewheel.Context, payload: object) -> None:
+        del context, payload
+
+    plain.__annotations__["payload"] = annotation
+    name = f"as it is {annotation}"
+    tidewheel.handler(name)(plain)
+    assert registered()[name].read_payload(b'{"a": [1]}', "application/json") == {"a": [1]}

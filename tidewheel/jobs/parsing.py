@@ -62,6 +62,18 @@ def parse_request(document: Mapping[str, object]) -> Request:
         raise RequestRefused(invalid.errors, request_identity(document)) from invalid
 
 
+def own_request(document: Mapping[str, object]) -> Request:
+    """Return the request that a program of this process describes; its traceback shows one error.
+
+    Raises:
+        InvalidInput: The document describes no request that this release supports.
+    """
+    try:
+        return parse_request(document)
+    except RequestRefused as refused:
+        raise InvalidInput(refused.errors) from None
+
+
 def parse_request_of(tenant: str, document: Mapping[str, object]) -> Request:
     """Return the request a document on a tenant's own topic describes: it is of this tenant, or refused.
 

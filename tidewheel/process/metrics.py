@@ -225,6 +225,13 @@ METRICS = (
         (),
         "running attempts whose executor has been silent for twice its lease, and that no other executor has ended",
     ),
+    Metric(
+        "stored_forms_unreadable",
+        Kind.COUNTER,
+        "forms",
+        ("form",),
+        "stored forms that a view could not read and left out: definition, schedule, payload, result and others",
+    ),
     Metric("attempts", Kind.COUNTER, "attempts", ("outcome",), "ended attempts, by outcome"),
     Metric("runs_ended", Kind.COUNTER, "runs", ("state",), "runs that reached a terminal state"),
     Metric("ends_refused", Kind.COUNTER, "runs", (), "ends of runs that had ended before; the first end stays"),

@@ -277,3 +277,11 @@ def test_without_the_token_nothing_is_read_or_changed(database: Database) -> Non
         for method, path in (("GET", "/api/v1/jobs"), ("POST", "/api/v1/jobs"), ("GET", "/api/v1/openapi.json"),
                              ("GET", "/api/v1/jobs/x%2F..%2Fruns%2Fa:complete")):  # fmt: skip
             refusal(client.request(method, path, headers={"Authorization": ""}), HTTPStatus.UNAUTHORIZED)
+
+
+def test_slash_in_the_key_of_a_path_has_its_remedy(client: httpx.Client, database: Database) -> None:
+    submit(database, "a/b")
+    assert client.get("/api/v1/jobs/a%2Fb").status_code == HTTPStatus.OK
+    for method, path in (("GET", "a/b"), ("PUT", "a/b"), ("DELETE", "a/b"), ("GET", "a/b/runs"), ("GET", "a/b/next")):
+        refused = refusal(client.request(method, f"/api/v1/jobs/{path}"), HTTPStatus.NOT_FOUND)
+        assert 'write a "/" in a key as %2F' in refused["detail"], path

@@ -33,3 +33,10 @@ def test_scopes_that_fit_nothing_or_everything_are_refused(database: Database) -
     assert both.startswith("labels: labels and keys are those of one tenant's jobs")
     [unknown] = tidewheel(database, "thaw", "--all").refusals
     assert unknown == "scope: no standing freeze has this scope; choose one of the list of freezes, with the same scope"
+
+
+def test_freeze_of_the_fleet_needs_a_yes_where_nobody_can_answer(database: Database) -> None:
+    [refusal] = tidewheel(database, "freeze", "--fleet").refusals
+    assert refusal == "--yes: is missing: hold the new runs of all tenants?; add --yes"
+    assert json_output(database, "freezes")["freezes"] == []
+    assert tidewheel(database, "freeze", "--fleet", "--yes").lines == ["frozen"]

@@ -1,9 +1,12 @@
 """`tidewheel run list | show | attempts | where | cancel | retry`, on a real database."""
 
+import os
 import re
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import date, timedelta
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
+from tests.fixtures.terminal import Terminal
 from tests.transitions.acts import begin, begun, end, ending, final_state, open_run, requeue, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
@@ -251,3 +255,29 @@ def test_blocked_key_is_listed_and_skipped(job: Database) -> None:
     assert tidewheel(job, "key", "unblock", "acme", "--skip").lines == [f"skipped run {first}"]
     [refusal] = tidewheel(job, "key", "unblock", "acme").refusals
     assert "not blocked" in refusal
+
+
+def test_retry_of_a_run_that_succeeded_needs_a_yes_where_nobody_can_answer(job: Database) -> None:
+    run = begun(job)
+    end(job, ending(run, RunState.SUCCEEDED))
+    [refusal] = tidewheel(job, "run", "retry", run.run_id).refusals
+    assert refusal == f"--yes: is missing: run {run.run_id} succeeded. Run it again?; add --yes"
+    assert json_output(job, "run", "retry", run.run_id, "--yes")["parent_run_id"] == str(run.run_id)
+    assert json_output(job, "run", "retry", failed(job))["run_id"], "a failed run is retried at once"
+
+
+@pytest.mark.parametrize(("answer", "more"), [(b"n", 0), (b"y", 1)])
+def test_terminal_is_asked_before_a_run_that_succeeded_is_repeated(
+    job: Database, tmp_path: Path, answer: bytes, more: int
+) -> None:
+    run = begun(job)
+    end(job, ending(run, RunState.SUCCEEDED))
+    runs = job.count("runs")
+    command = [sys.executable, "-m", "tidewheel.control.cli", "run", "retry", str(run.run_id)]
+    environment = {**os.environ, "TIDEWHEEL_DATABASE_URL": job.url}
+    terminal = Terminal(command, folder=tmp_path, environment=environment)
+    terminal.until("succeeded. Run it again? [y/N]:")
+    terminal.press(answer + b"\r")
+    terminal.wait()
+    terminal.close()
+    assert job.count("runs") == runs + more

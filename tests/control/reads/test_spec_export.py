@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch, submit
+from tests.transitions.acts import about, apply_batch, submit
 from tidewheel.control.reads.jobs import show_job
+from tidewheel.schemas.generated.records import ReplyStatus
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,9 @@ from tidewheel.control.reads.jobs import show_job
             "ordering_key": {"key": "k", "on_failure": "skip"},
             "dedupe": {"window": "90s", "mode": "debounce", "longest": "1h"},
         },
+        {"schedule": "@every 400d", "window": "90d", "schedule_to_start": "30d", "schedule_to_close": "2160h"},
+        {"retry": {"initial": "29d", "max": "30d"}, "dedupe": {"window": "30d"}},
+        {"concurrency_key": {"key": "k", "rate": "1/day"}, "workflow": {"timeout": "90d"}},
         {"schedule_to_start": "90s", "schedule_to_close": "1h", "heartbeat": "1.5s", "delivery": "at_most_once"},
     ],
 )
@@ -45,6 +49,29 @@ def test_exported_spec_submitted_again_is_the_same_version(database: Database, f
         shown = show_job(connection, "default", "job").job
     [again] = apply_batch(database, {"type": "job.submit", "job": dict(shown)})
     assert (again.job_version, again.unchanged) == (1, True), shown
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"schedule": {"interval": "400d"}, "window": "90d", "schedule_to_close": "30d"},
+        {
+            "retry": {"initial": "12d", "max": "30d", "jitter": "33.333333%"},
+            "concurrency_key": {"key": "k", "rate": "1/day"},
+        },
+    ],
+)
+def test_rollback_restores_a_version_with_long_durations(database: Database, fields: dict[str, Any]) -> None:
+    """The stored microseconds of more than eleven days have too many digits for a request."""
+    submit(database, **fields)
+    submit(database)
+    [reply] = apply_batch(database, about("job.rollback", version=1))
+    assert (reply.status, reply.job_version) == (ReplyStatus.ACCEPTED, 3), reply.errors
+    [(first, third)] = database.rows(
+        "SELECT a.spec, b.spec FROM job_versions a JOIN job_versions b USING (job_id)"
+        " WHERE (a.version, b.version) = (1, 3)"
+    )
+    assert first == third
 
 
 def test_durations_are_exported_in_a_readable_form(database: Database) -> None:

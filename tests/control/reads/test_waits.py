@@ -123,6 +123,14 @@ def test_retrying_run_has_its_failed_attempt_and_the_time_of_the_next(job: Datab
     assert why(job, failed.run_id).words.startswith("attempt 1 of 4 failed: ValueError; frozen since ")
 
 
+def test_retrying_run_of_a_job_with_jitter_has_its_failed_attempt(database: Database) -> None:
+    """The stored jitter is a fraction, where a request has a percentage."""
+    submit(database, retry={"jitter": "10%", "max_attempts": 7, "initial": "30d", "max": "30d"})
+    run_id = trigger(database)
+    requeue(database, begin(database, run_id), AttemptOutcome.FAILED, timedelta(days=1))
+    assert why(database, run_id).words.startswith("attempt 1 of 7 failed: ValueError; ")
+
+
 def test_run_behind_its_jobs_active_run_has_its_id(database: Database) -> None:
     submit(database, overlap="buffer_all")
     first, second = trigger(database), trigger(database)

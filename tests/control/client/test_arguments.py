@@ -1,0 +1,95 @@
+"""Arguments of the client: each of a wrong type is refused by its name, as one error."""
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, get_args, get_type_hints
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import submit, trigger
+from tidewheel.control.client.client import Client
+from tidewheel.errors import Refused, UnknownJob
+
+
+def methods(client: Client) -> Iterator[tuple[str, Callable[..., object]]]:
+    """Yield every public method of the client and of its parts."""
+    parts = [("", client), *((f"{name}.", part) for name, part in vars(client).items() if not name.startswith("_"))]
+    for place, part in parts:
+        for name, method in inspect.getmembers(part, inspect.ismethod):
+            if not name.startswith("_"):
+                yield f"{place}{name}", method
+
+
+_VALUES: Mapping[str, object] = {
+    "key": "job", "runs": [{"ref": "a", "key": "job"}], "attempt": 1, "version": 1, "request_id": "r", "patch": {},
+    "document": {}, "job": {"key": "job", "schedule": "manual", "target": "x"},
+}  # fmt: skip
+
+
+def test_every_id_and_every_mapping_of_a_wrong_type_is_refused_by_name(database: Database) -> None:
+    submit(database)
+    tried = 0
+    with Client(database.url) as client:
+        for name, method in methods(client):
+            signature, hints = inspect.signature(method), get_type_hints(method)
+            required = [
+                each for each in signature.parameters.values()
+                if each.default is inspect.Parameter.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+            ]  # fmt: skip
+            for wrong in signature.parameters:
+                kinds = (hints.get(wrong), *get_args(hints.get(wrong)))
+                is_job = wrong in {"job", "patch"}
+                if UUID not in kinds and not is_job:
+                    continue
+                given: dict[str, Any] = {each.name: _VALUES.get(each.name, UUID(int=1)) for each in required}
+                with pytest.raises(Refused) as caught:
+                    method(**given | {wrong: "abc"})
+                assert [error.path for error in caught.value.errors] == [wrong], (name, caught.value)
+                tried += 1
+    assert tried > 20
+
+
+def test_id_may_be_its_text(database: Database) -> None:
+    submit(database)
+    run_id = trigger(database)
+    with Client(database.url) as client:
+        assert client.runs.get(str(run_id)).run_id == run_id  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+_ACTS: tuple[Callable[[Client], object], ...] = (
+    lambda client: client.submit({"key": "a", "schedule": "manual"}),
+    lambda client: client.trigger("job", delay="soon"),
+    lambda client: client.preview({"key": "a", "schedule": "manual"}),
+    lambda client: client.patch("job", {"window": "x"}),
+    lambda client: client.runs.cancel_all(queue="A B"),
+    lambda client: client.runs.wait("abc"),  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+)
+
+
+@pytest.mark.parametrize("act", _ACTS)
+def test_refusal_is_one_error_of_a_public_class(database: Database, act: Callable[[Client], object]) -> None:
+    """A traceback shows one error, without those of the models beneath it."""
+    submit(database)
+    with Client(database.url) as client, pytest.raises(Refused) as caught:
+        act(client)
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.count("Traceback (most recent call last)") == 1, text
+    assert type(caught.value).__module__ == "tidewheel.errors"
+
+
+def test_jobs_are_listed_and_read(database: Database) -> None:
+    submit(database, "a", labels={"team": "billing"}, retry={"jitter": "10%"}, window="30d")
+    submit(database, "b")
+    with Client(database.url) as client:
+        assert [job.key for job in client.jobs.list().jobs] == ["a", "b"]
+        assert [job.key for job in client.jobs.list(labels={"team": "billing"}).jobs] == ["a"]
+        first = client.jobs.list(limit=1)
+        assert [job.key for job in client.jobs.list(after=first.next_cursor or "").jobs] == ["b"]
+        found = client.jobs.get("a")
+        assert (found.job["window"], found.job["retry"]) == ("30d", {"jitter": "10%"})
+        assert client.submit(found.job).unchanged
+        with pytest.raises(UnknownJob):
+            client.jobs.get("c")
