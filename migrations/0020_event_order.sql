@@ -1,7 +1,7 @@
 -- Gives the events of the caller's transaction the present time, so that they leave in their order. A relay that has read past the
 -- clock readings of a long transaction would find its events late, behind those of the next change of the same jobs.
--- Anybody may call it: it changes only rows that the caller has just written. All events of a transaction are written outside
--- savepoints, so its own id marks them.
+-- PUBLIC may call it, for it changes only rows that the calling transaction has written. All events are written outside
+-- savepoints, so the id of the transaction marks them.
 -- Why now(): it is the begin of the transaction. Databases made for tests add an offset to tidewheel_now().
 CREATE FUNCTION tidewheel_restamp_events() RETURNS void
     LANGUAGE sql VOLATILE SECURITY DEFINER

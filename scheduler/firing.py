@@ -128,7 +128,7 @@ def _lock_due(connection: Conn, batch: FireBatch) -> list[LockedTimer]:
 def _hold_frozen(
     connection: Conn, installation: Installation, locked: list[LockedTimer], batch: FireBatch, *, repeats: bool = False
 ) -> list[LockedTimer]:
-    """Hold the timers that come due under a freeze, decide their instants before it; return the other timers."""
+    """Hold the timers that come due under a freeze, and decide earlier instants; return the other timers."""
     concerned = [timer for timer in locked if timer.hold_reason == HoldReason.FREEZE]
     if not concerned:
         return locked
@@ -149,7 +149,7 @@ def _advance(
     before: datetime | None = None,
     repeats: bool = False,
 ) -> list[Decision]:
-    """Decide and write what is due; with `before`, the begin of a freeze, only instants up to it, as of then."""
+    """Decide and write what is due; with `before`, only instants up to the begin of a freeze, as of then."""
     resuming = [timer for timer in locked if timer.hold_reason == HoldReason.PAUSE]
     decide = BatchDecider(
         read_decision_inputs(connection, locked),

@@ -1,7 +1,7 @@
 """Hold the timers that come due under a freeze, and release them when it is thawed (ADR 0043).
 
-Rows decide which instants come under a freeze: those after `created_at`, up to `thawed_at`. A scheduler that was down for
-all of that time records the same as one that saw it. Three steps share the work:
+Rows decide which instants come under a freeze: those after `created_at`, up to `thawed_at`. A scheduler that was down
+for all of that time records the same as one that saw it. Three steps share the work:
 
 - Firing holds a timer at the first instant under a freeze, and decides earlier ones as of the freeze's beginning. It
   locks the freezes for that. So a thaw comes wholly before a firing, or finds the timers that it has held.
@@ -129,7 +129,7 @@ class Thaws:
         self._is_behind = False  # whether firing had more to decide when it began
 
     def step(self) -> bool:
-        """Retract the runs of up to `_RELEASED` jobs, or release as many timers; return True if more can be done at once.
+        """Retract the runs of some jobs, or release some timers; return True if more can be done at once.
 
         Raises:
             Unavailable: The database does not answer.
@@ -216,7 +216,7 @@ class Thaws:
             return len(held)
 
     def _settle(self, freezes: list[int]) -> bool:
-        """Add the jobs and retract the runs of transactions that did not see these freezes, until all of them have ended.
+        """Add the jobs and retract the runs of the transactions that did not see these freezes.
 
         Returns:
             True if more can be done at once.
@@ -243,7 +243,7 @@ class Thaws:
 
 
 def retract_frozen(connection: Conn, began: Mapping[UUID, datetime]) -> int:
-    """Retract the runs of jobs that were written ahead of instants under a freeze, and hold their timers there.
+    """Retract the runs that were written ahead of instants under a freeze, and hold their timers there.
 
     Jobs whose rows another transaction holds are left out.
 

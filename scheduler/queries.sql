@@ -704,7 +704,7 @@ SELECT j.job_id, j.tenant, j.shard, 'infinity', back.at, j.version, 'freeze', tr
 UPDATE jobs SET finished_at = NULL WHERE job_id = ANY (%(job_ids)s::uuid[]) AND finished_at IS NOT NULL
 
 -- part: freeze_ended(timer)
--- The instant at which the freezes from the held timer's cursor on have ended, without a gap between them; null if one stands.
+-- The first instant after the held timer's cursor at which no freeze names its version; null while a freeze is in force.
 -- Index: freezes_pkey, frozen_jobs_pkey. No lock.
 (SELECT min(e.thawed_at)
    FROM (SELECT z.thawed_at

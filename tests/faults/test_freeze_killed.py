@@ -27,7 +27,9 @@ ENDED_OF_OTHER: LiteralString = """
 SELECT count(*) FROM finished_runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = 'other' AND r.started_at > %s
 """
 FROZEN: LiteralString = """
-SELECT s.occurrences, s.first_at, s.last_at FROM skips AS s JOIN jobs AS j USING (job_id) WHERE j.key = %s AND s.reason = 'frozen'
+SELECT s.occurrences, s.first_at, s.last_at
+  FROM skips AS s JOIN jobs AS j USING (job_id)
+ WHERE j.key = %s AND s.reason = 'frozen'
 """
 
 

@@ -52,7 +52,7 @@ def test_late_rows_do_not_each_wait_for_full_scan(relaying: Relaying) -> None:
 
 
 def test_events_of_a_long_transaction_leave_in_their_order(relaying: Relaying) -> None:
-    """Issue 39, F3: its first events were late by then, and left behind its last ones and those of the next one."""
+    """Issue 39, F3: its first events were late by then, and left behind those of the next transaction."""
     topic, database = relaying.topic("a"), relaying.database
     session = database.session()
 

@@ -104,7 +104,7 @@ def test_on_resume_decides_what_a_freeze_has_held(
 def test_freeze_retracts_the_runs_that_were_written_ahead(
     ticking: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]], *, seen: bool
 ) -> None:
-    """Issue 39, F1: runs of the next seconds are written ahead, and started at the thaw whatever `on_resume` says."""
+    """Issue 39, F1: such runs started at the thaw, whatever `on_resume` says."""
     submit(ticking, **MINUTELY, on_resume=policy)
     assert fire_due(ticking, lookahead=5 * MINUTE) == 1
     ahead = [run.run_id for run in job_runs(ticking)]

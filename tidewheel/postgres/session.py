@@ -65,7 +65,7 @@ FOR_LISTS = "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
 # may hold one for minutes, and all other runs of the batch would wait.
 UNIFORM = f"{KEPT_PLANS} -c lock_timeout=50ms"
 
-# Relays read past a clock reading a second later (`low_water.LATE_COMMIT`). Within the rest of it the COMMIT comes back.
+# Relays read past a clock reading a second later (`low_water.LATE_COMMIT`). The rest of the second is for the COMMIT.
 _LONG_SECONDS = 0.25
 
 # The limits on a statement (also sent by a manual cancel), on a transaction, on idle time inside one.
@@ -464,7 +464,7 @@ def read_ids(connection: Conn, statement: LiteralString, columns: Mapping[str, o
 
 
 def _restamp_events(connection: Conn, began: float) -> None:
-    """Give the events of a transaction that has lasted the time of its end, so that they leave in their order."""
+    """Give the events of a long transaction the time of its end, so that they leave in their order."""
     if isinstance(connection, OwnConnection) and connection.has_events:
         connection.has_events = False
         if monotonic_seconds() - began > _LONG_SECONDS:

@@ -22,7 +22,7 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import DEAD_LETTERED, Gate, Move, RunState, target
+from tidewheel.runs import DEAD_LETTERED, Move, RunState, target
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
