@@ -120,7 +120,8 @@ NOT EXISTS (SELECT FROM freezes AS z
 CASE WHEN {{thawed(source)}}
      THEN (SELECT p.able
              FROM (SELECT d.handler = ANY (%(handlers)s) AND {{tidewheel.transitions.not_frozen(d)}} AS able, d.place
-                     FROM (SELECT o.job_id, o.tenant, o.queue, o.handler, row_number() OVER (ORDER BY o.publish_at) AS place
+                     FROM (SELECT o.job_id, o.tenant, o.queue, o.handler, o.cause, o.attempt, o.scheduled_at, o.moved_ahead,
+                                  o.publish_at, o.created_at, row_number() OVER (ORDER BY o.publish_at) AS place
                              FROM job_runs AS o
                             WHERE o.queue = source.queue AND o.lane = source.lane AND o.tenant = source.tenant
                               AND o.publish_at <= (SELECT tidewheel_now())

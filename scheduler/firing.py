@@ -88,7 +88,7 @@ def fire(session: Session, installation: Installation, batch: FireBatch, breaker
         with session.transaction() as connection:
             locked = _lock_due(connection, batch)
             failpoint("firing.locked")
-            firing = _hold_frozen(connection, installation, locked, batch.now)
+            firing = _hold_frozen(connection, installation, locked, batch)
             decisions = _advance(connection, installation, firing, batch)
             failpoint("firing.before_commit")
     except Unavailable:
@@ -129,27 +129,37 @@ def _lock_due(connection: Conn, batch: FireBatch) -> list[LockedTimer]:
 
 
 def _hold_frozen(
-    connection: Conn, installation: Installation, locked: list[LockedTimer], now: datetime
+    connection: Conn, installation: Installation, locked: list[LockedTimer], batch: FireBatch, *, repeats: bool = False
 ) -> list[LockedTimer]:
-    """Hold the timers that a freeze names; return the others."""
-    frozen = [timer for timer in locked if timer.hold_reason == HoldReason.FREEZE]
-    if not frozen:
+    """Hold the timers that come due under a freeze, and decide earlier instants; return the other timers."""
+    concerned = [timer for timer in locked if timer.hold_reason == HoldReason.FREEZE]
+    if not concerned:
         return locked
+    frozen = hold_frozen(connection, concerned)
     # A pause that has ended is over: the freeze holds its timer from here on.
-    _end_pauses(connection, installation, hold_frozen(connection, frozen), now)
+    _end_pauses(connection, installation, frozen.held, batch.now)
+    for began, timers in frozen.earlier.items():
+        _advance(connection, installation, timers, batch, before=began, repeats=repeats)
     return [timer for timer in locked if timer.hold_reason != HoldReason.FREEZE]
 
 
 def _advance(
-    connection: Conn, installation: Installation, locked: list[LockedTimer], batch: FireBatch, *, repeats: bool = False
+    connection: Conn,
+    installation: Installation,
+    locked: list[LockedTimer],
+    batch: FireBatch,
+    *,
+    before: datetime | None = None,
+    repeats: bool = False,
 ) -> list[Decision]:
+    """Decide and write what is due; with `before`, only instants up to the begin of a freeze, as of then."""
     resuming = [timer for timer in locked if timer.hold_reason == HoldReason.PAUSE]
     decide = BatchDecider(
         read_decision_inputs(connection, locked),
         find_open_fixed_delay_runs(connection, resuming),
         _read_pause_ends(connection, resuming),
-        now=batch.now,
-        horizon=batch.horizon,
+        now=batch.now if before is None else min(batch.now, before),
+        horizon=batch.horizon if before is None else min(batch.horizon, before),
         misfire_after=batch.misfire_after,
     )
     decisions = advance_timers(connection, installation, locked, decide, now=batch.now, repeats=repeats)
@@ -196,7 +206,7 @@ def _fire_alone(
             with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
                 columns = {"job_id": timer.job_id, "horizon": batch.horizon, "now": batch.now}
                 locked = cursor.execute(_LOCK_TIMER, columns).fetchall()
-            firing = _hold_frozen(connection, installation, locked, batch.now)
+            firing = _hold_frozen(connection, installation, locked, batch, repeats=True)
             _advance(connection, installation, firing, batch, repeats=True)
         return len(locked)
     except Unavailable:

@@ -573,15 +573,21 @@ SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
      LIMIT 1
   ) AS earliest ON true
 
+-- part: no_freeze_holds(timer)
+-- True if no freeze names the version `v` of the timer and ends at the timer's position or later.
+-- Index: freezes_pkey, frozen_jobs_pkey for a freeze by jobs. No lock.
+-- Why also thawed ones: whether an instant came under a freeze does not depend on when a scheduler looks.
+CASE WHEN (SELECT EXISTS (SELECT FROM freezes))
+     THEN NOT EXISTS (SELECT FROM freezes AS z WHERE {{tidewheel.transitions.holds(timer)}} OFFSET 0)
+     ELSE true END
+
 -- name: lock_due_timers
 -- Locks due timers and returns them with the columns of their versions that firing needs.
 -- Index: timers_due, job_versions_pkey. Lock: each timer; rows that another transaction holds are skipped.
--- Why: a pause ends at its instant, never ahead of it. A timer that a freeze names is returned as held by it, unless it
--- catches up: that was decided before.
+-- Why: a pause ends at its instant, never ahead of it. A timer that a freeze may hold is returned as held by it.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
        v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, t.due_at, t.catch_up_end,
-       CASE WHEN t.catch_up_end IS NOT NULL OR {{tidewheel.transitions.not_frozen(v)}} THEN t.hold_reason ELSE 'freeze' END
-           AS hold_reason, t.overridden, t.repeats_until
+       CASE WHEN {{no_freeze_holds(t)}} THEN t.hold_reason ELSE 'freeze' END AS hold_reason, t.overridden, t.repeats_until
   FROM unnest(%(shards)s::smallint[], %(since)s::timestamptz[]) AS s (shard, since)
  CROSS JOIN LATERAL (
     SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.hold_reason, d.overridden,
@@ -600,42 +606,142 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, 
 -- Index: timers_pkey, job_versions_pkey. Lock: the timer, skipped if another transaction holds it.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
        v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, t.due_at, t.catch_up_end,
-       CASE WHEN t.catch_up_end IS NOT NULL OR {{tidewheel.transitions.not_frozen(v)}} THEN t.hold_reason ELSE 'freeze' END
-           AS hold_reason, t.overridden, t.repeats_until
+       CASE WHEN {{no_freeze_holds(t)}} THEN t.hold_reason ELSE 'freeze' END AS hold_reason, t.overridden, t.repeats_until
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = %(job_id)s AND t.due_at <= %(horizon)s AND (t.hold_reason IS NULL OR t.due_at <= %(now)s)
    FOR UPDATE OF t SKIP LOCKED
 
 -- name: lock_freezes
--- Locks the standing freezes for a firing that holds timers by them: a thaw comes wholly before, or sees these timers.
+-- Locks the freezes for a firing that holds timers by them: a thaw comes wholly before, or sees these timers.
 -- Index: freezes_pkey. Lock: each row, shared, in id order; waits for a thaw under way.
-SELECT id FROM freezes WHERE thawed_at IS NULL ORDER BY id FOR SHARE
+SELECT id FROM freezes ORDER BY id FOR SHARE
 
 -- name: find_frozen_timers
--- Returns those of these jobs that a standing freeze names. A later statement than lock_freezes.
--- Index: job_versions_pkey, freezes_pkey, frozen_jobs_pkey. No lock.
-SELECT v.job_id
-  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS given (job_id, version)
-  JOIN job_versions AS v USING (job_id, version)
- WHERE NOT {{tidewheel.transitions.not_frozen(v)}}
+-- Returns those of these timers that a freeze concerns: the begin of the first one, what holds the timer so far, and whether the
+-- timer comes due under the freeze or has instants before it. A later statement than lock_freezes.
+-- Index: timers_pkey, job_versions_pkey, freezes_pkey, frozen_jobs_pkey. No lock; the caller has locked the timers.
+SELECT t.job_id, f.began, t.hold_reason, t.catch_up_end IS NULL AND {{tidewheel.transitions.position(t)}} > f.began
+  FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+ CROSS JOIN LATERAL (SELECT min(z.created_at) AS began FROM freezes AS z WHERE {{tidewheel.transitions.holds(t)}}) AS f
+ WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND f.began IS NOT NULL
 
 -- name: find_thaws
--- Returns the freezes that are thawed, and those whose jobs are not settled.
+-- Returns the freezes that are thawed, and those of which not all jobs and runs written ahead are known to be held.
 -- Index: freezes_pkey; a few rows. No lock.
-SELECT id, thawed_at IS NOT NULL AS thawed FROM freezes WHERE thawed_at IS NOT NULL OR (by_job AND NOT settled) ORDER BY id
+SELECT id, thawed_at FROM freezes WHERE thawed_at IS NOT NULL OR NOT settled ORDER BY id
+
+-- name: has_timer_behind
+-- Returns true if a timer may have an undecided instant up to this time.
+-- Index: timers_due, one look a shard and its due timers. No lock.
+SELECT EXISTS (SELECT FROM generate_series(0, %(shards)s::integer - 1) AS s (shard)
+                CROSS JOIN LATERAL (SELECT FROM timers AS t
+                                     WHERE t.shard = s.shard AND t.due_at <= %(until)s
+                                       AND {{tidewheel.transitions.position(t)}} <= %(until)s
+                                     LIMIT 1) AS due)
+
+-- name: find_written_ahead
+-- Returns jobs with runs that were written ahead of instants under these freezes, each with the begin of the first such freeze.
+-- Index: freezes_pkey; job_runs_by_job for a freeze by jobs, else the runs of job_runs_due that are due since its begin;
+-- overrides_pkey. No lock.
+SELECT n.job_id, min(n.created_at)
+  FROM (SELECT r.job_id, z.created_at
+          FROM freezes AS z
+          JOIN frozen_jobs AS k ON k.freeze_id = z.id
+          JOIN job_runs AS r ON r.job_id = k.job_id
+         WHERE z.id = ANY (%(ids)s) AND z.by_job
+           AND (z.queue IS NULL OR z.queue = r.queue)
+           AND r.state = ANY (%(sources)s) AND r.gates & %(holds)s = 0 AND {{tidewheel.transitions.written_ahead(r)}}
+        UNION ALL
+        SELECT r.job_id, z.created_at
+          FROM freezes AS z
+          JOIN job_runs AS r ON r.publish_at >= z.created_at
+         WHERE z.id = ANY (%(ids)s) AND NOT z.by_job
+           AND (z.queue IS NULL OR z.queue = r.queue) AND (z.tenant IS NULL OR z.tenant = r.tenant)
+           AND r.state = ANY (%(sources)s) AND r.gates & %(holds)s = 0 AND {{tidewheel.transitions.written_ahead(r)}}) AS n
+ GROUP BY n.job_id
+ ORDER BY n.job_id
+ LIMIT %(limit)s
+
+-- name: lock_timers_written_ahead
+-- Locks the timers of these jobs, before the jobs.
+-- Index: timers_pkey. Lock: each timer in job_id order; rows that another transaction holds are skipped, and found again.
+SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR UPDATE SKIP LOCKED
+
+-- name: lock_jobs_written_ahead
+-- Locks the rows of these jobs, after their timers, and returns those without an own timer too.
+-- Index: jobs_pkey, timers_pkey. Lock: each job in job_id order; rows that another transaction holds are skipped, and found again.
+SELECT j.job_id
+  FROM jobs AS j
+ WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND j.deleted_at IS NULL
+   AND (j.job_id = ANY (%(locked)s::uuid[]) OR j.finished_at IS NOT NULL)
+ ORDER BY j.job_id
+   FOR NO KEY UPDATE SKIP LOCKED
+
+-- name: rewind_timers
+-- Holds timers at the first instant whose run was retracted. A job whose last occurrence it was gets its timer back.
+-- Index: timers_pkey, jobs_pkey; timers_due and timers_frozen change. Lock: rows that are locked already, or new.
+-- Why: a timer that lies before this instant decides it in its turn, and a paused or quarantined one stays so.
+-- Why repeats_until: as put_timers of intake.
+INSERT INTO timers AS t (job_id, tenant, shard, due_at, scheduled_at, version, hold_reason, overridden, repeats_until)
+SELECT j.job_id, j.tenant, j.shard, 'infinity', back.at, j.version, 'freeze', true, (SELECT tidewheel_now()) + interval '5 minutes'
+  FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS back (job_id, at)
+  JOIN jobs AS j USING (job_id)
+    ON CONFLICT (job_id) DO UPDATE
+   SET scheduled_at = least(t.scheduled_at, excluded.scheduled_at),
+       hold_reason = CASE WHEN t.scheduled_at < excluded.scheduled_at OR t.hold_reason IN ('pause', 'quarantine') THEN t.hold_reason
+                          ELSE 'freeze' END,
+       due_at = CASE WHEN t.scheduled_at < excluded.scheduled_at OR t.hold_reason IN ('pause', 'quarantine') THEN t.due_at
+                     ELSE 'infinity' END,
+       overridden = true,
+       repeats_until = CASE WHEN excluded.scheduled_at < t.scheduled_at THEN greatest(t.repeats_until, t.scheduled_at)
+                            ELSE t.repeats_until END
+
+-- name: reopen_jobs
+-- Marks jobs as unfinished whose timer has come back.
+-- Index: jobs_pkey. Lock: rows that are locked already.
+UPDATE jobs SET finished_at = NULL WHERE job_id = ANY (%(job_ids)s::uuid[]) AND finished_at IS NOT NULL
+
+-- part: freeze_ended(timer)
+-- The first instant after the held timer's cursor at which no freeze names its version; null while a freeze is in force.
+-- Index: freezes_pkey, frozen_jobs_pkey. No lock.
+(SELECT min(e.thawed_at)
+   FROM (SELECT z.thawed_at
+           FROM freezes AS z
+          WHERE z.thawed_at >= timer.scheduled_at AND {{tidewheel.transitions.named(v)}}) AS e
+  WHERE NOT EXISTS (SELECT FROM freezes AS z
+                     WHERE z.created_at <= e.thawed_at AND coalesce(z.thawed_at > e.thawed_at, true)
+                       AND {{tidewheel.transitions.named(v)}}))
+
+-- part: is_released(timer)
+-- True if the freezes that hold the timer have ended, or none is left.
+-- Index: freezes_pkey, frozen_jobs_pkey. No lock.
+({{freeze_ended(timer)}} IS NOT NULL
+ OR NOT EXISTS (SELECT FROM freezes AS z
+                 WHERE coalesce(z.thawed_at >= timer.scheduled_at, true) AND {{tidewheel.transitions.named(v)}}))
 
 -- name: find_held_timers
--- Returns some timers that a freeze has held, in job_id order, and whether no standing freeze names them.
--- Index: timers_frozen, job_versions_pkey. No lock.
-SELECT t.job_id, {{tidewheel.transitions.not_frozen(v)}} AS thawed
-  FROM (SELECT h.job_id, h.version
+-- Returns some timers that a freeze has held, in job_id order, and whether they are released.
+-- Index: timers_frozen, job_versions_pkey, freezes_pkey, frozen_jobs_pkey. No lock.
+SELECT t.job_id, {{is_released(t)}}
+  FROM (SELECT h.job_id, h.version, h.scheduled_at
           FROM timers AS h
          WHERE h.hold_reason = 'freeze' AND h.job_id > %(after)s
          ORDER BY h.job_id
          LIMIT %(limit)s) AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  ORDER BY t.job_id
+
+-- name: find_freeze_ends
+-- Returns those of these timers that are released, each with the end of its freezes; null if no freeze is left.
+-- Index: timers_pkey, job_versions_pkey, freezes_pkey, frozen_jobs_pkey. No lock; the caller has locked the timers.
+-- Why max: a timer that was held ahead of its instant may lie behind the thaw.
+SELECT t.job_id,
+       coalesce({{freeze_ended(t)}}, (SELECT max(z.thawed_at) FROM freezes AS z WHERE {{tidewheel.transitions.named(v)}}))
+  FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+ WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND {{is_released(t)}}
 
 -- name: lock_held_timers
 -- Locks timers to release.
@@ -679,7 +785,7 @@ SELECT f.id, j.job_id, j.tenant
     ON CONFLICT DO NOTHING
 
 -- name: settle_freezes
--- Records that all jobs of these freezes are known. A later statement than the one that resolves them.
+-- Records that all jobs of these freezes are known, and their runs written ahead retracted. A later statement than these.
 -- Index: freezes_pkey. Lock: the rows.
 UPDATE freezes SET settled = true WHERE id = ANY (%(ids)s)
 

@@ -1,5 +1,8 @@
 """Append rows to the outbox, in the caller's transaction.
 
+Rows of one slice and lane leave by `publish_at`, if their transaction commits within a second of that clock reading.
+`Session.transaction` gives the events of a longer one the time of its end (ADR 0004).
+
 An outbox row is the only way onto Kafka. It commits together with the change that it announces. Delayed rows (a
 delayed trigger, a retry, a run created ahead of its time) have a later `publish_at`. The relay publishes and deletes
 them.
@@ -11,7 +14,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tidewheel.postgres.pg_copy import NULL, bytea, byteas, columns, copy_rows, instant, int2, text
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, OwnConnection
 
 SLICES = 8  # ranges of shards, each published by one relay at a time; the most relays that can share the work
 
@@ -78,10 +81,10 @@ def slice_lane_of(number: int, lane: str) -> int:
 
 def append(connection: Conn, rows: Iterable[OutboxRow], *, shards: int) -> None:
     """Append rows in the caller's transaction."""
-    copy_rows(connection, _COPY, _copied(rows, shards))
+    copy_rows(connection, _COPY, _copied(connection, rows, shards))
 
 
-def _copied(rows: Iterable[OutboxRow], shards: int) -> Iterator[bytes]:
+def _copied(connection: Conn, rows: Iterable[OutboxRow], shards: int) -> Iterator[bytes]:
     heads: dict[tuple[object, ...], bytes] = {}  # columns that rows of a batch share
     last, leaves = None, b""  # not among them: where jobs have anchors of their own, each row leaves at its own instant
     for shard, lane, topic, key, value, publish_at, headers, tenant, priority in rows:
@@ -89,6 +92,8 @@ def _copied(rows: Iterable[OutboxRow], shards: int) -> Iterator[bytes]:
         head = heads.get(common)
         if head is None:
             slice_lane = int2(slice_lane_of(slice_of(shard, shards), lane))
+            if lane == OutboxLane.EVENTS and isinstance(connection, OwnConnection):
+                connection.has_events = True
             ranks = text(tenant), NULL if priority is None else int2(priority)
             head = heads[common] = b"".join((_COLUMNS, slice_lane, text(topic), *ranks))
         if publish_at != last:

@@ -126,3 +126,8 @@ SELECT r.tenant, r.at, 0, r.queue, r.lane, r.state, r.runs, r.stages, r.took, r.
        AS r (tenant text, at timestamptz, queue text, lane text, state text, runs bigint, stages bigint[],
              took double precision[], slowest uuid[])
   JOIN tenants AS t ON t.tenant = r.tenant
+
+-- name: restamp_events
+-- Gives the events that this transaction has appended to the outbox the present time.
+-- Index: outbox_due, the events since the begin of the transaction. Lock: rows of this transaction.
+SELECT tidewheel_restamp_events()

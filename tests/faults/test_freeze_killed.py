@@ -26,10 +26,19 @@ SELECT r.scheduled_at FROM runs AS r JOIN jobs AS j USING (job_id)
 ENDED_OF_OTHER: LiteralString = """
 SELECT count(*) FROM finished_runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = 'other' AND r.started_at > %s
 """
+FROZEN: LiteralString = """
+SELECT s.occurrences, s.first_at, s.last_at
+  FROM skips AS s JOIN jobs AS j USING (job_id)
+ WHERE j.key = %s AND s.reason = 'frozen'
+"""
 
 
 def instants(fleet: Fleet, key: str) -> list[datetime]:
     return [at for (at,) in fleet.database.rows(FIRED, [key])]
+
+
+def has_fired(fleet: Fleet, key: str, after: datetime) -> bool:
+    return any(at > after for at in instants(fleet, key))
 
 
 def test_services_killed_under_a_freeze_start_nothing_and_the_thaw_loses_nothing(fleet: Fleet) -> None:
@@ -58,7 +67,7 @@ def test_services_killed_under_a_freeze_start_nothing_and_the_thaw_loses_nothing
             services[name].kill()
             services[name] = fleet.start(name)
         thawed_at = database.now()
-        fleet.until(lambda: all(instants(fleet, key)[-1] > thawed_at for key in KEYS), "all fire again")
+        fleet.until(lambda: all(has_fired(fleet, key, thawed_at) for key in KEYS), "all fire again")
         for key in (*KEYS, "other"):
             client.pause(key)
     fleet.until(fleet.settled, "every run has ended")
@@ -69,3 +78,35 @@ def test_services_killed_under_a_freeze_start_nothing_and_the_thaw_loses_nothing
     effects = Counter(effect.run_id for effect in read_effects(fleet.effects))
     runs = {str(run) for (run,) in database.rows("SELECT run_id FROM runs")}
     assert effects.keys() == runs
+
+
+def test_freeze_over_a_killed_scheduler_is_recorded_and_starts_nothing(fleet: Fleet) -> None:
+    """Issue 39, F1 and F2: the rows decide, also over runs that the killed scheduler wrote ahead."""
+    database = fleet.database
+    for key in KEYS:
+        job = {"schedule": "@every 1s", "target": "note", "overlap": "allow_all", "on_resume": "skip"}
+        fleet.ask({"type": "job.submit", "job": {"key": key, **job, "catch_up": "fire_all", "window": "1h"}})
+    fleet.flush()
+    services = {name: fleet.start(name) for name in SERVICES}
+    began = database.now()
+    fleet.until(lambda: all(has_fired(fleet, key, began) for key in KEYS), "all fire")
+    fleet.until(lambda: database.now() > max(instants(fleet, key)[0] for key in KEYS), "an instant of each has come")
+    with Client(database.url) as client:
+        services["scheduler"].kill()
+        client.freezes.freeze(key_prefix="frozen/")
+        frozen_at = database.value("SELECT created_at FROM freezes")
+        fleet.until(lambda: database.now() > frozen_at + 3 * SECOND, "some instants pass")
+        client.freezes.thaw(key_prefix="frozen/")
+    thawed_at = database.value("SELECT thawed_at FROM freezes")
+    for point in ("firing.locked", "firing.before_commit"):
+        fleet.start("scheduler", failpoint=f"{point}:exit").wait_killed()
+    fleet.start("scheduler")
+    fleet.until(lambda: all(has_fired(fleet, key, thawed_at) for key in KEYS), "all fire again")
+    fleet.until(lambda: database.count("freezes") == 0, "the thaw is complete")
+    for key in KEYS:
+        fired = instants(fleet, key)
+        assert [at for at in fired if frozen_at < at <= thawed_at] == [], key
+        skipped = database.rows(FROZEN, [key])
+        assert sum(number for number, _, _ in skipped) in {3, 4}, key
+        assert all(frozen_at < first <= last <= thawed_at for _, first, last in skipped), key
+        assert len(fired) + sum(number for number, _, _ in skipped) == (fired[-1] - fired[0]) / SECOND + 1, key

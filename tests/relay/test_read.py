@@ -1,7 +1,8 @@
 """Reads from low-water marks: a backlog once and in order, in bounded batches, with late rows."""
 
 import os
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 
 import pytest
 
@@ -9,7 +10,9 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tidewheel.local.stack import StackInfo
-from tidewheel.outbox import SLICES, append
+from tidewheel.outbox import SLICES, OutboxLane, append
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.session import Conn
 from tidewheel.relay.due_rows import ID, VALUE, Batch, Published
 from tidewheel.relay.read import Reader
 
@@ -46,6 +49,35 @@ def test_late_rows_do_not_each_wait_for_full_scan(relaying: Relaying) -> None:
         relaying.write(*(relaying.row(topic, value, publish_at=past) for value in values))
         relaying.until_empty()
     assert relaying.values(topic) == [b"new", *values]
+
+
+def test_events_of_a_long_transaction_leave_in_their_order(relaying: Relaying) -> None:
+    """Issue 39, F3: its first events were late by then, and left behind those of the next transaction."""
+    topic, database = relaying.topic("a"), relaying.database
+    session = database.session()
+
+    def append_event(connection: Conn, value: str) -> datetime:
+        now = read_now(connection)
+        row = relaying.row(topic, value.encode(), lane=OutboxLane.EVENTS, publish_at=now)
+        append(connection, [row], shards=database.installation.shards)
+        return now
+
+    def until_passed(at: datetime) -> bool:
+        relaying.write(relaying.row(topic, b"other", lane=OutboxLane.EVENTS, publish_at=database.now()))
+        relaying.until_empty()
+        return database.now() > at + timedelta(seconds=1.5)
+
+    with relaying.running():
+        for number in range(4):
+            with session.transaction() as connection:
+                began = append_event(connection, f"{number} first")
+                until(partial(until_passed, began), "the relay has read past the first event")
+                append_event(connection, f"{number} last")
+            with session.transaction() as connection:
+                append_event(connection, f"{number} next")
+        relaying.until_empty()
+    expected = [f"{number} {which}".encode() for number in range(4) for which in ("first", "last", "next")]
+    assert [value for value in relaying.values(topic) if value != b"other"] == expected
 
 
 def test_batch_is_bounded_by_bytes(relaying: Relaying) -> None:

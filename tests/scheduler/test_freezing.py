@@ -6,6 +6,7 @@ from typing import LiteralString
 import pytest
 
 from tests.fixtures.database import ClockedDatabase
+from tests.intake.test_freezes import claimable
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
     about,
@@ -21,6 +22,7 @@ from tests.transitions.acts import (
     trigger,
 )
 from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.control.explain.resuming import preview_thaw
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.runs import RunState
 from tidewheel.scheduler.deadlines import Deadlines
@@ -55,6 +57,12 @@ def fire_all(database: ClockedDatabase) -> None:
         pass
 
 
+def preview_counts(database: ClockedDatabase) -> tuple[int, int]:
+    with database.transaction() as connection:
+        found = preview_thaw(connection, "default")
+    return found.fires, found.skips
+
+
 def instants(database: ClockedDatabase) -> list[float]:
     [(accepted_at,)] = database.rows("SELECT min(created_at) FROM jobs")
     return [(run.scheduled_at - accepted_at) / MINUTE for run in job_runs(database)]
@@ -86,6 +94,136 @@ def test_on_resume_decides_what_a_freeze_has_held(
     fire_all(ticking)
     assert instants(ticking) == [*made, 4.0]
     assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (0, [(None,)])
+
+
+@pytest.mark.parametrize(
+    ("policy", "made", "spans"),
+    [("skip", [], [("frozen", 3)]), ("fire_once", [3.0], [("frozen", 2)]), ("fire_all", [1.0, 2.0, 3.0], [])],
+)
+@pytest.mark.parametrize("seen", [True, False], ids=["a scheduler saw it", "no scheduler saw it"])
+def test_freeze_retracts_the_runs_that_were_written_ahead(
+    ticking: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]], *, seen: bool
+) -> None:
+    """Issue 39, F1: such runs started at the thaw, whatever `on_resume` says."""
+    submit(ticking, **MINUTELY, on_resume=policy)
+    assert fire_due(ticking, lookahead=5 * MINUTE) == 1
+    ahead = [run.run_id for run in job_runs(ticking)]
+    ask(ticking, "freeze")
+    if seen:
+        release(ticking)
+        assert instants(ticking) == []
+    ticking.advance(3 * MINUTE)
+    fire_all(ticking)
+    if seen:
+        assert preview_counts(ticking) == (len(made), sum(count for _, count in spans))
+    ask(ticking, "thaw")
+    if not seen:
+        assert claimable(ticking, *ahead[:3]) == [False] * 3
+    release(ticking)
+    fire_all(ticking)
+    assert ([at for at in instants(ticking) if at <= 3], skips(ticking)) == (made, spans)
+    ticking.advance(2 * MINUTE)
+    fire_all(ticking)
+    assert instants(ticking) == [*made, 4.0, 5.0]
+    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (0, [(None,)])
+
+
+def test_run_written_ahead_that_started_before_the_freeze_stays(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY, on_resume="fire_all")
+    fire_due(ticking, lookahead=2 * MINUTE)
+    ticking.advance(MINUTE)
+    begin(ticking, job_runs(ticking)[0].run_id)
+    ask(ticking, "freeze")
+    release(ticking)
+    assert [(run.state, at) for run, at in zip(job_runs(ticking), instants(ticking), strict=True)] == [("running", 1.0)]
+    ask(ticking, "thaw")
+    release(ticking)
+    ticking.advance(MINUTE)
+    fire_all(ticking)
+    assert instants(ticking) == [1.0, 2.0]
+
+
+def test_once_written_ahead_of_a_freeze_fires_after_the_thaw(ticking: ClockedDatabase) -> None:
+    """Its job has finished by then: the retraction opens it again."""
+    submit(ticking, schedule={"once": (ticking.now() + SECOND).isoformat()})
+    fire_due(ticking, lookahead=5 * SECOND)
+    assert ticking.count("timers") == 0
+    ask(ticking, "freeze")
+    release(ticking)
+    assert job_runs(ticking) == []
+    assert ticking.value("SELECT finished_at FROM jobs") is None
+    ticking.advance(MINUTE)
+    ask(ticking, "thaw")
+    release(ticking)
+    fire_all(ticking)
+    [run] = job_runs(ticking)
+    assert claimable(ticking, run.run_id) == [True]
+    assert (ticking.count("timers"), ticking.value("SELECT finished_at IS NOT NULL FROM jobs")) == (0, True)
+
+
+def test_moved_occurrence_written_ahead_of_a_freeze_is_frozen(ticking: ClockedDatabase) -> None:
+    submit(ticking, schedule="@every 1h", overlap="allow_all", on_resume="skip")
+    first = ticking.now() + 60 * MINUTE
+    to = ticking.now() + 2 * SECOND
+    [reply] = apply_batch(ticking, about("job.move", at=first.isoformat(), to=to.isoformat()))
+    assert reply.status == "accepted", reply.errors
+    fire_due(ticking, lookahead=5 * SECOND)
+    assert len(job_runs(ticking)) == 1
+    ask(ticking, "freeze")
+    ticking.advance(MINUTE)
+    ask(ticking, "thaw")
+    release(ticking)
+    fire_all(ticking)
+    assert (job_runs(ticking), skips(ticking)) == ([], [("frozen", 1)])
+
+
+@pytest.mark.parametrize("seen", ["the freeze", "the thaw", "neither"])
+def test_rows_and_not_schedulers_decide_which_instants_were_frozen(ticking: ClockedDatabase, seen: str) -> None:
+    """Issue 39, F2: a scheduler that is down for all of a freeze forgot it, and fired everything."""
+    submit(ticking, **MINUTELY, on_resume="skip", catch_up="fire_all", window="1h")
+    ticking.advance(2 * MINUTE)
+    ask(ticking, "freeze")
+    ticking.advance(3 * MINUTE)
+    if seen == "the freeze":
+        fire_all(ticking)
+        release(ticking)
+    ask(ticking, "thaw")
+    if seen == "the thaw":
+        release(ticking)
+        fire_all(ticking)
+        release(ticking)
+    ticking.advance(2 * MINUTE)
+    for _ in range(3):
+        fire_all(ticking)
+        release(ticking)
+    assert (instants(ticking), skips(ticking)) == ([1.0, 2.0, 6.0, 7.0], [("frozen", 3)])
+    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (0, [(None,)])
+
+
+def test_each_of_several_freezes_that_no_scheduler_saw_counts(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY, on_resume="skip", catch_up="fire_all", window="1h", labels={"team": "billing"})
+    for scope in ({"queue": "default"}, {"labels": {"team": "billing"}}):
+        ticking.advance(MINUTE)
+        ask(ticking, "freeze", **scope)
+        ticking.advance(2 * MINUTE)
+        ask(ticking, "thaw", **scope)
+    ticking.advance(MINUTE)
+    for _ in range(4):
+        fire_all(ticking)
+        release(ticking)
+    assert (instants(ticking), skips(ticking)) == ([1.0, 4.0, 7.0], [("frozen", 2), ("frozen", 2)])
+
+
+def test_paused_until_that_passes_under_a_freeze_that_no_scheduler_saw_is_frozen(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY, on_resume="skip")
+    apply_batch(ticking, about("job.pause", until=(ticking.now() + 2 * MINUTE).isoformat()))
+    ask(ticking, "freeze")
+    ticking.advance(3 * MINUTE)
+    ask(ticking, "thaw")
+    for _ in range(2):
+        fire_all(ticking)
+        release(ticking)
+    assert (instants(ticking), skips(ticking)) == ([], [("frozen", 3)])
 
 
 def test_once_fires_after_the_thaw(ticking: ClockedDatabase) -> None:
@@ -232,7 +370,7 @@ def test_thaw_waits_for_a_firing_that_holds_timers(ticking: ClockedDatabase) -> 
     late = in_background(lambda: hold_frozen(firing, []))
     until_blocked(ticking, firing)
     thawing.commit()
-    assert late.result(30) == []
+    assert late.result(30).held == []
 
 
 def test_timer_that_another_transaction_holds_keeps_the_thaw_open(ticking: ClockedDatabase) -> None:

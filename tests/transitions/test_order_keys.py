@@ -152,6 +152,20 @@ def test_runs_that_time_out_before_their_turn_block_the_key_at_it(still: Clocked
     assert (still.count("order_keys"), still.count("order_failures")) == (0, 0)
 
 
+def test_second_retry_of_the_run_that_blocks_a_key_lines_up_behind_it(still: ClockedDatabase) -> None:
+    """Issue 39, F4: it had no place, and started beside the first retry."""
+    first, second, third = ordered(still)
+    end(still, ending(begin(still, first), RunState.FAILED))
+    once, twice = retry(still, first), retry(still, first)
+    assert states(still, once, twice, second) == ["queued", "buffered", "buffered"]
+    assert not claim(still, twice).started
+    for run in (once, second, third):
+        succeed(still, begin(still, run))
+    assert states(still, twice) == ["queued"]
+    succeed(still, begin(still, twice))
+    assert still.count("order_keys") == 0
+
+
 def test_retry_that_fails_or_is_cancelled_leaves_the_key_blocked(still: ClockedDatabase) -> None:
     first, second, _ = ordered(still)
     end(still, ending(begin(still, first), RunState.FAILED))

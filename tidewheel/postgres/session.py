@@ -20,11 +20,15 @@ from psycopg.errors import Diagnostic
 from psycopg.pq import Conninfo, TransactionStatus
 from psycopg.rows import RowFactory
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.postgres.epoch import EpochOver, epoch
 from tidewheel.postgres.installation_faults import first_line, without_partition, without_rows_fault
 from tidewheel.postgres.partitions import repair_days
 from tidewheel.postgres.primaries import named_servers, primaries
+from tidewheel.postgres.statements import Statements
+
+_RESTAMP_EVENTS = Statements("tidewheel")["restamp_events"]
 
 Conn: TypeAlias = Connection[tuple[object, ...]]
 R = TypeVar("R")
@@ -60,6 +64,9 @@ FOR_LISTS = "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
 # For those that end a batch of runs by one statement: it waits for locked rows, but not for long. Another transaction
 # may hold one for minutes, and all other runs of the batch would wait.
 UNIFORM = f"{KEPT_PLANS} -c lock_timeout=50ms"
+
+# Relays read past a clock reading a second later (`low_water.LATE_COMMIT`). The rest of the second is for the COMMIT.
+_LONG_SECONDS = 0.25
 
 # The limits on a statement (also sent by a manual cancel), on a transaction, on idle time inside one.
 _TIME_LIMITS = frozenset({"57014", "25P04", "25P03"})
@@ -109,12 +116,14 @@ class OwnConnection(Connection[tuple[object, ...]]):
         notices: What the server has noted about its commits.
         settings: The server settings that were set after connecting, through a pooler; None without one.
         committing: What `Session.transaction` calls once its transaction has committed.
+        has_events: True if the transaction has appended events to the outbox.
     """
 
     tenant: str | None = None
     notices: "_Notices"
     settings: str | None = None
     committing: Sequence[Callable[[], None]] = ()
+    has_events: bool = False
 
     def at_commit(self, act: Callable[[], None]) -> None:
         """Call something once the transaction of `Session.transaction` has committed, and never if it has not."""
@@ -377,8 +386,10 @@ class Session:
             CommitUnknown: The answer to COMMIT was lost.
         """
         connection = self.connection()
+        began = monotonic_seconds()
         try:
             yield connection
+            _restamp_events(connection, began)
         except psycopg.Error as error:
             hide_values(error)
             self._abandon(connection)
@@ -427,7 +438,7 @@ class Session:
 
     def _abandon(self, connection: Conn) -> None:
         if isinstance(connection, OwnConnection):
-            connection.committing = ()
+            connection.committing, connection.has_events = (), False
         try:
             connection.rollback()
         except psycopg.Error:
@@ -456,6 +467,14 @@ def read_ids(connection: Conn, statement: LiteralString, columns: Mapping[str, o
     """Return the ids that a statement finds, its only column."""
     found = connection.execute(statement, columns, binary=True).fetchall()
     return {each for (each,) in found if isinstance(each, UUID)}
+
+
+def _restamp_events(connection: Conn, began: float) -> None:
+    """Give the events of a long transaction the time of its end, so that they leave in their order."""
+    if isinstance(connection, OwnConnection) and connection.has_events:
+        connection.has_events = False
+        if monotonic_seconds() - began > _LONG_SECONDS:
+            connection.execute(_RESTAMP_EVENTS)
 
 
 def is_data_fault(error: BaseException) -> bool:

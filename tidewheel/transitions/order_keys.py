@@ -22,7 +22,7 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import DEAD_LETTERED, Gate, Move, RunState, target
+from tidewheel.runs import DEAD_LETTERED, Move, RunState, target
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
@@ -94,7 +94,7 @@ def take_order(connection: Conn, keys: dict[int, OrderKey], runs: "Sequence[NewR
     """Return new runs with their numbers, in the order in which they were accepted; write the locked keys.
 
     A retry of the run that blocks its key takes that run's place, and so does one of a run that has failed before its
-    turn. Any other retry has no place.
+    turn. A further retry of such a run is the last of the key.
     """
     numbered: list[NewRun] = []
     for run in runs:
@@ -103,11 +103,10 @@ def take_order(connection: Conn, keys: dict[int, OrderKey], runs: "Sequence[NewR
             if key.head is None and key.blocked_by == run.parent_run_id:
                 key.head = run.run_id
                 numbered.append(run._replace(order_no=-1))
-            elif (number := _drop_failures(connection, [run.parent_run_id]).get(run.parent_run_id)) is not None:
+                continue
+            if (number := _drop_failures(connection, [run.parent_run_id]).get(run.parent_run_id)) is not None:
                 numbered.append(run._replace(order_no=number, waits_in_order=True))
-            else:
-                numbered.append(run._replace(ordering_key=None, gates=run.gates & ~(Gate.ORDER | Gate.PASSES)))
-            continue
+                continue
         starts = key.is_free and key.wake_at is None
         if starts:
             key.head = run.run_id

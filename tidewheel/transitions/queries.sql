@@ -50,19 +50,49 @@ CASE WHEN (SELECT EXISTS (SELECT FROM pending_cancels))
 -- Index: cancellations_open, pending_cancels_by_run. No lock.
 NOT EXISTS (SELECT FROM cancellations AS c WHERE {{names_run(run)}}) AND {{no_cancel_pends(run)}}
 
+-- part: named(source)
+-- True if the freeze `z` names the open run, or the version of a job.
+-- Index: frozen_jobs_pkey for a freeze by jobs. No lock.
+(z.queue IS NULL OR z.queue = source.queue)
+  AND (z.tenant IS NULL OR z.tenant = source.tenant)
+  AND (NOT z.by_job OR EXISTS (SELECT FROM frozen_jobs AS k WHERE k.freeze_id = z.id AND k.job_id = source.job_id OFFSET 0))
+
+-- part: written_ahead(run)
+-- True if the run was written ahead of an instant that has come under the freeze `z`, and has not started.
+-- Index: overrides_pkey. No lock.
+-- Why created_at: an edit under the freeze fires instants that have come, and its runs stay.
+run.cause = 'timer' AND run.attempt = 0
+  AND coalesce((SELECT m.moved_to FROM overrides AS m WHERE m.job_id = run.job_id AND m.scheduled_at = run.scheduled_at),
+               run.scheduled_at) BETWEEN greatest(z.created_at, run.created_at) + interval '1 microsecond'
+                                     AND coalesce(z.thawed_at, 'infinity')
+
 -- part: not_frozen(run)
--- True if no standing freeze names the open run; also for a version of a job, whose timer is due.
+-- True if no standing freeze names the open run, and the run was not written ahead of an instant under one that is thawed: the
+-- scheduler retracts such a run before it deletes the freeze.
 -- Index: freezes_pkey, frozen_jobs_pkey for a freeze by jobs. No lock.
--- Why: without a freeze it is one look a statement. With one, the look for each run costs under a microsecond.
+-- Why: without a freeze it is one look a statement. With one, the look for each run costs under a microsecond. A run whose instant
+-- lies before its creation was moved. Few others look like it, and wait until the freeze is deleted.
 CASE WHEN (SELECT EXISTS (SELECT FROM freezes))
      THEN NOT EXISTS (SELECT FROM freezes AS z
-                       WHERE z.thawed_at IS NULL
-                         AND (z.queue IS NULL OR z.queue = run.queue)
-                         AND (z.tenant IS NULL OR z.tenant = run.tenant)
-                         AND (NOT z.by_job
-                              OR EXISTS (SELECT FROM frozen_jobs AS k WHERE k.freeze_id = z.id AND k.job_id = run.job_id OFFSET 0))
+                       WHERE {{named(run)}}
+                         AND (z.thawed_at IS NULL
+                              OR (run.cause = 'timer' AND run.attempt = 0
+                                  AND CASE WHEN run.moved_ahead OR run.scheduled_at < run.created_at THEN run.publish_at
+                                           ELSE run.scheduled_at END
+                                      BETWEEN greatest(z.created_at, run.created_at) + interval '1 microsecond' AND z.thawed_at))
                       OFFSET 0)
      ELSE true END
+
+-- part: position(timer)
+-- The first instant of the timer that a freeze may hold: an end of a catch-up lies behind what was decided before.
+CASE WHEN timer.catch_up_end IS NOT NULL THEN timer.catch_up_end + interval '1 microsecond'
+     WHEN timer.hold_reason = 'pause' THEN timer.due_at
+     ELSE least(timer.scheduled_at, timer.due_at) END
+
+-- part: holds(timer)
+-- True if the freeze `z` names the version `v` of the timer, and has not ended before the timer's position.
+-- Index: frozen_jobs_pkey for a freeze by jobs. No lock.
+coalesce(z.thawed_at >= {{position(timer)}}, true) AND {{named(v)}}
 
 -- part: same_scope(freeze)
 -- True if the freeze is not thawed and has exactly this scope.
@@ -1043,6 +1073,7 @@ RETURNING run_id
 -- name: retract_runs
 -- Deletes unclaimed scheduled runs of these jobs whose scheduled time, or the time it was moved to, is still ahead.
 -- Index: job_runs_by_job, overrides_pkey.
+-- Why created_at: `now` is in the past for a freeze, and what was written under it stays.
 -- Lock: each run, waiting for a claim under way (which then wins), as does a run that has a place of its key.
 DELETE FROM job_runs AS o
  WHERE o.job_id = ANY (%(job_ids)s)
@@ -1051,7 +1082,7 @@ DELETE FROM job_runs AS o
    AND o.gates & %(holds)s = 0
    AND o.state = ANY (%(sources)s)
    AND coalesce((SELECT v.moved_to FROM overrides AS v WHERE v.job_id = o.job_id AND v.scheduled_at = o.scheduled_at),
-                o.scheduled_at) > %(now)s
+                o.scheduled_at) > greatest(%(now)s, o.created_at)
 RETURNING o.job_id, o.scheduled_at, o.run_id, CASE WHEN o.order_no IS NOT NULL THEN o.key_id END AS order_id
 
 -- name: leave_orders
@@ -1167,7 +1198,7 @@ DELETE FROM skips AS s
    AND s.first_at > %(now)s::timestamptz - interval '5 minutes'
    AND s.last_at > %(now)s
    AND coalesce((SELECT v.moved_to FROM overrides AS v WHERE v.job_id = s.job_id AND v.scheduled_at = s.first_at),
-                s.last_at) > %(now)s
+                s.last_at) > greatest(%(now)s, s.created_at)
 RETURNING s.job_id, s.first_at
 
 -- name: drop_timers
