@@ -39,7 +39,7 @@ _NEAR = 2 * 86_400  # no zone's clock was ever changed by more than a day
 _WEEKDAY = r"(?P<weekday>mon|tue|wed|thu|fri|sat|sun)(?:day|sday|nesday|rsday|urday)?"
 _MONTH = r"(?P<month>jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}"
 _YEAR = r"(?:,? (?P<year>\d{4}))?"
-_CLOCK = r"(?P<clock>\d{1,2}:\d\d(?::\d\d(?:\.\d{1,6})?)?)"
+_CLOCK = r"(?P<clock>(?!24)\d{1,2}:\d\d(?::\d\d(?:\.\d{1,6})?)?)"  # newer Pythons read 24:00 as the next day
 _IN_WORDS = [
     re.compile(form, re.ASCII | re.IGNORECASE)
     for form in (
@@ -52,7 +52,7 @@ _IN_WORDS = [
 ]
 _RELATIVE = re.compile(r"([+-]?)(?=[P\d])(.+)", re.ASCII)
 _SPOKEN = re.compile(r"(?:(in) )?(\d[\d. a-z]{0,30}?)(?: (ago))?", re.ASCII | re.IGNORECASE)
-_LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?", re.ASCII)
+_LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ](?!24)\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?", re.ASCII)
 _OFFSET_WITHOUT_SECONDS = re.compile(r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d)([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _WITHOUT_SECONDS = re.compile(r"(?:.*[Tt ])?\d{1,2}:\d\d(?:[Zz]|[+-]\d\d:\d\d)?", re.ASCII)
 _TWELVE_HOURS = re.compile(r"(?<![\d:+-])(1[0-2]|0?[1-9])(:\d\d(?::\d\d(?:\.\d{1,6})?)?)? ?([ap])m\Z", re.ASCII | re.I)
