@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,6})?", re.ASCII)
 """A duration as a bare number of seconds."""
 
+_NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,9})?", re.ASCII)
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
@@ -114,6 +115,15 @@ def read_instant(
     from tidewheel.schedules.zones import zone  # here: most commands read no local time
 
     return _on_clock_of(zone(zone_name), local, text, path)
+
+
+def typed_number(text: str) -> float | None:
+    """Return a number that a person typed; None for any other text.
+
+    >>> [typed_number(text) for text in ("12", "0.5", "inf", "1e9", "1_000", "-1")]
+    [12.0, 0.5, None, None, None, None]
+    """
+    return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def unit_of(text: str) -> timedelta:

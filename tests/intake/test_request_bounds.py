@@ -1,0 +1,40 @@
+"""Requests at every bound are applied in the database: accepted, or rejected under a path; none fails a batch."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tests.fixtures.bounds import BOUNDS
+from tests.fixtures.database import Database
+from tests.tidewheel.jobs.test_bounds import PLACES, outcome
+from tests.transitions.acts import apply_batch, submit
+from tidewheel.schemas.generated.records import ReplyStatus
+
+_BATCH = 200
+
+
+def accepted(root: str) -> Iterator[dict[str, Any]]:
+    """Yield the documents of a request that its reader accepts."""
+    for place in PLACES:
+        for value in BOUNDS if place.root == root else ():
+            document = place.holding(value)
+            if not isinstance(outcome(document), tuple):
+                yield document
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("root", sorted({place.root for place in PLACES}))
+def test_accepted_value_at_any_bound_is_applied_or_rejected_under_its_path(database: Database, root: str) -> None:
+    for key in ("parent", "job"):
+        submit(database, key)
+    documents = list(accepted(root))
+    for start in range(0, len(documents), _BATCH):
+        verify(database, documents[start : start + _BATCH])
+
+
+def verify(database: Database, batch: Sequence[dict[str, Any]]) -> None:
+    for document, reply in zip(batch, apply_batch(database, *batch), strict=True):
+        if reply.status is not ReplyStatus.ACCEPTED:
+            assert all(error.problem and error.remedy for error in reply.errors), (document, reply)
+            assert reply.errors, document
