@@ -1,7 +1,7 @@
 """No text from outside reaches Python's own readers before a grammar has accepted it.
 
 `float` reads `inf`, `1e9` and `1_000`; `int` reads `1_000` and the digits of any script; `fromisoformat` reads weeks,
-and in newer Pythons hour 24; `parsedate_to_datetime` reads nearly any words. So a call of one of these stands in a
+and in newer Pythons hour 24; `parsedate_to_datetime` reads nearly any words. So a call of one of these is in a
 function that calls `fullmatch` or `isdecimal`, or its file is listed here with what has checked the text.
 """
 

@@ -1,4 +1,4 @@
-"""Requests at every bound are applied in the database: accepted, or rejected under a path; none fails a batch."""
+"""Requests at every bound are accepted in the database or rejected; none fails its batch."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

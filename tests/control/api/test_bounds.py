@@ -1,4 +1,4 @@
-"""Every field of every body and every parameter of the HTTP API, at and beyond every bound: no internal error."""
+"""Every field and parameter of the HTTP API, at and beyond every bound: no internal error."""
 
 import json
 from collections.abc import Iterator
