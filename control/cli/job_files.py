@@ -119,7 +119,7 @@ def _only_document(loader: "JobLoader") -> yaml.Node | None:
             continue
         if found is not None:
             begin, other = "expected a single document", "but found another document"
-            raise yaml.composer.ComposerError(begin, found.start_mark, other, node.start_mark)
+            raise yaml.MarkedYAMLError(begin, found.start_mark, other, node.start_mark)
         found = node
     return found
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.control.api.answering import ApiClient, answer_of, answering
-from tests.fixtures.bounds import BOUNDS, places
+from tests.fixtures.bounds import BOUNDS, Place, places
 from tests.fixtures.database import Database
 from tests.fixtures.examples import examples
 from tests.transitions.acts import submit, trigger
@@ -23,11 +23,13 @@ _OF_PATH = {"key": "job", "version": "1", "tenant": "default", "name": "name"}  
 
 
 class Call(NamedTuple):
-    """A request with one field or parameter to vary."""
+    """A request with one field of its body to vary, or one parameter: its name and its place."""
 
     verb: str
     path: str
-    part: Any
+    field: Place | None = None
+    name: str = ""
+    where: str = ""
 
 
 def calls(document: dict[str, Any]) -> Iterator[Call]:
@@ -41,28 +43,22 @@ def calls(document: dict[str, Any]) -> Iterator[Call]:
                 for place in places(kind["schema"], definitions):
                     yield Call(verb, path, place)
             for parameter in operation.get("parameters", ()):
-                yield Call(verb, path, parameter)
+                yield Call(verb, path, None, parameter["name"], parameter["in"])
 
 
 def send(client: ApiClient, call: Call, value: object) -> tuple[HTTPStatus, str]:
     """Send a call with this value; return the answer."""
-    path, body, query, headers = call.path, None, {}, {}
-    if isinstance(call.part, dict):
-        name, text = str(call.part["name"]), str(value)
-        match call.part["in"]:
-            case "path":
-                path = path.replace(f"{{{name}}}", quote(text, safe="") or "%20")
-            case "header":
-                headers = {name: text.encode("ascii", "replace").replace(b"\0", b"?").strip()}
-            case _:
-                query = {name: text}
-    else:
-        body = json.dumps(call.part.holding(value)).encode()
+    text, path = str(value), call.path
+    if call.where == "path":
+        path = path.replace(f"{{{call.name}}}", quote(text, safe="") or "%20")
     while "{" in path:
         name = path[path.index("{") + 1 : path.index("}")]
         path = path.replace(f"{{{name}}}", _OF_PATH.get(name, "01890000-0000-7000-8000-000000000000"))
-    if body is not None:
-        headers = {"content-type": "application/json"}
+    headers = {call.name: text.replace("\0", "?").strip()} if call.where == "header" else {}
+    query = {call.name: text} if call.where == "query" else {}
+    body = None
+    if call.field is not None:
+        body, headers = json.dumps(call.field.holding(value)).encode(), {"content-type": "application/json"}
     answer = client.request(call.verb, path, content=body, params=query, headers=headers)
     return HTTPStatus(answer.status_code), answer.text
 
@@ -75,14 +71,14 @@ def test_value_at_any_bound_is_answered_without_an_internal_error(database: Data
     with answering(database) as client:
         found = list(calls(answer_of(client.get("/api/v1/openapi.json"))))
         assert len(found) > 300
-        bodies = [call for call in found if not isinstance(call.part, dict)]
-        parameters = [call for call in found if isinstance(call.part, dict)]
+        bodies = [call for call in found if call.field is not None]
+        parameters = [call for call in found if call.field is None]
         faults = set[tuple[str, str, str, str, str]]()
 
         def judge(call: Call, value: object) -> None:
             status, text = send(client, call, value)
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                faults.add((call.verb, call.path, str(call.part), ascii(value)[:60], text[:200]))
+                faults.add((call.verb, call.path, str(call.field or call.name), ascii(value)[:60], text[:200]))
 
         for call in bodies:
             for value in (10**400, 2**31, 2**63, "9" * 400, "\ud800", "\0", "9999-12-31T23:59:59.999999999Z", [["x"]]):
