@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.bounds import BOUNDS
 from tests.fixtures.database import Database
 from tests.tidewheel.jobs.test_bounds import PLACES, outcome
-from tests.transitions.acts import apply_batch, submit
+from tests.transitions.acts import apply_batch, submit, trigger
 from tidewheel.schemas.generated.records import ReplyStatus
 
 _BATCH = 200
@@ -21,6 +21,14 @@ def accepted(root: str) -> Iterator[dict[str, Any]]:
             document = place.holding(value)
             if not isinstance(outcome(document), tuple):
                 yield document
+
+
+def test_job_whose_runs_wait_in_an_ordering_key_gets_a_concurrency_key(database: Database) -> None:
+    """Found by the values below: the edit failed its whole batch in the database."""
+    submit(database)
+    for _ in range(2):
+        trigger(database, ordering_key="customer")
+    assert submit(database, concurrency_key={"key": "acme", "at_once": 2}).job_version == 2
 
 
 @pytest.mark.slow
