@@ -2,14 +2,16 @@
 
 An all-day event touches each of its days except the one that DTEND names. A timed event touches the days from its start
 to its end, except a day at whose first instant it ends. Repeats are followed to a horizon. Cancelled events, cancelled
-single occurrences and EXDATEs are omitted. A moved occurrence counts at its new time. An unreadable part is refused
-with file and event: a silently missing holiday would be noticed only on that day.
+single occurrences and EXDATEs are omitted. A moved occurrence counts at its new time, in the zone that it then has. A
+RECURRENCE-ID or EXDATE with a time names an instant, and one without a time a day of the series. An unreadable part is
+refused with file and event: a silently missing holiday would be noticed only on that day.
 Source: RFC 5545, sections 3.6.1 (VEVENT), 3.8.4.4 (RECURRENCE-ID) and 3.8.5 (EXDATE, RDATE, RRULE).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import NoReturn, cast
@@ -36,7 +38,7 @@ MAX_YEARS = 50
 _MAX_SECONDS = 20.0  # for the repeats of one file; a rule that never matches takes 5 s
 _FREQUENCIES = ("DAILY", "WEEKLY", "MONTHLY", "YEARLY")
 _READ = {"DTSTART", "DTEND", "DURATION", "RRULE", "RDATE", "EXDATE", "RECURRENCE-ID", "STATUS", "UID"}
-_DAY = timedelta(days=1)
+_DAY, _NOTHING = timedelta(days=1), timedelta(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,10 @@ def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) 
         refuse("years", f"{years} is not valid", f"write 1 to {MAX_YEARS}")
     horizon = date(today.year + years, today.month, min(today.day, 28))
     events = _events(data, name)
-    replaced = {(event.uid, event.instead_of) for event in events if event.instead_of is not None}
+    replaced: dict[str, list[date]] = {}
+    for event in events:
+        if event.instead_of is not None:
+            replaced.setdefault(event.uid, []).append(event.instead_of)
     deadline = monotonic_seconds() + _MAX_SECONDS
     days: set[date] = set()
     touching, beyond = 0, False
@@ -98,16 +103,12 @@ def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) 
         if event.cancelled:
             continue
         touching += 1
-        starts, cut = event.starts(horizon)
+        with event.within_the_calendar():
+            found, cut = event.days(horizon, () if event.instead_of is not None else replaced.get(event.uid, ()))
         beyond = beyond or cut
-        for start in starts:
-            if event.instead_of is None and (event.uid, start.date()) in replaced:
-                continue
-            days.update(event.touched(start))
-            if len(days) > MAX_DAYS:
-                event.refuse(
-                    f"with it there are more than {MAX_DAYS} days", "follow repeats less far, or split the file"
-                )
+        days |= found
+        if len(days) > MAX_DAYS:
+            event.refuse(f"with it there are more than {MAX_DAYS} days", "follow repeats less far, or split the file")
         if monotonic_seconds() > deadline:
             event.refuse(f"its repeats take longer than {_MAX_SECONDS:g} s", "write the rule more simply")
     if not days:
@@ -125,30 +126,43 @@ class _Event:
             if prop is None or prop in _READ:
                 self.refuse(f"{prop}: {problem}" if prop else problem, "correct it")
         self.cancelled = str(component.get("STATUS", "")).upper() == "CANCELLED"
-        given = self._instant("DTSTART")
+        given = self._value("DTSTART")
         if given is None:
             self.refuse("DTSTART is missing", "add the start time")
         self._all_day = not isinstance(given, datetime)
         self._zone = given.tzinfo if isinstance(given, datetime) else None
-        self.start = self._local(given)
-        self._length = self._read_length()
-        instead_of = self._instant("RECURRENCE-ID")
-        self.instead_of = None if instead_of is None else self._local(instead_of).date()
+        with self.within_the_calendar():
+            self._start = self._local(given)
+            self._length = self._read_length()
+        self.instead_of = self._value("RECURRENCE-ID")
         self._refuse_unread()
 
-    def starts(self, horizon: date) -> tuple[list[datetime], bool]:
-        """Return each start up to the horizon, and True if repeats continue beyond it."""
-        repeats, cut = self._repeats(datetime.combine(horizon, time.max))
-        left_out = {at.date() for at in self._instants("EXDATE")}
-        every = (self.start, *self._instants("RDATE"), *repeats)
-        return [at for at in every if at.date() not in left_out], cut
+    def days(self, horizon: date, replaced: Iterable[date]) -> tuple[set[date], bool]:
+        """Return the days that it touches up to the horizon, and True if repeats continue beyond it.
 
-    def touched(self, start: datetime) -> Iterator[date]:
-        """Yield the days that it touches from a given start."""
-        last = max(start, start + self._length - timedelta.resolution).date()
-        days = min((last - start.date()).days, MAX_DAYS)
-        for number in range(days + 1):
-            yield start.date() + number * _DAY
+        Args:
+            horizon: The last day of repeats.
+            replaced: The occurrences that other events of its UID replace.
+        """
+        repeats, cut = self._repeats(datetime.combine(horizon, time.max))
+        omitted = {self._place(at) for at in (*replaced, *(at for at, _ in self._listed("EXDATE")))}
+        starts = [(at, self._length) for at in (self._start, *repeats)]
+        starts += [(self._local(at), length) for at, length in self._listed("RDATE")]
+        days: set[date] = set()
+        for at, length in starts:
+            if not omitted or not omitted & {at.date(), self._in_utc(at)}:
+                days.update(_touched(at, length))
+            if len(days) > MAX_DAYS:
+                break  # the caller refuses the event
+        return days, cut
+
+    @contextmanager
+    def within_the_calendar(self) -> Generator[None]:
+        """Refuse the file for this event if a time is before year 1 or after year 9999."""
+        try:
+            yield
+        except OverflowError:
+            self.refuse("one of its times is outside the years 1 to 9999", "correct its year or its length")
 
     def refuse(self, problem: str, remedy: str) -> NoReturn:
         """Refuse the file for this event."""
@@ -172,31 +186,41 @@ class _Event:
     def _rule(self, rule: vRecur) -> Iterable[datetime]:
         if str(rule.get("FREQ", [""])[0]).upper() not in _FREQUENCIES:
             self.refuse("its RRULE has no FREQ of days or longer", f"write one of {', '.join(_FREQUENCIES)}")
-        if int(rule.get("INTERVAL", [1])[0]) < 1:
-            self.refuse("the INTERVAL of its RRULE is less than 1", "write 1 or more")
+        for name in ("INTERVAL", "COUNT"):
+            if cast("list[int]", rule.get(name, [1]))[0] < 1:
+                self.refuse(f"the {name} of its RRULE is less than 1", "write 1 or more")
         text = str(rule.to_ical(), "utf-8")  # type: ignore[no-untyped-call]  # it gives bytes
         parts = [part for part in text.split(";") if not part.upper().startswith("UNTIL=")]
         try:
-            return rrulestr(";".join(parts), dtstart=self.start)
+            return rrulestr(";".join(parts), dtstart=self._start)
         except ValueError as error:
             self.refuse(f"its RRULE cannot be read: {error}", "correct it")
 
     def _last(self, until: date) -> datetime:
-        # UNTIL of an all-day event may have a time: the whole day counts.
-        at = self._local(until)
+        # UNTIL of an all-day event may have a time: the whole day counts. Many programs write the calendar's last
+        # second for "never", which is a time of year 10000 east of Greenwich.
+        try:
+            at = self._local(until)
+        except OverflowError:
+            return datetime.combine(date.max if until.year > 1 else date.min, time.max)
         return datetime.combine(at.date(), time.max) if self._all_day or not isinstance(until, datetime) else at
 
     def _read_length(self) -> timedelta:
-        end, length = self._instant("DTEND"), self._component.get("DURATION")
+        end, length = self._value("DTEND"), self._component.get("DURATION")
+        if isinstance(length, list):
+            self.refuse("DURATION occurs twice", "leave one of them out")
         if end is not None:
-            found = self._local(end) - self.start
+            found = self._local(end) - self._start
         else:
-            found = cast("timedelta", length.dt) if length is not None else (_DAY if self._all_day else timedelta(0))
-        if found < timedelta(0):
+            found = cast("timedelta", length.dt) if length is not None else (_DAY if self._all_day else _NOTHING)
+        return self._checked(found)
+
+    def _checked(self, length: timedelta) -> timedelta:
+        if length < _NOTHING:
             self.refuse("it ends before it begins", "exchange DTSTART and DTEND")
-        if found > MAX_DAYS * _DAY:
+        if length > MAX_DAYS * _DAY:
             self.refuse(f"it is longer than {MAX_DAYS} days", "write an RRULE, or put weekdays into the calendar")
-        return found
+        return length
 
     def _refuse_unread(self) -> None:
         if self._component.get("EXRULE") is not None:
@@ -205,18 +229,28 @@ class _Event:
         if found is not None and "RANGE" in found.params:
             self.refuse("RANGE=THISANDFUTURE is not read", "end the series with UNTIL and begin another")
 
-    def _instant(self, name: str) -> date | None:
+    def _value(self, name: str) -> date | None:
         found = self._component.get(name)
         if isinstance(found, list):
             self.refuse(f"{name} occurs twice", "leave one of them out")
+        if found is not None and not isinstance(found.dt, date):
+            self.refuse(f"{name} is no date", "write a date, or a date with a time")
         return None if found is None else cast("date", found.dt)
 
-    def _instants(self, name: str) -> Iterator[datetime]:
+    def _listed(self, name: str) -> Iterator[tuple[date, timedelta]]:
+        """Yield the values of EXDATEs or RDATEs, each with its length: a period has its own."""
         for group in self._all(name):
             assert isinstance(group, vDDDLists)  # noqa: S101 - by its property; a broken one was refused
             for each in group.dts:
-                at = cast("date | tuple[date, object]", each.dt)
-                yield self._local(at[0] if isinstance(at, tuple) else at)
+                match each.dt:
+                    case (datetime() as start, timedelta() as length):
+                        yield start, self._checked(length)
+                    case (datetime() as start, datetime() as end):
+                        yield start, self._checked(self._local(end) - self._local(start))
+                    case date() as start:
+                        yield start, self._length
+                    case _:
+                        self.refuse(f"{name} is no date", "write a date, or a date with a time")
 
     def _all(self, name: str) -> list[object]:
         found = self._component.get(name)
@@ -227,6 +261,22 @@ class _Event:
         if not isinstance(at, datetime):
             return datetime.combine(at, time())
         return (at.astimezone(self._zone) if at.tzinfo and self._zone else at).replace(tzinfo=None)
+
+    def _in_utc(self, local: datetime) -> datetime:
+        """Return a start in UTC; an all-day event, and one without a zone, has no instant but its own clock's."""
+        return local.replace(tzinfo=self._zone).astimezone(UTC).replace(tzinfo=None) if self._zone else local
+
+    def _place(self, at: date) -> date:
+        """Return what names an occurrence: its instant, or its day if the value or the series has no time."""
+        local = self._local(at)
+        return self._in_utc(local) if isinstance(at, datetime) and not self._all_day else local.date()
+
+
+def _touched(start: datetime, length: timedelta) -> Iterator[date]:
+    """Yield the days that an event touches from a given start."""
+    last = (start + max(length - timedelta.resolution, _NOTHING)).date()
+    for number in range((last - start.date()).days + 1):
+        yield start.date() + number * _DAY
 
 
 def _events(data: bytes, file: str) -> list[_Event]:

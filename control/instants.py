@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,6})?", re.ASCII)
 """A duration as a bare number of seconds."""
 
+_NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,9})?", re.ASCII)
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
@@ -39,7 +40,7 @@ _NEAR = 2 * 86_400  # no zone's clock was ever changed by more than a day
 _WEEKDAY = r"(?P<weekday>mon|tue|wed|thu|fri|sat|sun)(?:day|sday|nesday|rsday|urday)?"
 _MONTH = r"(?P<month>jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}"
 _YEAR = r"(?:,? (?P<year>\d{4}))?"
-_CLOCK = r"(?P<clock>\d{1,2}:\d\d(?::\d\d(?:\.\d{1,6})?)?)"
+_CLOCK = r"(?P<clock>(?!24)\d{1,2}:\d\d(?::\d\d(?:\.\d{1,6})?)?)"  # newer Pythons read 24:00 as the next day
 _IN_WORDS = [
     re.compile(form, re.ASCII | re.IGNORECASE)
     for form in (
@@ -52,7 +53,7 @@ _IN_WORDS = [
 ]
 _RELATIVE = re.compile(r"([+-]?)(?=[P\d])(.+)", re.ASCII)
 _SPOKEN = re.compile(r"(?:(in) )?(\d[\d. a-z]{0,30}?)(?: (ago))?", re.ASCII | re.IGNORECASE)
-_LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?", re.ASCII)
+_LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ](?!24)\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?", re.ASCII)
 _OFFSET_WITHOUT_SECONDS = re.compile(r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d)([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _WITHOUT_SECONDS = re.compile(r"(?:.*[Tt ])?\d{1,2}:\d\d(?:[Zz]|[+-]\d\d:\d\d)?", re.ASCII)
 _TWELVE_HOURS = re.compile(r"(?<![\d:+-])(1[0-2]|0?[1-9])(:\d\d(?::\d\d(?:\.\d{1,6})?)?)? ?([ap])m\Z", re.ASCII | re.I)
@@ -114,6 +115,15 @@ def read_instant(
     from tidewheel.schedules.zones import zone  # here: most commands read no local time
 
     return _on_clock_of(zone(zone_name), local, text, path)
+
+
+def typed_number(text: str) -> float | None:
+    """Return a number that a person typed; None for any other text.
+
+    >>> [typed_number(text) for text in ("12", "0.5", "inf", "1e9", "1_000", "-1")]
+    [12.0, 0.5, None, None, None, None]
+    """
+    return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def unit_of(text: str) -> timedelta:

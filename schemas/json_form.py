@@ -136,7 +136,9 @@ def _primitive(kind: str, value: object, path: str) -> object:
             return value
         case ("int" | "long", int()) if not isinstance(value, bool) and _fits(kind, value):
             return value
-        case ("double", int() | float()) if not isinstance(value, bool):
+        case ("double", float()):
+            return value
+        case ("double", int()) if not isinstance(value, bool) and _fits("long", value):
             return float(value)
         case ("instant", str()):
             return _instant(value, path)

@@ -178,7 +178,7 @@ class ReleaseBody(StrictModel):
         dry_run: Only count them.
     """
 
-    keys: list[str] = Field(default_factory=list[str], max_length=_MOST_JOBS)
+    keys: list[Key] = Field(default_factory=list[str], max_length=_MOST_JOBS)
     error: Text | None = None
     everything: bool = False
     dry_run: bool = False

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 from uuid import UUID
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -34,9 +34,9 @@ from tidewheel.control.api.queries import (
     LabelFilter,
     PageQuery,
     TenantQuery,
-    Whole,
     read_key,
     read_query,
+    whole,
 )
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.archive.show import show_run_anywhere
@@ -104,7 +104,7 @@ class LogsQuery(TenantQuery):
         attempt: Only this attempt.
     """
 
-    attempt: Whole | None = None
+    attempt: Annotated[int, Field(ge=0, le=2**31 - 1), BeforeValidator(whole)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

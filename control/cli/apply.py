@@ -32,7 +32,9 @@ _MAX_PROCESSES = 32  # each has a connection, and up to three batches of 16 MiB
 def apply(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE...", help="JSON lines, a JSON array or YAML; - is standard input."),
+        typer.Argument(
+            metavar="FILE...", help="JSON lines, a JSON array, YAML, or CronJobs of Kubernetes; - is standard input."
+        ),
     ] = None,
     *,
     more: Annotated[
@@ -155,6 +157,8 @@ def _all(files: Sequence[str], seen: Callable[[int], None]) -> Iterator[JobText]
         for number, written in enumerate(read_jobs(source)):
             if number % 1000 == 0:
                 seen(before + written.bytes_read)
+            for note in written.notes:
+                typer.echo(f"{written.place}: {note}", err=True)
             yield JobText(written.place, written.content)
         before += written.bytes_read if written else 0
         seen(before)

@@ -1,5 +1,6 @@
 """`tidewheel archive run | list | show | verify | restore | forget`."""
 
+import re
 from contextlib import closing
 from dataclasses import asdict
 from datetime import date
@@ -147,6 +148,9 @@ def forget(
 
 def _day(text: str) -> date:
     try:
-        return date.fromisoformat(text)
+        found = date.fromisoformat(text) if re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII) else None
     except ValueError:
+        found = None
+    if found is None:
         refuse("DAY", f"{text!r} is no day", "write it as 2026-11-20")
+    return found

@@ -3,7 +3,8 @@
 One job is a JSON object or a YAML mapping. Many jobs are JSON lines, one JSON object, a JSON array, or YAML: one job, a
 list, or several documents. JSON lines are read one at a time, in any number. Any other form is read whole, up to
 64 MiB, and its jobs are made one at a time. A job that cannot be read is reported with its place, and the other jobs
-are read.
+are read. An empty YAML document counts as nothing. A CronJob of Kubernetes, or a List of them, is read as
+`control/kubernetes.py` describes.
 
 YAML has JSON's types: a date, a time or `yes` is text, names are text, and a repeated name is refused. A job whose
 aliases repeat so much that it would be longer than a request is refused before it is made: nine lines of YAML may stand
@@ -14,18 +15,20 @@ import codecs
 import json
 import re
 import sys
-from collections.abc import Callable, Generator, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
+import typer
 import yaml
 
 from tidewheel.control.client.bulk_load import REMEDY
+from tidewheel.control.kubernetes import is_manifest, objects_of, read_cron_job
 from tidewheel.control.reads.yaml_form import NUMBER
 from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, refuse
 from tidewheel.jobs.invalid import UnreadableValue
-from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, as_object, read_object
+from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, as_object, read_object, read_value
 
 STANDARD_INPUT = "-"
 MAX_VALUES = MAX_DOCUMENT_BYTES // 2  # of one job: a value takes two bytes of JSON, and a kilobyte of memory here
@@ -37,7 +40,16 @@ def read_job(source: str) -> dict[str, object]:
     Raises:
         InvalidInput: As of `read_document`.
     """
-    return read_document(source, "write the job as an object: key, schedule, target")
+    found = read_document(source, "write the job as an object: key, schedule, target")
+    if not is_manifest(found):
+        return found
+    objects = objects_of(found)
+    if len(objects) != 1:
+        refuse("--file", f"{source} has {len(objects)} objects of Kubernetes", "run `tidewheel apply` with the file")
+    read = read_cron_job(objects[0])
+    for note in read.notes:
+        typer.echo(f"{source}: {note}", err=True)
+    return read.job
 
 
 def read_document(source: str, remedy: str) -> dict[str, object]:
@@ -85,7 +97,7 @@ def read_bytes(source: str, path: str) -> bytes:
 def _mapping(data: bytes) -> dict[str, object]:
     try:
         loader = JobLoader(data.decode())
-        node = loader.get_single_node()
+        node = _only_document(loader)
         found = None if node is None else as_object(_constructed(loader, node))
     except UnicodeDecodeError as error:
         message = f"it is not valid UTF-8: byte {data[error.start]:#04x} at position {error.start}"
@@ -95,6 +107,20 @@ def _mapping(data: bytes) -> dict[str, object]:
     if found is None:
         message = "it is neither a JSON object nor a YAML mapping"
         raise UndecodableMessage(message)
+    return found
+
+
+def _only_document(loader: "JobLoader") -> yaml.Node | None:
+    """Return the only document that has content; None if there is none."""
+    found: yaml.Node | None = None
+    while loader.check_node():
+        node = cast("yaml.Node", loader.get_node())
+        if _is_nothing(node):
+            continue
+        if found is not None:
+            begin, other = "expected a single document", "but found another document"
+            raise yaml.MarkedYAMLError(begin, found.start_mark, other, node.start_mark)
+        found = node
     return found
 
 
@@ -142,6 +168,10 @@ def _constructed(loader: JobLoader, node: yaml.Node) -> object:
     return cast("object", loader.construct_document(node))  # pyright: ignore[reportUnknownMemberType]
 
 
+def _is_nothing(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.tag == _NULL
+
+
 def ensure_bounded(root: yaml.Node) -> None:
     """Refuse a node that would be too long with each alias written out; each node is counted once."""
     sizes: dict[int, int | None] = {}  # by identity; None while its parts are counted
@@ -179,7 +209,7 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
 
 
 _TOO_DEEP = "it is nested too deep"
-_TEXT = "tag:yaml.org,2002:str"
+_TEXT, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
 _SCALARS = (
     ("null", r"null|~|", ["n", "~", ""]),
     ("bool", r"true|false", ["t", "f"]),
@@ -208,11 +238,13 @@ class Written(NamedTuple):
         place: `file:line`.
         content: Its JSON text, its YAML mapping, or the error that makes it unreadable.
         bytes_read: Bytes of the file up to the end of this job.
+        notes: What a job of another scheduler was read as.
     """
 
     place: str
     content: bytes | dict[str, object] | FieldError
     bytes_read: int
+    notes: Sequence[str] = ()
 
 
 def ensure_readable(source: str) -> None:
@@ -232,6 +264,31 @@ def read_jobs(source: str) -> Iterator[Written]:
     Raises:
         InvalidInput: It cannot be read, or is too long to be read whole.
     """
+    for written in _read_file(source):
+        if (document := _mapping_of(written.content)) and is_manifest(document):
+            yield from _of_kubernetes(written, document)
+        else:
+            yield written
+
+
+def _mapping_of(content: bytes | dict[str, object] | FieldError) -> dict[str, object] | None:
+    """Return content that may be an object of Kubernetes; of JSON text most is not, and is left unread."""
+    if isinstance(content, bytes):
+        return as_object(read_value(content)) if b'"kind"' in content else None
+    return content if isinstance(content, dict) else None
+
+
+def _of_kubernetes(written: Written, document: Mapping[str, object]) -> Iterator[Written]:
+    for each in objects_of(document):
+        try:
+            found = read_cron_job(each)
+        except InvalidInput as error:
+            yield written._replace(content=error.errors[0])
+        else:
+            yield written._replace(content=found.job, notes=found.notes)
+
+
+def _read_file(source: str) -> Iterator[Written]:
     name = "<stdin>" if source == STANDARD_INPUT else source
     with _opened(source) as stream:
         number, line = 1, _line(stream, source).removeprefix(codecs.BOM_UTF8)
@@ -410,7 +467,9 @@ def _composed(loader: JobLoader) -> Iterator[yaml.Node]:
         loader.next_event()
     while not loader.check_event(yaml.SequenceEndEvent, yaml.DocumentEndEvent):
         loader.composed = 0
-        yield cast("yaml.Node", loader.compose_node(None, 0))
+        node = cast("yaml.Node", loader.compose_node(None, 0))
+        if listed or not _is_nothing(node):  # a `---` too many makes an empty document
+            yield node
     if listed:
         loader.next_event()
     loader.next_event()

@@ -17,6 +17,7 @@ from tidewheel.control.cli.output import (
     print_table,
 )
 from tidewheel.control.cli.tables import Cell
+from tidewheel.control.instants import typed_number
 from tidewheel.control.reads import tenants as read
 from tidewheel.control.reads.tenant_periods import tenant_periods
 from tidewheel.errors import refuse
@@ -210,14 +211,13 @@ def _limits(
 
 
 def _number(flag: str, text: str) -> float:
-    try:
-        return float(text.removesuffix("/s"))
-    except ValueError:
+    if (found := typed_number(text.removesuffix("/s"))) is None:
         refuse(flag, f"{text!r} is not a number", "write a number such as 100, or none")
+    return found
 
 
 def _whole(flag: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
         refuse(flag, f"{text!r} is not a whole number", "write a number such as 500, or none")
     return int(text)
 

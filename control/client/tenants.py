@@ -16,6 +16,7 @@ from tidewheel.control.reads.tenant_periods import KEPT_STATES, MAX_PERIOD, Tena
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants, show_tenant, tenant_usage
 from tidewheel.errors import FieldError, InvalidInput, Refused, TenantDeleted, UnknownFreeze
 from tidewheel.intake.cancel import block_claims
+from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
@@ -287,14 +288,19 @@ def _checked(limits: Mapping[str, object], tenant: str) -> dict[str, Any]:
 
 def _misfit(name: str, value: object, tenant: str) -> FieldError | None:
     least, most = _BOUNDS[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return FieldError(name, f"{value!r} is not a number", f"write a number of at most {most:,}")
+    # A whole number of JSON can be too large for a float: only a float can be infinite.
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or (isinstance(value, float) and not math.isfinite(value))
+    ):
+        return FieldError(name, f"{shown(value)} is not a number", f"write a number of at most {most:,}")
     if value == 0 and name != "weight":
         remedy = f"freeze the tenant instead: tidewheel tenant pause {tenant}"
         return FieldError(name, "0 would refuse everything", remedy)
     if not least <= value <= most or (name != "triggers_per_second" and value != int(value)):
         kind = "number" if name == "triggers_per_second" else "whole number"
         return FieldError(
-            name, f"{value} does not fit", f"write a {kind} from {least:g} to {most:,}; none lifts the limit"
+            name, f"{shown(value)} does not fit", f"write a {kind} from {least:g} to {most:,}; none lifts the limit"
         )
     return None

@@ -21,6 +21,7 @@ from tidewheel.control.console.under_way import redrive_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted, number
+from tidewheel.control.instants import typed_number
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary, kind_to_redrive
 from tidewheel.control.reads.retry_facts import RetryFacts, read_retry_facts
 from tidewheel.errors import FieldError, refuse
@@ -246,10 +247,7 @@ def _nothing(verb: str, query: ChosenQuery, urls: Urls) -> Dialog:
 def _rate(text: str | None) -> float | None:
     if text is None:
         return None
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
+    rate = typed_number(text) or 0.0
     if not 0 < rate <= MAX_RATE:
         refuse("rate", f"{text!r} is not a rate", f"write a number of dead letters per second, at most {MAX_RATE:,}")
     return rate

@@ -24,7 +24,6 @@ from tidewheel.control.console.door import Door
 from tidewheel.control.console.forms import Form, check_form, read_form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.job_race import Race, lay_on_top, read_race
-from tidewheel.control.console.paste import read_pasted
 from tidewheel.control.console.spec_check import Check, check, every_error
 from tidewheel.control.console.spec_fields import GROUPS, LABELS, SCHEDULES, TARGETS
 from tidewheel.control.console.spec_form import (
@@ -36,6 +35,7 @@ from tidewheel.control.console.spec_form import (
     normalised,
     typed,
 )
+from tidewheel.control.pasted import read_pasted
 from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.control.reads.versions import job_at
 from tidewheel.errors import FieldError, InvalidInput, Refused, RequestConflict, UnknownJob, VersionConflict

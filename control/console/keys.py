@@ -19,6 +19,7 @@ from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.console.words import when
+from tidewheel.control.instants import typed_number
 from tidewheel.control.reads.api_keys import ApiKeyPage, ApiKeySummary, list_api_keys, show_api_key
 from tidewheel.errors import FieldError, InvalidInput, UnknownApiKey, refuse
 from tidewheel.jobs.invalid import InvalidValue
@@ -179,10 +180,9 @@ def _body(form: Form) -> KeyBody:
         "name": form.get("name", "").strip(), "scopes": [str(each) for each in _SCOPES if text_of(form, each)],
         "all_tenants": text_of(form, "all_tenants") is not None,
     }  # fmt: skip
-    try:
-        given |= {"rate": float(rate)} if rate else {}
-    except ValueError:
-        given["rate"] = rate
+    if rate:
+        number = typed_number(rate)
+        given["rate"] = rate if number is None else number
     try:
         return validate(KeyBody, given | ({"lifetime": lifetime} if lifetime else {}))
     except InvalidValue as invalid:

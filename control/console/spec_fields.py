@@ -1,6 +1,7 @@
 """The fields of the form of a job: their groups, how each is typed, and what it means empty."""
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -298,14 +299,9 @@ def _lines(text: str) -> list[str]:
 
 def _number(text: str) -> object:
     bare = text.strip()
-    try:
-        return int(bare) if len(bare) < 20 else bare
-    except ValueError:
-        pass
-    try:
-        return float(bare)
-    except ValueError:
-        return bare
+    if re.fullmatch(r"-?\d{1,19}", bare, re.ASCII):
+        return int(bare)
+    return float(bare) if re.fullmatch(r"-?\d{1,15}\.\d{1,15}", bare, re.ASCII) else bare
 
 
 def _span(text: str) -> object:

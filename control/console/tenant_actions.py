@@ -18,6 +18,7 @@ from tidewheel.control.console.tenants import gauges, named_tenant
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import part
 from tidewheel.control.console.words import agreed, counted, number
+from tidewheel.control.instants import typed_number
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage
 from tidewheel.errors import FieldError, InvalidInput, refuse
 
@@ -82,12 +83,10 @@ def _limits(form: Form) -> dict[str, Any]:
     wrong: list[FieldError] = []
     for name in _HELP:
         text = text_of(form, name)
-        try:
-            value = None if text is None else float(text.replace(",", "") if _GROUPED.fullmatch(text) else text)
-            whole = value is not None and value.is_integer()
-            found[name] = int(value) if whole and value is not None else value
-        except (ValueError, OverflowError):
+        value = None if text is None else typed_number(text.replace(",", "") if _GROUPED.fullmatch(text) else text)
+        if text is not None and value is None:
             wrong.append(FieldError(name, f"{text!r} is not a number", "write digits, or nothing for no limit"))
+        found[name] = int(value) if value is not None and value.is_integer() else value
     if wrong:
         raise InvalidInput(wrong)
     return found

@@ -21,6 +21,7 @@ from typing import Protocol, TypedDict, cast
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.lease import Lease, LeaseOver
 from tidewheel.executor.outcome import NOT_STARTED, Outcome, failed, succeeded
+from tidewheel.executor.runners.retry_after import retry_after
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_RESULT_BYTES
@@ -297,13 +298,8 @@ def _refused(error: Exception) -> Outcome:
     code, message = (detail.get("Code", name), detail.get("Message", "")) if detail else (name, str(error))
     status = metadata.get("HTTPStatusCode", 500)
     refused = 400 <= status < 500  # before it was invoked
-    after = _wait(metadata.get("HTTPHeaders", {})) if status == 429 else None
+    after = retry_after(metadata.get("HTTPHeaders", {})) if status == 429 else None
+    if status == 429 and after is None:
+        after = _THROTTLED
     permanent = refused and status not in _RETRIED_4XX
     return failed(code, message, permanent=permanent, retry_after=after, not_started=refused)
-
-
-def _wait(headers: Mapping[str, str]) -> timedelta:
-    try:
-        return timedelta(seconds=min(max(float(headers["retry-after"]), 0.0), 86_400.0))
-    except (KeyError, ValueError):
-        return _THROTTLED

@@ -9,8 +9,7 @@ import json
 import string
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
@@ -30,6 +29,7 @@ from tidewheel.executor.runners.addresses import (
 )
 from tidewheel.executor.runners.echoes import redactor_of
 from tidewheel.executor.runners.http_client import HttpClient, NotRepeated, read_place
+from tidewheel.executor.runners.retry_after import retry_after
 from tidewheel.executor.runners.secret_store import SecretMissing, SecretRefused, SecretStore
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.hosts import TargetUrl
@@ -72,7 +72,7 @@ async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def outcome_of_response(response: aiohttp.ClientResponse, body: bytes, url: str, sent: Redactor) -> Outcome:
-    """Return the outcome of a response: 2xx succeeds.
+    """Return the outcome of a response: 2xx succeeds. A status below 200 is that of a broken response.
 
     Args:
         response: The response's head.
@@ -90,6 +90,8 @@ def outcome_of_response(response: aiohttp.ClientResponse, body: bytes, url: str,
         if len(result) > MAX_RESULT_BYTES:
             result = _result({"status": status, "body": text[:_CUT_CHARACTERS], "cut": True})
         return succeeded(result)
+    if status < HTTPStatus.OK:  # the client reads 1xx by itself, except 101, which it never requests
+        return failed("http_protocol", f"{url} answered with status {status:03}, which ends no request")
     permanent = status < 500 and status not in _RETRIED_4XX
     description = f"{url} answered {status} {sent.redact(response.reason or '')}"
     if status in _REDIRECTS and "location" in headers:
@@ -97,7 +99,7 @@ def outcome_of_response(response: aiohttp.ClientResponse, body: bytes, url: str,
         description += f", a redirect to {location}, which is not followed"
     # Redacted before each cut, which could end within a secret.
     message = f"{description}: {redact(text)[:_SHOWN_CHARACTERS]}"
-    return failed(f"http_{status}", message, permanent=permanent, retry_after=_retry_after(headers))
+    return failed(f"http_{status}", message, permanent=permanent, retry_after=retry_after(headers))
 
 
 def connection_failed(error: BaseException | None, sent: Redactor) -> Outcome:
@@ -127,26 +129,6 @@ def _message(error: BaseException | None) -> str:
 def _result(document: dict[str, object]) -> bytes:
     """Return a result in the compact form that JSON events carry as a value, not as base64."""
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _retry_after(headers: Mapping[str, str]) -> timedelta | None:
-    """Return the delay in Retry-After: seconds, or a date by the server's clock (RFC 9110, 10.2.3)."""
-    value = headers.get("retry-after")
-    if value is None:
-        return None
-    with suppress(ValueError):
-        return timedelta(seconds=min(max(float(value), 0.0), 86_400.0))
-    with suppress(ValueError, TypeError):
-        wait = parsedate_to_datetime(value).astimezone(UTC) - _served_at(headers)
-        return min(max(wait, timedelta(0)), timedelta(days=1))
-    return None
-
-
-def _served_at(headers: Mapping[str, str]) -> datetime:
-    """Return the response's Date, or this machine's time without one. Source: RFC 9110 section 6.6.1."""
-    with suppress(ValueError, TypeError):
-        return parsedate_to_datetime(headers.get("date", "")).astimezone(UTC)
-    return SystemClock().now()
 
 
 _LEFT_SECONDS = 1.0  # for the body of a 202 response: read so that the connection can be kept

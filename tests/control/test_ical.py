@@ -107,6 +107,53 @@ def test_an_occurrence_of_another_series_is_not_replaced() -> None:
     assert days(one, other) == ["2026-12-01", "2026-12-08", "2026-12-09"]
 
 
+NEW_YORK_WEEKLY = event("DTSTART;TZID=America/New_York:20261125T220000", "RRULE:FREQ=WEEKLY;COUNT=3", "DURATION:PT1H")
+
+
+@pytest.mark.parametrize(
+    "recurrence_id",
+    ["RECURRENCE-ID;TZID=America/New_York:20261202T220000", "RECURRENCE-ID:20261203T030000Z",
+     "RECURRENCE-ID;TZID=Asia/Tokyo:20261203T120000", "RECURRENCE-ID;VALUE=DATE:20261202"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "start", ["DTSTART;TZID=Asia/Tokyo:20261210T120000", "DTSTART;VALUE=DATE:20261210", "DTSTART:20261210T230000Z"]
+)
+def test_moved_occurrence_leaves_its_old_day_whatever_its_new_zone(start: str, recurrence_id: str) -> None:
+    """Issue 39, W2: its instant was compared as a day of the zone that it was moved to."""
+    assert days(NEW_YORK_WEEKLY, event(start, recurrence_id)) == ["2026-11-25", "2026-12-09", "2026-12-10"]
+
+
+def test_exdate_in_another_zone_omits_its_instant() -> None:
+    series = NEW_YORK_WEEKLY.replace("END:VEVENT", "EXDATE:20261203T030000Z,20261210T000000Z\r\nEND:VEVENT")
+    assert days(series) == ["2026-11-25", "2026-12-09"]
+
+
+def test_rdate_with_a_period_lasts_as_long_as_the_period() -> None:
+    given = event("DTSTART:20261201T080000Z", "DURATION:PT1H", "RDATE;VALUE=PERIOD:20261205T200000Z/PT5H")
+    assert days(given) == ["2026-12-01", "2026-12-05", "2026-12-06"]
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York", "Pacific/Kiritimati", "UTC"])
+@pytest.mark.parametrize("until", ["99991231T235959Z", "99991231"])
+def test_repeats_until_the_end_of_the_calendar_go_on_to_the_horizon(zone: str, until: str) -> None:
+    """Issue 39, W3: east of Greenwich this UNTIL is a time of year 10000."""
+    given = event(f"DTSTART;TZID={zone}:20261130T080000", f"RRULE:FREQ=YEARLY;UNTIL={until}")
+    assert days(given, years=2) == ["2026-11-30", "2027-11-30"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "touched"),
+    [
+        (["DTSTART;VALUE=DATE:99991231"], "9999-12-31"),
+        (["DTSTART;TZID=Asia/Tokyo:99991231T230000"], "9999-12-31"),
+        (["DTSTART;VALUE=DATE:00010101"], "0001-01-01"),
+        (["DTSTART;TZID=America/New_York:00010101T000000"], "0001-01-01"),
+    ],
+)
+def test_day_at_an_end_of_the_calendar_is_read(lines: list[str], touched: str) -> None:
+    assert days(event(*lines)) == [touched]
+
+
 def test_every_layout_of_a_calendar_file_is_read() -> None:
     folded = event("DTSTART;VALUE=DATE:2026\r\n 1225", "DESCRIPTION:" + "x" * 60 + "\r\n " + "y" * 60)
     data = b"\xef\xbb\xbf" + file_of(folded) + file_of(event("DTSTART;VALUE=DATE:20261226")).replace(b"\r\n", b"\n")
@@ -124,6 +171,14 @@ def test_every_layout_of_a_calendar_file_is_read() -> None:
         (["DTSTART;VALUE=DATE:20261225", "RRULE:FREQ=HOURLY"], "has no FREQ of days or longer"),
         (["DTSTART;VALUE=DATE:20261225", "RRULE:FREQ=YEARLY;INTERVAL=0"], "INTERVAL of its RRULE is less than 1"),
         (["DTSTART;VALUE=DATE:00010101", "RRULE:FREQ=DAILY"], "more than 10000 days"),
+        (["DTSTART;VALUE=DATE:20261225", "RRULE:FREQ=DAILY;COUNT=0"], "COUNT of its RRULE is less than 1"),
+        (["DTSTART;VALUE=DATE:99991231", "DURATION:P2D"], "outside the years 1 to 9999"),
+        (["DTSTART;TZID=Asia/Tokyo:20261225T080000", "DTEND:99991231T235959Z"], "outside the years 1 to 9999"),
+        (["DTSTART;TZID=Asia/Tokyo:20261225T080000", "RDATE:99991231T235959Z"], "outside the years 1 to 9999"),
+        (["DTSTART;TZID=Asia/Tokyo:20261225T080000", "EXDATE:99991231T235959Z"], "outside the years 1 to 9999"),
+        (["DTSTART;VALUE=DATE:20261225", "DURATION:PT1H", "DURATION:P1D"], "DURATION occurs twice"),
+        (["DTSTART;VALUE=TIME:080000"], "DTSTART is no date"),
+        (["DTSTART;VALUE=DATE:20261225", "RDATE;VALUE=TIME:080000"], "RDATE"),
         (["DTSTART;VALUE=DATE:20261225", "DURATION:P20000D"], "longer than 10000 days"),
         (["DTSTART;VALUE=DATE:20261225", "EXRULE:FREQ=DAILY"], "EXRULE is no longer part"),
         (["DTSTART;VALUE=DATE:20261225", "RECURRENCE-ID;RANGE=THISANDFUTURE:20261225"], "THISANDFUTURE is not read"),

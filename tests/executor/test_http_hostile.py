@@ -70,6 +70,9 @@ def resolving(*answers: Sequence[str]) -> tuple[Resolve, list[str]]:
         (says(b"HTTP/1.1 20"), "without sending"),
         (says(OK + b"content-length: 100\r\n\r\nonly this"), "not completed"),
         (says(OK + b"transfer-encoding: chunked\r\n\r\n5\r\nhel"), "complete"),
+        (says(b"HTTP/1.1 099 Low\r\ncontent-length: 0\r\n\r\n"), "status 099"),
+        (says(b"HTTP/1.1 000 None\r\ncontent-length: 0\r\n\r\n"), "status 000"),
+        (says(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"), "status 101"),
     ],
 )
 def test_invalid_or_truncated_http_response_is_retried(talk: Callable[[socket.socket], None], said: str) -> None:

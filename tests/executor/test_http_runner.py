@@ -1,6 +1,7 @@
 """HTTP targets: what is sent, how answers are judged; no redirect, no inside address, no endless body."""
 
 import json
+import time
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import unquote
@@ -80,7 +81,10 @@ def test_server_error_is_retried(status: int) -> None:
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, f"http_{status}", False)
 
 
-@pytest.mark.parametrize(("said", "waits"), [("7", 7.0), ("0", 0.0), ("-5", 0.0), ("999999", 86_400.0), ("1.5", 1.5)])
+@pytest.mark.parametrize(
+    ("said", "waits"),
+    [("7", 7.0), ("0", 0.0), ("999999", 86_400.0), ("9" * 5000, 86_400.0), ("1.5", 1.5), ("007", 7.0)],
+)
 def test_retry_after_in_seconds_is_honoured_within_a_day(said: str, waits: float) -> None:
     with serving(Answer(503, headers={"Retry-After": said})) as target:
         assert call(target.url()).retry_after == timedelta(seconds=waits)
@@ -101,7 +105,31 @@ def test_retry_after_date_is_read_on_the_servers_clock() -> None:
         assert call(target.url()).retry_after == timedelta(seconds=90)
 
 
-@pytest.mark.parametrize("said", ["soon", "", "Fri, 99 Foo 2026"])
+@pytest.mark.parametrize("form", ["%A, %d-%b-%y %H:%M:%S GMT", "%a %b %e %H:%M:%S %Y"])
+def test_retry_after_in_the_old_forms_of_a_date_is_in_greenwichs_time(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third form has no zone; Python's reader takes it for a time of the machine."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        theirs = SystemClock().now().replace(microsecond=0)
+        told = {"Date": http_date(theirs), "Retry-After": (theirs + timedelta(seconds=90)).strftime(form)}
+        with serving(Answer(503, headers=told)) as target:
+            assert call(target.url()).retry_after == timedelta(seconds=90)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "soon", "", "-5", "+5", "inf", "nan", "1e9", "1_000", "0x10", "5.", ".5", "\u00b2", "5 s",
+        "Fri, 99 Foo 2026", "Fri, 31 Feb 2026 08:00:00 GMT", "Fri, 27 Nov 2026 25:00:00 GMT", "27 Nov 2099 08:00:00",
+        "Fri, 27 Nov 2099 08:00:00 +0900", "2099-11-27T08:00:00Z",
+    ],
+)  # fmt: skip
 def test_invalid_retry_after_is_ignored(said: str) -> None:
     with serving(Answer(503, headers={"Retry-After": said})) as target:
         assert call(target.url()).retry_after is None

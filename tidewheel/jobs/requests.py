@@ -154,7 +154,7 @@ class JobRollback(_AboutJob):
     """
 
     type: Literal["job.rollback"]
-    version: Annotated[int, Field(ge=1)]
+    version: Annotated[int, Field(ge=1, le=2**31 - 1)]
     if_version: IfVersion | None = None
 
 

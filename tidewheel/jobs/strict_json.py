@@ -123,8 +123,11 @@ def _not_finite(value: object) -> tuple[str, float] | None:
 
 
 def canonical(value: object) -> bytes:
-    """Return a JSON value in the canonical form that equal values share: compact, names sorted."""
-    return _CANONICAL.encode(value).encode()
+    """Return a JSON value in the canonical form that equal values share: compact, names sorted.
+
+    It may be compared before it is checked, so half a surrogate pair is no error here.
+    """
+    return _CANONICAL.encode(value).encode("utf-8", "surrogatepass")
 
 
 def as_object(value: object) -> dict[str, object] | None:

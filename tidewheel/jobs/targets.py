@@ -61,6 +61,9 @@ def _answer_span(value: object) -> timedelta:
     return span(timedelta(seconds=1), LONGEST_ANSWER)(value)
 
 
+_NO_TEXT = re.compile(r"[\0\ud800-\udfff]")  # NUL ends a word of a program; half a surrogate pair has no UTF-8
+
+
 def _argv(value: object) -> tuple[str, ...]:
     remedy = 'write a list of words, such as ["/srv/bin/report", "--day", "today"]; no shell reads them'
     if (given := as_list(value)) is None:
@@ -69,11 +72,11 @@ def _argv(value: object) -> tuple[str, ...]:
     if not given or len(given) > MAX_ARGUMENTS:
         raise InvalidValue(problem=f"there are {len(given)} words", remedy=f"write 1 to {MAX_ARGUMENTS}")
     for index, word in enumerate(given):
-        if not isinstance(word, str) or "\0" in word:
+        if not isinstance(word, str) or _NO_TEXT.search(word):
             raise InvalidValue(problem=f"{shown(word)} is not valid", remedy=remedy, path=str(index))
     if fault := path_problem(str(given[0])):
         raise InvalidValue(problem=fault, remedy="write the program's path, such as /srv/bin/report", path="0")
-    if sum(len(str(word).encode("utf-8", "surrogatepass")) for word in given) > MAX_ARGUMENT_BYTES:
+    if sum(len(str(word).encode()) for word in given) > MAX_ARGUMENT_BYTES:
         remedy = f"write at most {MAX_ARGUMENT_BYTES} bytes; the payload arrives on standard input"
         raise InvalidValue(problem="it is too long", remedy=remedy)
     return tuple(str(word) for word in given)
@@ -94,7 +97,7 @@ def _environment(value: object) -> dict[str, str]:
         if not _VARIABLE.fullmatch(name) or name.startswith("TIDEWHEEL_"):
             remedy = "write letters, digits and '_', no digit first; Tidewheel sets those that begin with TIDEWHEEL_"
             raise InvalidValue(problem=f"{shown(name)} cannot be set", remedy=remedy)
-        if not isinstance(content, str) or "\0" in content or len(content) > MAX_URL:
+        if not isinstance(content, str) or _NO_TEXT.search(content) or len(content) > MAX_URL:
             remedy = f"write text of at most {MAX_URL} characters, without NUL"
             # Text is not shown: it is often a secret.
             problem = f"{'its text' if isinstance(content, str) else shown(content)} is not valid"

@@ -48,7 +48,10 @@ _MICROSECONDS = (604_800_000_000, 86_400_000_000, 3_600_000_000, 60_000_000, 1_0
 _LONGEST = timedelta(days=36_525)  # a century: more than any use needs, and every reader can count it
 _REMEDY = "write a duration such as 10s, 5m, 1h30m, 250ms or PT10S, or a number of seconds"
 
-_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d(?:\.\d{1,9})?)([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
+# Hour 24 is ISO 8601's alone: newer Pythons read it as the next day, older ones refuse it.
+_RFC3339 = re.compile(
+    r"(\d{4}-\d\d-\d\d)[Tt ]((?:[01]\d|2[0-3]):\d\d:\d\d(?:\.\d{1,9})?)([Zz]|[+-]\d\d:\d\d)?", re.ASCII
+)
 _EARLIEST_YEAR = 1970  # run ids count milliseconds from here
 _EXAMPLE = "2026-03-29T08:00:00+02:00"
 
@@ -311,16 +314,17 @@ def _from_text(text: str) -> timedelta:
 
 
 def _from_seconds(seconds: float) -> timedelta:
-    if isinstance(seconds, bool) or not math.isfinite(seconds):
-        return _refuse(f"{seconds!r} is not a duration")
-    if abs(seconds) > _LONGEST.total_seconds():
-        return _refuse(f"{seconds:.6g} s is longer than a century")
+    # Compared before anything converts it: a whole number of JSON can be too large for a float.
+    if seconds > _LONGEST.total_seconds():
+        return _refuse(f"{shown(seconds)} s is longer than a century")
+    if seconds < 0:
+        return _refuse(f"{shown(seconds)} s is negative")
+    if isinstance(seconds, bool) or math.isnan(seconds):
+        return _refuse(f"{shown(seconds)} is not a duration")
     return _bounded_durations(round(seconds * 1_000_000), f"{seconds!r} s")
 
 
 def _bounded_durations(micros: int, text: str) -> timedelta:
-    if micros < 0:
-        return _refuse(f"{text} is negative")
     if micros > microseconds(_LONGEST):
         return _refuse(f"{text} is longer than a century")
     return timedelta(microseconds=micros)

@@ -27,6 +27,7 @@ from tidewheel.schedules.cron_syntax import (
     read_field,
     split_expression,
 )
+from tidewheel.schedules.peer_cron import from_event_bridge, from_quartz
 
 _MAX_PROBLEMS = 4  # with more problems the corrected expression would no longer resemble it
 
@@ -89,8 +90,8 @@ def _kinds(words: list[str]) -> tuple[FieldKind, ...]:
     problem = f"{len(words)} field{'s were' if len(words) > 1 else ' was'} read in {' '.join(words)!r}"
     if f"@{words[0].lower()}" in SHORTHANDS:
         remedy = f"write @{words[0].lower()}"
-    elif len(words) == 7 and _readable(words[:6]):
-        remedy = f"there is no year field: write `{' '.join(words[:6])}` and bound it with start_at and end_at"
+    elif (quartz := from_quartz(words)) and _readable(quartz.split()):
+        remedy = f"there is no year field: write `{quartz}` and bound it with start_at and end_at"
     else:
         padded = [*words, *["*"] * (5 - len(words))]
         remedy = f"write {SHAPE}, such as `{' '.join(padded) if _readable(padded) else '0 3 * * *'}`"
@@ -123,19 +124,24 @@ def _read(words: list[str], kinds: tuple[FieldKind, ...], hash_key: bytes | None
                 # from here only the corrected text is tried, which may hold an H for an R
                 hash_key = hash_key or b"any"
                 if not corrected[index]:
-                    raise _refusal(found, "", len(kinds)) from None
+                    raise _refusal(found, "", words) from None
     if found:
-        raise _refusal(found, " ".join(corrected) if len(read) == len(kinds) else "", len(kinds))
+        raise _refusal(found, " ".join(corrected) if len(read) == len(kinds) else "", words)
     return read
 
 
-def _refusal(found: list[ElementRefused], corrected: str, fields: int) -> ScheduleRefused:
-    problems = dict.fromkeys(refused.problem for refused in found[:_MAX_PROBLEMS])
+def _refusal(found: list[ElementRefused], corrected: str, words: list[str]) -> ScheduleRefused:
+    problems = ", and ".join(dict.fromkeys(refused.problem for refused in found[:_MAX_PROBLEMS]))
     hints = dict.fromkeys(refused.hint for refused in found[:_MAX_PROBLEMS] if refused.hint)
     nearest = [f"the nearest that works is `{corrected}`"] if corrected else []
-    if fields == len(SIX):
+    if len(words) == len(SIX):
+        # One corrected field would keep an order of the fields that may not be the one that was meant.
+        if (five := from_event_bridge(words)) and _readable(five.split()):
+            bounds = "" if words[5] == "*" else " and bound it with start_at and end_at"
+            meant = f"if the last is the year, write `{five.replace('?', '*')}`{bounds}"
+            return ScheduleRefused(problems, f"of six fields the first is the seconds; {meant}", "cron")
         hints["of six fields the first is the seconds"] = None
-    return ScheduleRefused(", and ".join(problems), "; ".join([*nearest, *hints]), "cron")
+    return ScheduleRefused(problems, "; ".join([*nearest, *hints]), "cron")
 
 
 def _expand(fields: tuple[FieldText, ...]) -> list[int]:

@@ -15,6 +15,7 @@ from hashlib import sha256
 
 from tidewheel.errors import ScheduleRefused
 from tidewheel.schedules.cron_fields import DayRule, bits
+from tidewheel.schedules.peer_cron import event_bridge
 from tidewheel.schedules.zones import zone
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -361,6 +362,11 @@ def split_expression(expression: str) -> tuple[str | None, list[str]]:
     zone_name, text = _split_zone(_checked(expression))
     if text.startswith("@") and text.lower() not in SHORTHANDS:
         raise _shorthand_refused(text)
+    if found := event_bridge(text):
+        ours = found.text.replace("?", "*")
+        remedy = f"write `{ours}`" if found.field == "cron" else f'write the schedule as {{"interval": "{ours}"}}'
+        problem = f"{text!r} is an expression of EventBridge"
+        raise ScheduleRefused(problem, remedy, "cron")
     return zone_name, SHORTHANDS.get(text.lower(), text).split()
 
 

@@ -735,7 +735,9 @@ SELECT DISTINCT o.waits_for
       JOIN job_versions AS v ON v.job_id = given.job_id AND v.version = given.version
       JOIN job_versions AS p ON p.job_id = given.job_id AND p.version = given.version - 1
      CROSS JOIN LATERAL (
-        SELECT w.waits_for FROM job_runs AS w WHERE w.job_id = given.job_id ORDER BY w.scheduled_at LIMIT 10000
+        -- A run that waits in an ordering key has no limit to read.
+        SELECT CASE WHEN w.concurrency_key IS NOT NULL THEN w.waits_for END AS waits_for
+          FROM job_runs AS w WHERE w.job_id = given.job_id ORDER BY w.scheduled_at LIMIT 10000
      ) AS r
      WHERE (v.concurrency_key IS NULL, v.at_once, v.every_us, v.burst)
            IS DISTINCT FROM (p.concurrency_key IS NULL, p.at_once, p.every_us, p.burst)

@@ -9,12 +9,14 @@ import pytest
 
 from tests.control.cli.command import process, tidewheel
 from tests.fixtures.database import Database
+from tests.strict_types import ROOT
 from tests.transitions.acts import submit
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import MAX_WHOLE_BYTES, read_jobs
 from tidewheel.control.client.bulk_load import SUBMIT_BATCH
 
 Write = Callable[[str, str], str]
+FOREIGN = ROOT / "tests" / "control" / "foreign_files"
 
 GOOD = '{"key":"a","schedule":"@every 10s","target":"send-email"}'
 OTHER = '{"key":"b","schedule":"manual","target":"send-email","payload":{"to":"ann"}}'
@@ -71,6 +73,32 @@ def test_bytes_read_grow_with_each_job_for_the_progress_bar(write: Write, name: 
     total = len(content.encode())
     read = [job.bytes_read for job in read_jobs(write(name, content))][:10]
     assert [round(10 * each / total) for each in read] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("empty", ["---\n---\n", "", "# no job\n", "---\n# no job\n---\nnull\n---\n~\n...\n"])
+def test_empty_document_is_no_job_and_prune_goes_on(database: Database, write: Write, empty: str) -> None:
+    """Issue 39, A2: it was a rejected job, so that nothing was pruned."""
+    for key in ("a", "old"):
+        submit(database, key)
+    path = write("jobs.yaml", f"{empty}---\nkey: a\nschedule: manual\ntarget: send-email\n---\n{empty}")
+    found = tidewheel(database, "apply", path, "--prune", "--all", "--output", "json")
+    assert (found.code, found.err) == (0, "old: deleted\n")
+
+
+def test_empty_element_of_a_list_is_rejected(database: Database, write: Write) -> None:
+    ended = tidewheel(database, "apply", write("jobs.yaml", "- {key: a, schedule: manual, target: x}\n-\n"))
+    assert (ended.code, keys(database)) == (ExitCode.FAILED, ["a"])
+    assert "it is not a mapping" in ended.err
+
+
+def test_cron_jobs_of_kubernetes_are_applied_with_notes(database: Database) -> None:
+    """Issue 39, A3."""
+    for bulk in ((), ("--bulk", "--processes", "1")):
+        done = tidewheel(database, "apply", str(FOREIGN / "helm-template.yaml"), *bulk)
+        assert keys(database) == ["release-name-report", "release-name-vacuum"]
+        assert "concurrencyPolicy Replace is overlap cancel_other" in done.err
+    tidewheel(database, "job", "create", "--file", str(FOREIGN / "kubectl-get.json"))
+    assert keys(database)[0] == "backup"
 
 
 def test_a_single_object_over_several_lines_is_one_job(database: Database, write: Write) -> None:

@@ -188,6 +188,9 @@ def test_command_line_and_rest_are_the_same(database: Database) -> None:
     assert made.lines == ["tenant acme: created"]
     done = tidewheel(database, "tenant", "limits", "acme", "--payload", "64KiB", "--in-flight", "500", "--jobs", "none")
     assert done.lines[0] == "tenant acme: changed"
+    for text in ("inf", "nan", "1e3", "1_0", "-1"):  # Python's own reader accepts them all
+        [refusal] = tidewheel(database, "tenant", "limits", "acme", "--triggers-per-second", text).refusals
+        assert f"{text!r} is not a number" in refusal
     assert tidewheel(database, "tenant", "limits", "acme", "--jobs", "many").refusals == [
         "--jobs: 'many' is not a whole number; write a number such as 500, or none"
     ]

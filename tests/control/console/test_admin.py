@@ -109,6 +109,9 @@ def test_refused_limit_stands_at_its_field_with_what_was_typed(pages: ApiClient)
     assert "&#39;many&#39; is not a number" in page
     assert 'name="jobs" value="many"' in page
     assert "&#39;0,5&#39; is not a number" in refused(pages, "/admin/tenants/default/limits", triggers_per_second="0,5")
+    for text in ("1_0", "1e3", "inf"):  # Python's own reader accepts them
+        page = refused(pages, "/admin/tenants/default/limits", triggers_per_second=text)
+        assert f"&#39;{text}&#39; is not a number" in page
     page = refused(pages, "/admin/tenants/default/limits", in_flight="0", weight="101")
     assert "0 would refuse everything" in page
     assert 'name="weight" value="101" inputmode="numeric" aria-invalid="true"' in page

@@ -7,6 +7,7 @@ import pytest
 
 from tests.tidewheel.jobs.submitting import submitted
 from tidewheel.jobs.spec import Jitter, canonical_spec, schedule_document
+from tidewheel.jobs.strict_json import read_object
 from tidewheel.jobs.targets import HttpTargetSpec
 
 
@@ -119,3 +120,13 @@ def test_retry_intervals_set_max_attempts_unless_given() -> None:
     assert submitted(retry={"intervals": ["1s", "5s"]}).retry.attempts == 3
     assert submitted(retry={"intervals": ["1s", "5s"], "max_attempts": 9}).retry.attempts == 9
     assert submitted(retry={"intervals": ["1s"]}).retry.kind == "intervals"
+
+
+def test_payload_keeps_the_values_of_its_numbers_and_not_their_text() -> None:
+    document = read_object(
+        b'{"payload": {"z": 1.10, "a": 1E2, "whole": 12345678901234567890123, "long": 0.12345678901234567890}}'
+    )
+    assert (
+        submitted(**document).payload
+        == b'{"z":1.1,"a":100.0,"whole":12345678901234567890123,"long":0.12345678901234568}'
+    )
