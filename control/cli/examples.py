@@ -67,8 +67,9 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "tenant limits": (
         "tidewheel tenant limits acme --triggers-per-second 100 --jobs 1000 --payload 64KiB",
         "tidewheel tenant limits acme --in-flight none",
+        "tidewheel tenant limits acme --grant-role acme_app",
     ),
-    "tenant delete": ("tidewheel tenant delete acme --yes",),
+    "tenant delete": ("tidewheel tenant delete acme --yes", "tidewheel tenant delete acme --undo"),
     "capacity": (
         "tidewheel capacity --jobs 100M --every 1h --triggers 10k/s --duration 2s --hot 30%",
         "tidewheel capacity --jobs 1M --every 1m --hot 30% --hot-second",
