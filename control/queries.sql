@@ -1367,14 +1367,14 @@ SELECT topic, partition, next_offset FROM intake_offsets
 -- name: add_api_key
 -- Writes a key of the HTTP API; returns its instants.
 -- Index: api_keys_pkey. Lock: the new row.
-INSERT INTO api_keys (key_id, tenant, name, secret_hash, scopes, rate, expires_at)
-VALUES (%(key_id)s, %(tenant)s, %(name)s, %(secret_hash)s, %(scopes)s, %(rate)s, tidewheel_now() + %(lifetime)s::interval)
+INSERT INTO api_keys (key_id, tenant, name, secret_hash, scopes, queues, rate, expires_at)
+VALUES (%(key_id)s, %(tenant)s, %(name)s, %(secret_hash)s, %(scopes)s, %(queues)s, %(rate)s, tidewheel_now() + %(lifetime)s::interval)
 RETURNING created_at, expires_at
 
 -- name: list_api_keys
 -- Returns a page of the keys of a tenant, or of all, the newest first.
 -- Index: api_keys_by_tenant, from its end; for all tenants the table is read whole. No lock.
-SELECT key_id, name, tenant, scopes, rate, created_at, expires_at, revoked_at, last_used_at
+SELECT key_id, name, tenant, scopes, rate, created_at, expires_at, revoked_at, last_used_at, queues
   FROM api_keys
  WHERE (%(tenant)s::text IS NULL OR tenant = %(tenant)s) AND (created_at, key_id) < (%(before_at)s, %(before_id)s)
  ORDER BY created_at DESC, key_id DESC
@@ -1383,7 +1383,7 @@ SELECT key_id, name, tenant, scopes, rate, created_at, expires_at, revoked_at, l
 -- name: show_api_key
 -- Returns a key of a tenant, or of any.
 -- Index: api_keys_pkey. No lock.
-SELECT key_id, name, tenant, scopes, rate, created_at, expires_at, revoked_at, last_used_at
+SELECT key_id, name, tenant, scopes, rate, created_at, expires_at, revoked_at, last_used_at, queues
   FROM api_keys
  WHERE key_id = %(key_id)s AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)
 
@@ -1401,7 +1401,7 @@ SELECT tenant, revoked_at IS NOT NULL FROM locked
 -- name: find_api_key
 -- Returns a key, and true if its last use was recorded more than a minute ago.
 -- Index: api_keys_pkey. No lock.
-SELECT key_id, tenant, name, secret_hash, scopes, rate, revoked_at IS NOT NULL AS revoked,
+SELECT key_id, tenant, name, secret_hash, scopes, queues, rate, revoked_at IS NOT NULL AS revoked,
        expires_at, tidewheel_now() AS read_at,
        coalesce(last_used_at < tidewheel_now() - interval '1 minute', true) AS to_record
   FROM api_keys

@@ -207,7 +207,7 @@ class TenantDeletions:
         return done
 
     def _take(self, tenant: str) -> bool:
-        """Begin the deletion of a tenant whose time of grace is over; return False if it was taken back meanwhile.
+        """Begin a deletion whose time of grace is over; return False if it was taken back meanwhile.
 
         Claims under way may start runs of it: the first pass stops them.
         """

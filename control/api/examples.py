@@ -293,6 +293,7 @@ STATUS: Json = {
 _KEY: dict[str, Json] = {
     "key_id": "k3v9x0a1bc", "name": "ci", "tenant": "default", "scopes": ["write"], "rate": None, "created_at": _AT,
     "expires_at": "2027-02-18T01:00:00Z", "revoked_at": None, "last_used_at": None,
+    "queues": None,
 }  # fmt: skip
 KEYS: Json = {"keys": [_KEY], "next_cursor": None}
 _LIMIT: dict[str, Json] = {"at_once": 3, "rate": "100/min", "burst": 1, "running": 3, "waiting": 12}

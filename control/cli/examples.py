@@ -62,7 +62,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "batch submit": ("tidewheel batch submit -f batch.yaml --wait",),
     "batch add": ("tidewheel batch add 019b2d5e-7a10-7c3e-8f00-1f5f1f9b1a3c -f more.yaml",),
     "limit set": ("tidewheel limit set 'api/*' --at-once 3 --rate 100/min",),
-    "key create": ("tidewheel key create ci --scope write --scope read --expires 90d",),
+    "key create": (
+        "tidewheel key create ci --scope write --scope read --expires 90d",
+        "tidewheel key create billing --scope execute --queue billing --tenant acme --expires 90d",
+    ),
     "tenant create": ("tidewheel tenant create acme --triggers-per-second 100 --in-flight 500",),
     "tenant limits": (
         "tidewheel tenant limits acme --triggers-per-second 100 --jobs 1000 --payload 64KiB",

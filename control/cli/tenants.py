@@ -113,7 +113,7 @@ def limits(
 ) -> None:
     """Change limits of a tenant; none lifts one, and those that are not named stay.
 
-    Without an option this shows the limits. The name '*' stands for all tenants with --grant-role and --revoke-role.
+    Without an option this shows the limits. With --grant-role and --revoke-role the name '*' means all tenants.
     """
     changes = _limits(weight, triggers_per_second, in_flight, jobs, payload)
     if not (changes or grant_role or revoke_role):
@@ -158,7 +158,7 @@ def delete(
     undo: Annotated[bool, typer.Option("--undo", help="Take a deletion back in its time of grace.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Delete a tenant with its jobs, runs and all else, a day later; --undo takes the deletion back until then."""
+    """Delete a tenant with its jobs, runs and all else, a day later; --undo takes that back."""
     if undo:
         with requesting(DEFAULT_TENANT) as client:
             kept = client.tenants.undelete(name)

@@ -242,7 +242,9 @@ class Tenants:
         return self._connection.write(keep, all_tenants=True)
 
     def grant_role(self, name: str, role: str) -> bool:
-        """Let a database role call the SQL functions for a tenant, `*` for all; a role without a grant has `default`.
+        """Let a database role call the SQL functions for a tenant, `*` for all.
+
+        A role without any such grant acts for `default`.
 
         Returns:
             False if it has the grant already.

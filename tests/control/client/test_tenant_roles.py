@@ -136,7 +136,7 @@ def test_grants_belong_to_the_login_and_to_the_groups_of_which_it_is_a_member(sh
 
 
 def test_no_function_with_its_owners_rights_acts_for_a_tenant_of_others(shop: Database, role: str) -> None:
-    """Every function that names a tenant, or something of one, refuses; a new one is called here by itself."""
+    """Each function that names something of a tenant refuses; a new one is called here by itself."""
     found = shop.rows(OF_TENANTS)
     assert len(found) >= 3
     for name, has_tenant, arguments, types in found:
