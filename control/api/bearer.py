@@ -83,7 +83,7 @@ class Guard:
         # Authorization and routes both see the path as it was sent: an encoded slash is a part of a key.
         scope["path"] = self._console.path_of(scope["raw_path"].decode("latin-1"))
         scope[PAGE] = self._console.is_page(Request(scope))
-        who = self._misdirected(Request(scope)) or self._caller(Request(scope))
+        who = _ambiguous(Request(scope)) or self._misdirected(Request(scope)) or self._caller(Request(scope))
         stranger = who == "strangers" or isinstance(who, Response)
         if isinstance(who, ApiKey | SignIn):
             stranger = self._keys.known(who) is None
@@ -184,6 +184,14 @@ class Guard:
             detail = "the token of executors opens their calls alone; send a key of `tidewheel key create`"
             return problem(HTTPStatus.FORBIDDEN, "forbidden", detail)
         return "executors"
+
+
+def _ambiguous(request: Request) -> Response | None:
+    """Return the refusal of a request whose end a proxy may see elsewhere. Source: RFC 9112 section 6.1."""
+    if not ("content-length" in request.headers and "transfer-encoding" in request.headers):
+        return None
+    detail = "Content-Length and Transfer-Encoding exclude each other; send one of them"
+    return problem(HTTPStatus.BAD_REQUEST, "bad_request", detail, headers={"Connection": "close"})
 
 
 def _as_get(scope: Scope) -> Scope:

@@ -15,11 +15,14 @@ from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import format_duration, parse_duration
+from tidewheel.redaction import redact_query
 
 _MICROSECONDS = re.compile(r"\d+us", re.ASCII)
 
 
-def submitted_job(key: str, spec: object, payload: bytes, content_type: str) -> dict[str, object]:
+def submitted_job(
+    key: str, spec: object, payload: bytes, content_type: str, *, as_stored: bool = False
+) -> dict[str, object]:
     """Return the `job` of the request that created a stored version.
 
     Args:
@@ -27,8 +30,12 @@ def submitted_job(key: str, spec: object, payload: bytes, content_type: str) -> 
         spec: The spec of `job_versions`.
         payload: The payload of its definition.
         content_type: The payload's type.
+        as_stored: True for a change of the job, which keeps the secrets in its URL: output hides them.
     """
     job: dict[str, object] = {"key": key, **_readable(as_object(spec) or {}, _JOB)}
+    target = as_object(job.get("target")) or {}
+    if isinstance(url := target.get("url"), str) and not as_stored:
+        job["target"] = {**target, "url": redact_query(url)}
     if content_type != JSON_CONTENT:
         job["payload_base64"] = b64encode(payload).decode()
     elif payload:

@@ -1,6 +1,7 @@
 """Take a tenant that is to be deleted.
 
-From the commit on no request finds it, and its keys open nothing. An operator does so at once, a scheduler when the time of grace is over. `scheduler/tenant_deletions.py` does the rest.
+From the commit on no request finds it, and its keys open nothing. An operator takes it at once, a scheduler when the
+time of grace is over. `scheduler/tenant_deletions.py` does the rest.
 """
 
 from tidewheel.postgres.session import Conn
