@@ -86,7 +86,7 @@ class _Connection(ResponseHandler):
         super().data_received(data)
 
     def feed_data(self, data: tuple[RawResponseMessage, aiohttp.StreamReader], size: int = 0) -> None:
-        """Pass a response on; end the connection after too many interim ones, which aiohttp would read for ever."""
+        """Pass a response on; end the connection after too many interim ones."""
         self.interim += 100 <= data[0].code < 200
         if self.interim <= _MOST_INTERIM:
             super().feed_data(data, size)

@@ -185,7 +185,7 @@ def test_secret_in_the_query_of_a_url_is_shown_nowhere_and_kept_by_a_change(data
             ["diff", "old", "1", "3"],
         ):
             for output in ("text", "json"):
-                done = tidewheel(database, "job", *command.split(), "--output", output)
+                done = tidewheel(database, "job", *command, "--output", output)
                 assert CANARY not in done.out + done.err
         for path in ("/api/v1/jobs/old", "/api/v1/jobs/old/versions/1", "/api/v1/jobs", "/jobs/old", "/jobs/old/edit"):
             assert CANARY not in http.get(path).text

@@ -1,4 +1,4 @@
-"""An API key with the scope `execute` lets an executor start the runs of its tenant and queues, and no others."""
+"""An executor with an API key starts the runs of the key's tenant and queues, and no others."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
