@@ -113,7 +113,7 @@ def test_key_opens_the_calls_of_executors_by_its_scope_and_queues_until_it_is_re
     database = door.database
     body = {"name": "here:1", "handlers": [HANDLER], "queues": ["reports"], "slots": 4}
     for scope in (*set(Scope) - {Scope.EXECUTE}, Scope.EXECUTE):
-        key = created(database, scope, **({"queues": ["billing"]} if scope is Scope.EXECUTE else {}))
+        key = created(database, scope, queues=["billing"] if scope is Scope.EXECUTE else ())
         refused = door.post("/api/v1/executors", json=body, headers={"Authorization": f"Bearer {key}"})
         assert refused.status_code == HTTPStatus.FORBIDDEN, scope
         assert ("queue reports" if scope is Scope.EXECUTE else "scope execute") in refused.json()["detail"]

@@ -1,7 +1,11 @@
 """A database role calls the SQL functions for its own tenants alone."""
 
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+# asyncpg has no types.
+
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import LiteralString
@@ -22,6 +26,7 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, submission, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.errors import Refused, UnknownTenant
+from tidewheel.postgres.statements import trusted
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import record_topic_prefix
 
@@ -77,7 +82,7 @@ def url_as(shop: Database, name: str) -> str:
 
 
 @contextmanager
-def calling(shop: Database, name: str) -> Iterator[psycopg.Connection[TupleRow]]:
+def calling(shop: Database, name: str) -> Generator[psycopg.Connection[TupleRow]]:
     with psycopg.connect(url_as(shop, name), autocommit=True) as connection:
         yield connection
 
@@ -88,11 +93,12 @@ def test_role_with_execute_alone_acts_for_default_until_it_is_granted_a_tenant(s
         connection.execute(ENQUEUE, ["default"])
         connection.execute(ENQUEUE, [None])
         assert connection.execute(STATUS, [own, "default"]).fetchone() == ("queued",)
-        for statement, arguments in (
+        calls: Sequence[tuple[LiteralString, Sequence[object]]] = (
             (ENQUEUE, ["globex"]),
             (STATUS, [foreign, "globex"]),
             (CANCEL, [foreign, "globex"]),
-        ):
+        )
+        for statement, arguments in calls:
             with pytest.raises(
                 InsufficientPrivilege, match=f"the role {role} may not act for tenant 'globex'"
             ) as found:
@@ -146,7 +152,7 @@ def test_no_function_with_its_owners_rights_acts_for_a_tenant_of_others(shop: Da
             "globex" if argument == "tenant" else VALUES.get(kind)
             for argument, kind in zip(arguments, types, strict=True)
         ]
-        typed = sql.SQL(", ").join(sql.SQL(f"%s::{kind}") for kind in types)
+        typed = sql.SQL(", ").join(sql.SQL("%s::{}").format(sql.SQL(trusted(kind))) for kind in types)
         with calling(shop, role) as connection, pytest.raises(InsufficientPrivilege, match="may not act for tenant"):
             connection.execute(sql.SQL("SELECT {}({})").format(sql.Identifier(name), typed), given)
 
