@@ -1367,6 +1367,13 @@ SELECT topic, partition, next_offset FROM intake_offsets
 -- name: add_api_key
 -- Writes a key of the HTTP API; returns its instants.
 -- Index: api_keys_pkey. Lock: the new row.
+INSERT INTO api_keys (key_id, tenant, name, secret_hash, scopes, rate, expires_at)
+VALUES (%(key_id)s, %(tenant)s, %(name)s, %(secret_hash)s, %(scopes)s, %(rate)s, tidewheel_now() + %(lifetime)s::interval)
+RETURNING created_at, expires_at
+
+-- name: add_executor_key
+-- Writes a key with the scope execute, as add_api_key. Why another statement: a database of 0.1.0 has no such column.
+-- Index: api_keys_pkey. Lock: the new row.
 INSERT INTO api_keys (key_id, tenant, name, secret_hash, scopes, queues, rate, expires_at)
 VALUES (%(key_id)s, %(tenant)s, %(name)s, %(secret_hash)s, %(scopes)s, %(queues)s, %(rate)s, tidewheel_now() + %(lifetime)s::interval)
 RETURNING created_at, expires_at

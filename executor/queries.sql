@@ -312,7 +312,7 @@ SELECT o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_ve
 
 -- name: read_owned_attempts
 -- Return those of the reported attempts that their executor still owns; none if it has another API key.
--- Index: job_runs_pkey, executors_pkey. No lock; every write about them carries the same fence.
+-- Index: job_runs_pkey; executors has some hundred rows. No lock; every write about them carries the same fence.
 SELECT o.job_id, o.job_version, o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS requested (run_id, attempt)
  CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o

@@ -21,6 +21,7 @@ from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
 _ADD_API_KEY = _SQL["add_api_key"]
+_ADD_EXECUTOR_KEY = _SQL["add_executor_key"]
 _REVOKE_API_KEY = _SQL["revoke_api_key"]
 
 ALL_QUEUES = "*"
@@ -91,7 +92,8 @@ class ApiKeys:
             if not all_tenants:
                 require_tenant(connection, tenant)
             try:
-                row = connection.execute(_ADD_API_KEY, columns, binary=True).fetchone()
+                adding = _ADD_API_KEY if served is None else _ADD_EXECUTOR_KEY
+                row = connection.execute(adding, columns, binary=True).fetchone()
             except UniqueViolation:
                 problem = f"this request has made the key {made.key_id}, and only its first answer shows it"
                 refuse("request_id", problem, f"if it was not seen, revoke {made.key_id}; then open the form again")
