@@ -1050,12 +1050,13 @@ SELECT member_id, name, last_heartbeat_at
    AND last_heartbeat_at < tidewheel_now() + %(timeout)s::interval
 
 -- part: tenant_columns(t)
--- A tenant's limits, the begin of its pause, and its deletion.
--- Index: freezes_pkey; a few rows. No lock.
+-- A tenant's limits, the begin of its pause, its database roles, and its deletion.
+-- Index: freezes_pkey, a few rows; tenant_roles_pkey. No lock.
 t.tenant, t.created_at, t.weight, t.triggers_per_second, t.in_flight, t.jobs, t.payload_bytes,
        (SELECT min(f.created_at) FROM freezes AS f
          WHERE f.tenant = t.tenant AND f.queue IS NULL AND f.labels IS NULL AND f.key_prefix IS NULL
            AND f.thawed_at IS NULL) AS paused_at,
+       t.delete_at, ARRAY(SELECT r.role FROM tenant_roles AS r WHERE r.acts_for = t.tenant ORDER BY r.role) AS roles,
        t.accepted_at, t.jobs_deleted, t.runs_ended, t.removed, t.at_table, t.removed_at, t.free_at
 
 -- part: all_tenants(t)
@@ -1063,11 +1064,11 @@ t.tenant, t.created_at, t.weight, t.triggers_per_second, t.in_flight, t.jobs, t.
 -- Index: tenants_pkey, tenant_deletions_pkey. No lock.
 -- Why smallint: only with equal types does a page read both by their indexes, in order.
 (SELECT n.tenant, n.created_at, n.weight, n.triggers_per_second, n.in_flight, n.max_jobs AS jobs, n.max_payload_bytes AS payload_bytes,
-        NULL::timestamptz AS accepted_at, NULL::bigint AS jobs_deleted, NULL::bigint AS runs_ended, NULL::jsonb AS removed,
+        n.delete_at, NULL::timestamptz AS accepted_at, NULL::bigint AS jobs_deleted, NULL::bigint AS runs_ended, NULL::jsonb AS removed,
         NULL::text AS at_table, NULL::timestamptz AS removed_at, NULL::timestamptz AS free_at
    FROM tenants AS n
   UNION ALL
- SELECT d.tenant, d.created_at, 1::smallint, NULL, NULL, NULL, NULL, d.accepted_at, d.jobs, d.runs, d.removed, d.at_table, d.finished_at,
+ SELECT d.tenant, d.created_at, 1::smallint, NULL, NULL, NULL, NULL, NULL, d.accepted_at, d.jobs, d.runs, d.removed, d.at_table, d.finished_at,
         d.free_at
    FROM tenant_deletions AS d
   WHERE {{tidewheel.transitions.is_reserved(d)}}) AS t
@@ -1104,26 +1105,25 @@ ON CONFLICT (tenant, state) DO UPDATE SET keep = excluded.keep WHERE p.keep IS D
 -- Index: tenant_deletions_pkey. Lock: the row.
 DELETE FROM tenant_deletions AS d WHERE d.tenant = %(tenant)s AND NOT {{tidewheel.transitions.is_reserved(d)}}
 
--- name: take_tenant
--- Deletes the row of a tenant that is to be deleted; returns its creation.
--- Index: tenants_pkey. Lock: the row; waits for a change of its limits.
-DELETE FROM tenants WHERE tenant = %(tenant)s RETURNING created_at
+-- name: schedule_deletion
+-- Writes the time at which a tenant is deleted; no row if there is no tenant, or it has one.
+-- Index: tenants_pkey. Lock: the row.
+UPDATE tenants SET delete_at = tidewheel_now() + %(grace)s::interval WHERE tenant = %(tenant)s AND delete_at IS NULL
 
--- name: add_deletion
--- Records the deletion of a tenant: from its commit on no request finds the tenant.
--- Index: tenant_deletions_pkey. Lock: the new row.
-INSERT INTO tenant_deletions (tenant, created_at) VALUES (%(tenant)s, %(created_at)s)
+-- name: keep_tenant
+-- Deletes that time; no row if there is no tenant, or it has none.
+-- Index: tenants_pkey. Lock: the row.
+UPDATE tenants SET delete_at = NULL WHERE tenant = %(tenant)s AND delete_at IS NOT NULL
 
--- name: revoke_keys_of
--- Revokes the API keys of a tenant.
--- Index: api_keys_by_tenant. Lock: the rows.
-UPDATE api_keys SET revoked_at = tidewheel_now() WHERE tenant = %(tenant)s AND revoked_at IS NULL
+-- name: grant_role
+-- Writes that a database role acts for a tenant; no row if it does so already.
+-- Index: tenant_roles_pkey. Lock: the new row.
+INSERT INTO tenant_roles (role, acts_for) VALUES (%(role)s, %(tenant)s) ON CONFLICT DO NOTHING
 
--- name: cancel_tenant
--- Inserts a cancellation of all runs of a tenant, also of those to come: from its commit on no claim takes one.
--- Index: cancellations_pkey. Lock: the new row, after the advisory lock `claims`.
-INSERT INTO cancellations (tenant, created_before, include_started, reason, created_by)
-VALUES (%(tenant)s, '9999-12-31 00:00:00+00', true, %(reason)s, %(reason)s)
+-- name: revoke_role
+-- Deletes that row.
+-- Index: tenant_roles_pkey. Lock: the row.
+DELETE FROM tenant_roles WHERE role = %(role)s AND acts_for = %(tenant)s
 
 -- name: add_tenant
 -- Writes a tenant; no row if it exists.
@@ -1373,10 +1373,17 @@ INSERT INTO api_keys (key_id, tenant, name, secret_hash, scopes, rate, expires_a
 VALUES (%(key_id)s, %(tenant)s, %(name)s, %(secret_hash)s, %(scopes)s, %(rate)s, tidewheel_now() + %(lifetime)s::interval)
 RETURNING created_at, expires_at
 
+-- name: add_executor_key
+-- Writes a key with the scope execute, as add_api_key. Why another statement: a database of 0.1.0 has no such column.
+-- Index: api_keys_pkey. Lock: the new row.
+INSERT INTO api_keys (key_id, tenant, name, secret_hash, scopes, queues, rate, expires_at)
+VALUES (%(key_id)s, %(tenant)s, %(name)s, %(secret_hash)s, %(scopes)s, %(queues)s, %(rate)s, tidewheel_now() + %(lifetime)s::interval)
+RETURNING created_at, expires_at
+
 -- name: list_api_keys
 -- Returns a page of the keys of a tenant, or of all, the newest first.
 -- Index: api_keys_by_tenant, from its end; for all tenants the table is read whole. No lock.
-SELECT key_id, name, tenant, scopes, rate, created_at, expires_at, revoked_at, last_used_at
+SELECT key_id, name, tenant, scopes, rate, created_at, expires_at, revoked_at, last_used_at, queues
   FROM api_keys
  WHERE (%(tenant)s::text IS NULL OR tenant = %(tenant)s) AND (created_at, key_id) < (%(before_at)s, %(before_id)s)
  ORDER BY created_at DESC, key_id DESC
@@ -1385,7 +1392,7 @@ SELECT key_id, name, tenant, scopes, rate, created_at, expires_at, revoked_at, l
 -- name: show_api_key
 -- Returns a key of a tenant, or of any.
 -- Index: api_keys_pkey. No lock.
-SELECT key_id, name, tenant, scopes, rate, created_at, expires_at, revoked_at, last_used_at
+SELECT key_id, name, tenant, scopes, rate, created_at, expires_at, revoked_at, last_used_at, queues
   FROM api_keys
  WHERE key_id = %(key_id)s AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)
 
@@ -1403,7 +1410,7 @@ SELECT tenant, revoked_at IS NOT NULL FROM locked
 -- name: find_api_key
 -- Returns a key, and true if its last use was recorded more than a minute ago.
 -- Index: api_keys_pkey. No lock.
-SELECT key_id, tenant, name, secret_hash, scopes, rate, revoked_at IS NOT NULL AS revoked,
+SELECT key_id, tenant, name, secret_hash, scopes, queues, rate, revoked_at IS NOT NULL AS revoked,
        expires_at, tidewheel_now() AS read_at,
        coalesce(last_used_at < tidewheel_now() - interval '1 minute', true) AS to_record
   FROM api_keys

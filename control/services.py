@@ -11,6 +11,7 @@ from typing import TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.kafka.clients import bootstrap_check, why_kafka_is_away
@@ -30,7 +31,7 @@ from tidewheel.process.service import (
 )
 from tidewheel.schemas.codec import install_lookup, install_registry
 from tidewheel.schemas.registry import Registry, lookup_in_registry
-from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.api import ApiSettings, is_loopback
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.settings.services import IntakeSettings, RelaySettings, SchedulerSettings
@@ -41,6 +42,23 @@ R = TypeVar("R")
 _STOP_SECONDS = 15.0  # beside the drain; half of what Kubernetes grants by default
 
 _LOG = logging.getLogger("tidewheel.process.service")
+_NO_SSLMODE = (
+    "TIDEWHEEL_DATABASE_URL names %s and no sslmode: the server is not verified, and without TLS on it the password and"
+    " all rows can be read on the way; add sslmode=verify-full, or the sslmode that you want"
+)
+
+
+def open_host(url: str) -> str | None:
+    """Return the first host on another machine if a connection string has no sslmode; else None.
+
+    >>> open_host("postgresql://u@db/x"), open_host("host=db sslmode=require"), open_host("host=127.0.0.1")
+    ('db', None, None)
+    """
+    parts = conninfo_to_dict(url)
+    if any(parts.get(name) or os.environ.get(f"PG{name.upper()}") for name in ("sslmode", "service")):
+        return None
+    named = str(parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST") or "")
+    return next((host for host in named.split(",") if host and host[0] not in "/@" and not is_loopback(host)), None)
 
 
 def run_intake(settings: IntakeSettings) -> None:
@@ -161,6 +179,8 @@ class _Start:
             MigrationError: It lacks migrations.
         """
         self._url = url = self._settings.database()
+        if (host := open_host(url)) is not None:
+            _LOG.warning(_NO_SSLMODE, host)
         installation = self.wait(lambda: _read(url, self._settings, self.stop))
         install_lookup(lookup_in(url))
         if (registry := self._settings.schema_registry_url) is not None:

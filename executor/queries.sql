@@ -204,12 +204,16 @@ DELETE FROM signals AS s
  WHERE s.run_id = done.run_id AND s.attempt = done.attempt AND s.kind = %(terminate)s
 
 -- name: add_remote_executor
--- Insert a remote executor.
--- Index: executors_pkey.
+-- Insert a remote executor, of an API key or of the token of all; no row if so many are registered with it.
+-- Index: executors_pkey; reads the table, of some hundred rows, whole.
 -- Lock: the new row.
 -- Why: its claims are numbered, so that a repeated one starts nothing twice.
-INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, heartbeat_count, last_heartbeat_at, started_at, last_claim_seq)
-VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(lease)s, 0, tidewheel_now(), tidewheel_now(), 0)
+INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, heartbeat_count, last_heartbeat_at, started_at, last_claim_seq,
+                       key_id, acts_for)
+SELECT %(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(lease)s, 0, tidewheel_now(), tidewheel_now(), 0, %(key_id)s,
+       %(acts_for)s
+ WHERE (SELECT count(*) FROM executors AS e WHERE e.last_claim_seq IS NOT NULL AND e.key_id IS NOT DISTINCT FROM %(key_id)s)
+       < %(most)s
 
 -- name: heartbeat_remote_executor
 -- Renew the lease of a remote executor; never inserts a row, since a lost lease has lost its attempts.
@@ -217,7 +221,7 @@ VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(lease)
 -- Lock: its own row, waiting for a claim of its own.
 UPDATE executors
    SET heartbeat_count = heartbeat_count + 1, last_heartbeat_at = tidewheel_now(), stopping = %(stopping)s
- WHERE executor_id = %(executor_id)s AND last_claim_seq IS NOT NULL
+ WHERE executor_id = %(executor_id)s AND last_claim_seq IS NOT NULL AND key_id IS NOT DISTINCT FROM %(key_id)s
 RETURNING last_heartbeat_at
 
 -- name: lock_remote_executor
@@ -226,11 +230,17 @@ RETURNING last_heartbeat_at
 -- Lock: its own row until commit; the advisory lock `claims`, shared.
 -- Why: no reaper ends the lease during the claim, and its claims follow one another. Cancellations are written either before
 -- the claim or after it, as for lock_lease_for_claim.
-SELECT e.queues, e.handlers, e.last_claim_seq
+SELECT e.queues, e.handlers, e.last_claim_seq, e.acts_for
   FROM executors AS e
  CROSS JOIN pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))
- WHERE e.executor_id = %(executor_id)s AND e.last_claim_seq IS NOT NULL
+ WHERE e.executor_id = %(executor_id)s AND e.last_claim_seq IS NOT NULL AND e.key_id IS NOT DISTINCT FROM %(key_id)s
    FOR NO KEY UPDATE OF e
+
+-- name: find_allowed_runs
+-- Return those of these runs that an executor with an API key may claim: of its queues, and of its tenant if it has one.
+-- Index: job_runs_pkey. No lock; the claim that follows decides.
+SELECT run_id FROM job_runs
+ WHERE run_id = ANY (%(run_ids)s::uuid[]) AND queue = ANY (%(queues)s) AND (%(acts_for)s::text IS NULL OR tenant = %(acts_for)s)
 
 -- name: store_claim_seq
 -- Set the number of the newest claim.
@@ -250,6 +260,7 @@ WITH RECURSIVE served AS (
       FROM unnest(%(queues)s::text[], %(lanes)s::text[]) WITH ORDINALITY AS s (queue, lane, rank)
 ), found AS {{tenants_of_served(found)}}, able AS MATERIALIZED (
     SELECT f.queue, f.lane, f.tenant, {{can_start(f)}} AS can_start FROM found AS f
+     WHERE %(acts_for)s::text IS NULL OR f.tenant = %(acts_for)s
 ), chosen AS MATERIALIZED (
     SELECT p.queue, p.lane, p.tenant
       FROM (SELECT a.*, row_number() OVER (PARTITION BY a.can_start ORDER BY random()) AS place
@@ -301,12 +312,13 @@ SELECT o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_ve
  WHERE o.executor_id = %(executor_id)s AND o.claimed_from = %(claimed_from)s AND o.state = ANY (%(states)s)
 
 -- name: read_owned_attempts
--- Return those of the reported attempts that their executor still owns.
--- Index: job_runs_pkey. No lock; every write about them carries the same fence.
+-- Return those of the reported attempts that their executor still owns; none if it has another API key.
+-- Index: job_runs_pkey; executors has some hundred rows. No lock; every write about them carries the same fence.
 SELECT o.job_id, o.job_version, o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS requested (run_id, attempt)
  CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
  WHERE o.attempt = requested.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
+   AND NOT EXISTS (SELECT FROM executors AS e WHERE e.executor_id = %(executor_id)s AND e.key_id IS DISTINCT FROM %(key_id)s)
 
 -- name: drop_handled_signals
 -- Delete signals that a remote executor has answered, of runs that had ended before.

@@ -27,7 +27,7 @@ from tidewheel.executor.record_outcomes import record_outcomes
 from tidewheel.executor.sweep import DueRun
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.pg_arrays import integers, uuids
-from tidewheel.postgres.session import Conn, Session, at_commit, is_data_fault, is_refused
+from tidewheel.postgres.session import Conn, Session, at_commit, is_data_fault, is_refused, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -47,6 +47,7 @@ _SQL = Statements("tidewheel.executor")
 _ADD_REMOTE_EXECUTOR = _SQL["add_remote_executor"]
 _HEARTBEAT_REMOTE_EXECUTOR = _SQL["heartbeat_remote_executor"]
 _LOCK_REMOTE_EXECUTOR = _SQL["lock_remote_executor"]
+_FIND_ALLOWED_RUNS = _SQL["find_allowed_runs"]
 _STORE_CLAIM_SEQ = _SQL["store_claim_seq"]
 _FIND_DUE_HANDLED = _SQL["find_due_handled"]
 _FIND_SWEEP_CLAIM = _SQL["find_sweep_claim"]
@@ -59,6 +60,7 @@ _DELETE_EXECUTOR = _SQL["delete_executor"]
 _STRAY_AFTER = timedelta(seconds=60)
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 _TRIES = 20
+MAX_EXECUTORS = 1_000  # of one key, or of the token: a row each until its lease ends
 _REFUSED = "refused"  # by the database: not tried again in the same call
 
 _DEFINITIONS = Definitions()
@@ -76,6 +78,7 @@ class RemoteClaim:
         claims: The runs of which it has messages.
         sweep: Number of due runs of its queues that it requests instead, without messages.
         min_age: The least time for which those must have been due.
+        key_id: The API key of the caller; None for the token of all.
     """
 
     executor_id: UUID
@@ -83,6 +86,7 @@ class RemoteClaim:
     claims: Sequence[Claim] = ()
     sweep: int = 0
     min_age: timedelta = timedelta(seconds=1)
+    key_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,14 @@ class AttemptReport(Protocol):
     def read(self, definition: JobDefinition) -> tuple[Outcome, Output | None]:
         """Return the outcome and the output."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Reporter:
+    """An executor that reports, and the API key of the call; None for the token of all."""
+
+    executor_id: UUID
+    key_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,23 +187,50 @@ class RemoteExecutors:
         self._limited = LimitedTenants()
 
     def register(
-        self, name: str, queues: Sequence[str], handlers: Sequence[str], slots: int, *, lease: timedelta
+        self,
+        name: str,
+        queues: Sequence[str],
+        handlers: Sequence[str],
+        slots: int,
+        *,
+        lease: timedelta,
+        key_id: str | None = None,
+        acts_for: str | None = None,
     ) -> UUID:
-        """Register an executor that must send a heartbeat within `lease`; return its id."""
+        """Register an executor that must send a heartbeat within `lease`; return its id.
+
+        Args:
+            name: Of the executor.
+            queues: Those that it serves.
+            handlers: Those that it has.
+            slots: Its attempts at once.
+            lease: Its lease.
+            key_id: The API key with which alone its further calls are accepted; None for the token of all.
+            acts_for: The tenant whose runs alone it starts; None for all.
+
+        Raises:
+            InvalidInput: The key, or the token, has too many executors.
+        """
         executor_id = uuid4()
         facts = {"name": name, "queues": list(queues), "handlers": list(handlers), "slots": slots, "lease": lease}
+        of_key = {"key_id": key_id, "acts_for": acts_for, "most": MAX_EXECUTORS}
         with self._session.transaction() as connection:
-            connection.execute(_ADD_REMOTE_EXECUTOR, {"executor_id": executor_id, **facts})
+            added = connection.execute(_ADD_REMOTE_EXECUTOR, {"executor_id": executor_id, **facts, **of_key}).rowcount
+        if not added:
+            problem = f"{MAX_EXECUTORS:,} executors are registered with this key or token, the most that may be"
+            refuse("name", problem, "let each leave at its end, or give others a key of their own")
         _LOG.info("executor %s, %s, serves %s with %d slots", executor_id, name, list(queues), slots)
         return executor_id
 
-    def heartbeat(self, executor_id: UUID, *, stopping: bool) -> list[StopSignal]:
+    def heartbeat(self, executor_id: UUID, *, stopping: bool, key_id: str | None = None) -> list[StopSignal]:
         """Renew the lease of an executor's attempts; return those that must stop.
 
         Raises:
-            UnknownExecutor: Its lease was ended, and its attempts with it; or it never existed.
+            UnknownExecutor: Its lease was ended, and its attempts with it; or it never existed, or has another key.
         """
-        columns = {"executor_id": executor_id, "stopping": stopping, "stray_after": _STRAY_AFTER}
+        columns = {
+            "executor_id": executor_id, "stopping": stopping, "key_id": key_id, "stray_after": _STRAY_AFTER
+        }  # fmt: skip
         signals: list[StopSignal] = []
         strays: list[Fence] = []
         with self._session.transaction() as connection:
@@ -220,7 +259,9 @@ class RemoteExecutors:
             self._notify(Channel.SIGNALS)
         return claimed
 
-    def finish(self, executor_id: UUID, reports: Sequence[AttemptReport]) -> dict[Fence, str]:
+    def finish(
+        self, executor_id: UUID, reports: Sequence[AttemptReport], *, key_id: str | None = None
+    ) -> dict[Fence, str]:
         """Record the ends of attempts.
 
         Returns:
@@ -237,7 +278,7 @@ class RemoteExecutors:
         for tried in range(_TRIES):
             if tried:
                 self._stop.wait(_LOCKED_SECONDS)
-            answers |= self._record_batch(executor_id, left, refusals)
+            answers |= self._record_batch(_Reporter(executor_id, key_id), left, refusals)
             left = [report for report in left if answers[report.fence] == "busy"]
             if not left or self._stop.requested():
                 break
@@ -246,17 +287,19 @@ class RemoteExecutors:
         self._notify(Channel.OUTBOX)
         return {fence: "busy" if answer == _REFUSED else answer for fence, answer in answers.items()}
 
-    def leave(self, executor_id: UUID) -> None:
+    def leave(self, executor_id: UUID, *, key_id: str | None = None) -> None:
         """Remove an executor; attempts it still owns go back when its lease ends."""
+        columns = {"executor_id": executor_id, "key_id": key_id, "stopping": True, "states": OWNED}
         with self._session.transaction() as connection:
-            connection.execute(_DELETE_EXECUTOR, {"executor_id": executor_id, "states": OWNED})
+            if connection.execute(_HEARTBEAT_REMOTE_EXECUTOR, columns).fetchone() is not None:
+                connection.execute(_DELETE_EXECUTOR, columns)
 
     def _record_batch(
-        self, executor_id: UUID, reports: Sequence[AttemptReport], refusals: list[Exception]
+        self, reporter: _Reporter, reports: Sequence[AttemptReport], refusals: list[Exception]
     ) -> dict[Fence, str]:
         """Record reports, one by one if the database refuses them together; add the refusals of single ones."""
         try:
-            return self._record_together(executor_id, reports)
+            return self._record_together(reporter, reports)
         except (Unavailable, psycopg.Error) as error:
             if not (is_refused(error) or is_data_fault(error)):
                 raise
@@ -267,19 +310,19 @@ class RemoteExecutors:
                 return {reports[0].fence: _REFUSED}
         answers: dict[Fence, str] = {}
         for report in reports:
-            answers |= self._record_batch(executor_id, [report], refusals)
+            answers |= self._record_batch(reporter, [report], refusals)
         return answers
 
-    def _record_together(self, executor_id: UUID, reports: Sequence[AttemptReport]) -> dict[Fence, str]:
+    def _record_together(self, reporter: _Reporter, reports: Sequence[AttemptReport]) -> dict[Fence, str]:
         with self._session.transaction() as connection:
-            answers = self._record(connection, executor_id, reports)
+            answers = self._record(connection, reporter, reports)
             failpoint("completion.before_commit")
         failpoint("completion.after_commit")
         return answers
 
-    def _record(self, connection: Conn, executor_id: UUID, reports: Sequence[AttemptReport]) -> dict[Fence, str]:
+    def _record(self, connection: Conn, reporter: _Reporter, reports: Sequence[AttemptReport]) -> dict[Fence, str]:
         fences = [report.fence for report in reports]
-        owned = _read_owned(connection, executor_id, fences)
+        owned = _read_owned(connection, reporter, fences)
         stored = read_definitions(connection, [(row.job_id, row.job_version) for row in owned.values()])
         items: list[tuple[_RemoteAttempt, Outcome]] = []
         for report in reports:
@@ -287,8 +330,8 @@ class RemoteExecutors:
                 definition = _DEFINITIONS.of(stored[row.job_id, row.job_version])
                 outcome, output = report.read(definition)
                 items.append((_RemoteAttempt(_started(row), definition, output), outcome))
-        done = record_outcomes(connection, self._installation, items, executor_id)
-        _drop_handled_signals(connection, executor_id, fences)
+        done = record_outcomes(connection, self._installation, items, reporter.executor_id)
+        _drop_handled_signals(connection, reporter.executor_id, fences)
         answers = dict.fromkeys(fences, "superseded")
         for item, _ in items:
             if item.run_id not in done.superseded:
@@ -302,23 +345,23 @@ def claim_remotely(
     """Claim runs for a remote executor, in the caller's transaction; `limited` as for `claim_runs`.
 
     Raises:
-        UnknownExecutor: Its lease was ended.
+        UnknownExecutor: Its lease was ended, or it has another key.
         InvalidInput: The claim's number is below that of its last one.
     """
-    row = connection.execute(_LOCK_REMOTE_EXECUTOR, {"executor_id": claim.executor_id}, binary=True).fetchone()
+    columns = {"executor_id": claim.executor_id, "key_id": claim.key_id}
+    row = connection.execute(_LOCK_REMOTE_EXECUTOR, columns, binary=True).fetchone()
     if row is None:
         raise UnknownExecutor(claim.executor_id)
-    queues, handlers, last = row
-    assert isinstance(last, int)  # noqa: S101 - the column's type
-    served = cast("list[str]", queues), cast("list[str]", handlers)
+    queues, handlers, last, acts_for = cast("tuple[list[str], list[str], int, str | None]", row)
     if claim.number < last:
         problem = f"{claim.number} is below {last}, the number of the executor's last claim"
         refuse("claim_id", problem, "count on from it, or register again after a restart")
     if claim.number == last:
         return _repeat_response(connection, claim)
-    swept = _find_due(connection, claim, *served) if claim.sweep else []
+    swept = _find_due(connection, claim, queues, handlers, acts_for) if claim.sweep else []
     requests = build_requests(connection, swept)
-    claims = [*claim.claims, *_swept_claims(swept, claim)]
+    named = claim.claims if claim.key_id is None else _allowed(connection, claim.claims, queues, acts_for)
+    claims = [*named, *_swept_claims(swept, claim)]
     connection.execute(_STORE_CLAIM_SEQ, {"executor_id": claim.executor_id, "claim_seq": claim.number})
     claimed = claim_runs(connection, installation, claims, executor_id=claim.executor_id, limited=limited)
     append_started(connection, installation, claimed.started, claim.executor_id)
@@ -343,7 +386,16 @@ def _repeat_response(connection: Conn, claim: RemoteClaim) -> RemoteClaimResult:
     return RemoteClaimResult(started, build_requests(connection, swept))
 
 
-def _find_due(connection: Conn, claim: RemoteClaim, queues: list[str], handlers: list[str]) -> list[DueRun]:
+def _allowed(connection: Conn, claims: Sequence[Claim], queues: list[str], acts_for: str | None) -> list[Claim]:
+    """Return those claims whose runs are of these queues, and of this tenant: a message may be of any."""
+    columns = {"run_ids": uuids(claim.run_id for claim in claims), "queues": queues, "acts_for": acts_for}
+    allowed = set(read_ids(connection, _FIND_ALLOWED_RUNS, columns))
+    return [claim for claim in claims if claim.run_id in allowed]
+
+
+def _find_due(
+    connection: Conn, claim: RemoteClaim, queues: list[str], handlers: list[str], acts_for: str | None
+) -> list[DueRun]:
     served = [(queue, lane) for lane in Lane for queue in queues]
     columns = {
         "queues": [queue for queue, _ in served],
@@ -351,6 +403,7 @@ def _find_due(connection: Conn, claim: RemoteClaim, queues: list[str], handlers:
         "handlers": handlers,
         "limit": claim.sweep,
         "min_age": claim.min_age,
+        "acts_for": acts_for,
         "sources": sources(Move.CLAIM),
     }
     return _due_runs(connection, _FIND_DUE_HANDLED, columns)
@@ -372,8 +425,8 @@ def _source_of(claim: RemoteClaim) -> str:
     return f"sweep/{claim.number}"
 
 
-def _read_owned(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) -> dict[Fence, _OwnedAttempt]:
-    columns = {**_columns(fences), "executor_id": executor_id, "states": OWNED}
+def _read_owned(connection: Conn, reporter: _Reporter, fences: Sequence[Fence]) -> dict[Fence, _OwnedAttempt]:
+    columns = {**_columns(fences), "executor_id": reporter.executor_id, "key_id": reporter.key_id, "states": OWNED}
     with connection.cursor(row_factory=class_row(_OwnedAttempt), binary=True) as cursor:
         return {(row.run_id, row.attempt): row for row in cursor.execute(_READ_OWNED_ATTEMPTS, columns)}
 

@@ -6,6 +6,8 @@ the same refusals. Both have their rows written by `job_rows`. Jobs that exist, 
 `submit`.
 """
 
+import logging
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple, cast
@@ -46,6 +48,8 @@ from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import DaySets
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.kept_since import share_kept_since
+
+_LOG = logging.getLogger("tidewheel.intake")
 
 _FIND_JOBS = Statements("tidewheel.intake")["find_jobs"]
 
@@ -100,6 +104,7 @@ def create_jobs(
                 connection, {job.job_id: (job.tenant, named) for job in jobs if (named := _calendars(job))}
             )
             keep_frozen_jobs(connection, created.jobs)
+            _warn_of_look_alikes(jobs)
             return created
     message = "other transactions have created some of these jobs at the same time"
     raise Unavailable(message)
@@ -109,6 +114,13 @@ def find_jobs(connection: Conn, job_ids: Collection[UUID]) -> set[UUID]:
     """Return the ids of those jobs that exist, deleted ones among them."""
     found = connection.execute(_FIND_JOBS, {"job_ids": uuids(job_ids)}, binary=True).fetchall()
     return {job for (job,) in cast("list[tuple[UUID]]", found)}
+
+
+def _warn_of_look_alikes(jobs: Iterable[NewJob]) -> None:
+    """Log the keys that look like others: with combining, full-width or other compatible characters."""
+    for job in jobs:
+        if not job.key.isascii() and (plain := unicodedata.normalize("NFKC", job.key)) != job.key:
+            _LOG.warning("the key %a of tenant %s looks like %a, and is another job's", job.key, job.tenant, plain)
 
 
 class _Creation:

@@ -94,6 +94,20 @@ SELECT rolsuper OR rolbypassrls AND NOT rolinherit FROM pg_roles WHERE rolname =
 -- Index: pg_auth_members. No lock.
 SELECT pg_has_role(%(role)s::text, %(of)s::text, 'MEMBER')
 
+-- name: find_roles_of_default
+-- Returns the roles that may call these functions for tenant `default` alone: granted by name, and without a row of their own.
+-- Index: pg_proc by name, pg_authid; tenant_roles is small. No lock.
+SELECT DISTINCT r.rolname::text
+  FROM pg_proc AS p
+ CROSS JOIN LATERAL aclexplode(p.proacl) AS a
+  JOIN pg_roles AS r ON r.oid = a.grantee
+ WHERE p.pronamespace = current_schema()::regnamespace AND p.proname = ANY (%(functions)s::text[])
+   AND NOT pg_has_role(r.oid, p.proowner, 'MEMBER') AND NOT has_table_privilege(r.oid, 'outbox', 'INSERT')
+   AND NOT EXISTS (SELECT FROM tenant_roles AS t
+                     JOIN pg_roles AS g ON g.rolname = t.role
+                    WHERE pg_has_role(r.oid, g.oid, 'MEMBER'))
+ ORDER BY 1
+
 -- name: read_role_prefix
 -- Returns the first part of the names of the services' roles; no row if this database has none. 0.1.0 has recorded `true`.
 -- Index: settings_pkey. No lock.

@@ -41,6 +41,7 @@ _RIGHTS: Mapping[str, tuple[LiteralString, ...]] = MappingProxyType(
         "standby": ("SELECT",),
         "tenant_deletions": ("SELECT",),
         "tenant_periods": ("SELECT",),
+        "tenant_roles": ("SELECT",),
         "tenants": ("SELECT",),
     }
 )

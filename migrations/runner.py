@@ -31,6 +31,7 @@ from tidewheel.migrations.service_roles import (
     grant_rights,
     recorded_prefix,
     require_prefix,
+    roles_of_default,
 )
 from tidewheel.postgres.partitions import ensure_coming_days
 from tidewheel.postgres.session import Conn, connect
@@ -238,6 +239,13 @@ def migrate(
                 create_roles(connection, roles, tenant_role, role_prefix)
             if recorded_prefix(connection) is not None:
                 grant_rights(connection, role_prefix, revoke=post)
+            for role in roles_of_default(connection):
+                _LOG.warning(
+                    "the role %s may call the SQL functions for tenant default alone; for another tenant run "
+                    "`tidewheel tenant limits NAME --grant-role %s`, with '*' as the name for all tenants",
+                    role,
+                    role,
+                )
 
         def rehearse() -> None:
             _try_all(connection, pending)

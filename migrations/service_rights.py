@@ -33,7 +33,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "application": "rawd",
         },
         "activity": {"scheduler": "rad", "relay": "a", "intake": "a", "executor": "a", "api": "ra"},
-        "api_keys": {"scheduler": "rd", "api": "raw"},
+        "api_keys": {"scheduler": "rwd", "api": "raw"},
         "archived_days": {"scheduler": "r", "intake": "r", "api": "rd", "application": "r"},
         "attempt_outputs": {
             "scheduler": "rawd",
@@ -48,7 +48,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "batch_runs": {"scheduler": "rd", "intake": "raw", "executor": "ra", "api": "raw"},
         "batches": {"scheduler": "rwd", "intake": "raw", "executor": "raw", "api": "raw"},
         "calendars": {"scheduler": "rd", "intake": "rawd", "api": "rawd"},
-        "cancellations": {"scheduler": "rwd", "intake": "ra", "executor": "r", "api": "ra", "application": "r"},
+        "cancellations": {"scheduler": "rawd", "intake": "ra", "executor": "r", "api": "ra", "application": "r"},
         "cancellations_id_seq": {"intake": "w", "api": "w"},
         "cancelled_jobs": {"scheduler": "rd", "intake": "ra", "executor": "r", "api": "ra", "application": "r"},
         "catch_up_pace": {"scheduler": "rw", "intake": "rw", "api": "rw"},
@@ -130,7 +130,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "skips": {"scheduler": "rawd", "intake": "rad", "api": "rad"},
         "standby": {"scheduler": "rw", "intake": "r", "api": "r"},
         "standby_changes": {"scheduler": "rd", "api": "r"},
-        "tenant_deletions": {"scheduler": "rwd", "intake": "rw", "api": "rad", "application": "r"},
+        "tenant_deletions": {"scheduler": "rawd", "intake": "rw", "api": "rad", "application": "r"},
         "tenant_periods": {"scheduler": "rwd", "intake": "r", "api": "raw"},
         "tenant_rates": {
             "scheduler": "rawd",
@@ -140,6 +140,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "api": "rawd",
             "application": "rawd",
         },
+        "tenant_roles": {"api": "rad"},
         "tenants": {
             "scheduler": "rwd",
             "relay": "r",

@@ -24,6 +24,7 @@ _READ_ROLE_PREFIX = _SQL["read_role_prefix"]
 _RECORD_SERVICE_ROLES = _SQL["record_service_roles"]
 _FIND_GRANTS = _SQL["find_grants"]
 _IS_MEMBER = _SQL["is_member"]
+_FIND_ROLES_OF_DEFAULT = _SQL["find_roles_of_default"]
 
 _LETTERS: Mapping[str, LiteralString] = {"r": "SELECT", "a": "INSERT", "w": "UPDATE", "d": "DELETE"}
 _OF_PARTITIONS = "rd"  # of the scheduler, which removes the rows of deleted tenants partition by partition
@@ -145,6 +146,13 @@ def grant_rights(connection: Conn, prefix: str, *, revoke: bool) -> None:
         if rights:
             listed = sql.SQL(", ").join(map(sql.SQL, rights))
             connection.execute(sql.SQL("GRANT {} ON {} TO {}").format(listed, *names))
+
+
+def roles_of_default(connection: Conn) -> list[str]:
+    """Return the roles that may call the SQL functions for tenant `default` alone."""
+    functions = [name for name, services in FUNCTIONS.items() if services == ("application",)]
+    rows = connection.execute(_FIND_ROLES_OF_DEFAULT, {"functions": functions}).fetchall()
+    return [name for (name,) in cast("list[tuple[str]]", rows)]
 
 
 def _change(connection: Conn, statement: sql.Composed) -> None:

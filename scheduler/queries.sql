@@ -1646,9 +1646,12 @@ DELETE FROM dedupes
                         FOR UPDATE SKIP LOCKED)
 
 -- name: find_open_deletions
--- The tenants that are being deleted.
--- Index: tenant_deletions_open. No lock.
-SELECT tenant FROM tenant_deletions WHERE finished_at IS NULL ORDER BY tenant
+-- The tenants that are being deleted, and those whose time of grace is over, with true.
+-- Index: tenant_deletions_open, tenants_to_delete. No lock.
+SELECT tenant, false AS is_due FROM tenant_deletions WHERE finished_at IS NULL
+ UNION ALL
+SELECT tenant, true FROM tenants WHERE delete_at <= (SELECT tidewheel_now())
+ ORDER BY is_due, tenant
 
 -- name: lock_deletion
 -- Locks the deletion of a tenant for a step of it.

@@ -36,6 +36,7 @@ from tidewheel.scheduler.tenant_rows import Deletion, TenantRows
 from tidewheel.transitions.events import append_job_events
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.tenant_refusals import TENANT_DELETED
+from tidewheel.transitions.tenant_taking import cancel_tenant, take_tenant
 from tidewheel.transitions.timers import drop_timers
 from tidewheel.transitions.workflows import cancel_open_runs, lock_workflows
 
@@ -182,8 +183,9 @@ class TenantDeletions:
         """
         done, now = CancelResult(), monotonic_seconds()
         with self._session.transaction() as connection:
-            rows = cast("list[tuple[str]]", connection.execute(_FIND_OPEN_DELETIONS, binary=True).fetchall())
-        self._passes = {tenant: self._passes.get(tenant) or _Pass() for (tenant,) in rows}
+            rows = cast("list[tuple[str, bool]]", connection.execute(_FIND_OPEN_DELETIONS, binary=True).fetchall())
+        accepted = [tenant for tenant, is_due in rows if not is_due or self._take(tenant)]
+        self._passes = {tenant: self._passes.get(tenant) or _Pass() for tenant in accepted}
         self._rows.forget_tables()
         due = [(tenant, at) for tenant, at in self._passes.items() if at.not_before <= now]
         for number, (tenant, at) in enumerate(due, 1):
@@ -203,6 +205,17 @@ class TenantDeletions:
         finally:
             self._next = monotonic_seconds() + (_SHARE_SECONDS if self._passes else _POLL_SECONDS)
         return done
+
+    def _take(self, tenant: str) -> bool:
+        """Begin a deletion whose time of grace is over; return False if it was taken back meanwhile.
+
+        Claims under way may start runs of it: the first pass stops them.
+        """
+        with self._session.transaction() as connection:
+            taken = take_tenant(connection, tenant, at_once=False)
+            if taken:
+                cancel_tenant(connection, tenant)
+        return taken
 
     def _advance(self, tenant: str, at: _Pass, done: CancelResult) -> bool:
         """Commit one transaction of a deletion; return True if more can be done at once."""

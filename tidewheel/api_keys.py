@@ -39,6 +39,8 @@ class Scope(StrEnum):
     """Runs and dead letters: cancel, retry, redrive, backfill, pause."""
     ADMIN = "admin"
     """All of these, keys and the audit log; with a key of all tenants, the whole installation."""
+    EXECUTE = "execute"
+    """Calls of executors in other languages, for some queues; `admin` does not have it."""
 
 
 @dataclass(frozen=True, slots=True)

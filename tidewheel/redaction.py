@@ -48,6 +48,9 @@ class _Form(NamedTuple):
     pattern: re.Pattern[str]
 
 
+_IN_QUERY = re.compile(
+    r"(?i)([?&](?:[\w.~-]*(?:token|secret|passw|signature|credential)[\w.~-]*|key|api[_-]?key|sig|code|auth|pwd)=)[^&#]+"
+)
 _MARK = r"\[secret [A-Z][A-Z0-9_]{0,63}\]"  # in the place of a secret that a receiver repeated
 _MARK_OR_TEXT = re.compile(rf"({_MARK})|(?:(?!{_MARK}).)+", re.DOTALL)
 _QUOTE = r"(?:\\*['\"]|&(?:quot|apos|#39|#34|#x27|#x22);)"
@@ -152,6 +155,15 @@ def redact(text: str) -> str:
     while (hidden := _redact_once(text)) != text:  # a replacement can complete another form
         text = hidden
     return text
+
+
+def redact_query(url: str) -> str:
+    """Return a URL as output shows it: without the values in its query whose names are those of secrets.
+
+    >>> redact_query("https://example.org/hook?day=1&access_token=abc&sig=d#part")
+    'https://example.org/hook?day=1&access_token=[redacted]&sig=[redacted]#part'
+    """
+    return _IN_QUERY.sub(rf"\1{REDACTED}", url)
 
 
 def _redact_once(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Authorize callers: a token for executors, the attempt's task token for runs, API keys for the rest.
+"""Authorize callers: by API keys, by the attempt's task token for runs, by the token of all executors.
 
 A forged token is refused here, before the body is read and before any transaction. Strangers, which have shown no
 token, share a small allowance of memory for their bodies, and are served at a limited rate.
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.api_keys import PREFIX, ApiKey, read_key
+from tidewheel.api_keys import Scope as Right
 from tidewheel.control.api.key_check import BODY_BYTES, KeyCheck, KeyUse, ShownKey
 from tidewheel.control.api.problems import PAGE, Overloaded, on_unavailable, problem, unauthorized
 from tidewheel.control.console.door import KNOWN, SIGN_IN, Door
@@ -48,6 +49,7 @@ _NEEDS_NONE = (
     "this API runs without TIDEWHEEL_API_TOKEN and needs no Authorization; leave the header out,"
     " or send an API key of `tidewheel key create`"
 )
+_LACKS_EXECUTE = "the key lacks the scope execute; create one by `tidewheel key create NAME --scope execute`"
 _MANY_STRANGERS = "too many requests without a token are waiting; repeat the request in a moment"
 
 
@@ -81,7 +83,7 @@ class Guard:
         # Authorization and routes both see the path as it was sent: an encoded slash is a part of a key.
         scope["path"] = self._console.path_of(scope["raw_path"].decode("latin-1"))
         scope[PAGE] = self._console.is_page(Request(scope))
-        who = self._misdirected(Request(scope)) or self._caller(Request(scope))
+        who = _ambiguous(Request(scope)) or self._misdirected(Request(scope)) or self._caller(Request(scope))
         stranger = who == "strangers" or isinstance(who, Response)
         if isinstance(who, ApiKey | SignIn):
             stranger = self._keys.known(who) is None
@@ -89,6 +91,9 @@ class Guard:
         if stranger and not await self._wait_for_turn() and scope["path"] not in PROBES:
             who = problem(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", _MANY_STRANGERS, headers={"Retry-After": "1"})
         use = await self._begin(who, Request(scope)) if isinstance(who, ApiKey | SignIn) else None
+        if isinstance(use, KeyUse) and _is_of_executors(Request(scope)) and Right.EXECUTE not in use.stored.rights:
+            use.in_progress -= 1
+            use = problem(HTTPStatus.FORBIDDEN, "forbidden", _LACKS_EXECUTE)
         if isinstance(who, SignIn):
             scope[SIGN_IN], scope[KNOWN] = who, self._keys.known(who)
         if isinstance(use, Response):
@@ -163,10 +168,9 @@ class Guard:
             return "strangers" if given is None else "reports"  # the body may have the token
         if _OPEN.fullmatch(path):
             return "strangers"
-        for_executors = _EXECUTORS.fullmatch(path) is not None and request.method not in SAFE
         if given is not None and given.startswith(PREFIX):
-            return _key(given, for_executors=for_executors)
-        return self._with_token(request, given, for_executors=for_executors)
+            return _key(given)
+        return self._with_token(request, given, for_executors=_is_of_executors(request))
 
     def _with_token(self, request: Request, given: str | None, *, for_executors: bool) -> str | Response:
         """Return the allowance of executors, or the refusal of the request."""
@@ -174,7 +178,7 @@ class Guard:
             # A wrong one would be found out only where keys are needed.
             return unauthorized(_NEEDS_NONE) if request.headers.get("authorization") else "executors"
         if given is None or not hmac.compare_digest(given.encode(), self._token):
-            shown = "the token that TIDEWHEEL_API_TOKEN names" if for_executors else "an API key"
+            shown = "an API key with the scope execute" if for_executors else "an API key"
             return unauthorized(f"send Authorization: Bearer and {shown}")
         if not for_executors and request.scope["path"] != _DOCUMENT:
             detail = "the token of executors opens their calls alone; send a key of `tidewheel key create`"
@@ -182,17 +186,26 @@ class Guard:
         return "executors"
 
 
+def _ambiguous(request: Request) -> Response | None:
+    """Return the refusal of a request whose end a proxy may see elsewhere. Source: RFC 9112 section 6.1."""
+    if not ("content-length" in request.headers and "transfer-encoding" in request.headers):
+        return None
+    detail = "Content-Length and Transfer-Encoding exclude each other; send one of them"
+    return problem(HTTPStatus.BAD_REQUEST, "bad_request", detail, headers={"Connection": "close"})
+
+
 def _as_get(scope: Scope) -> Scope:
     """Return the scope of a GET in place of a HEAD, whose answer uvicorn sends without its content."""
     return {**scope, "method": "GET", HEAD: True} if scope["method"] == "HEAD" else scope
 
 
-def _key(given: str, *, for_executors: bool) -> ApiKey | Response:
+def _is_of_executors(request: Request) -> bool:
+    return _EXECUTORS.fullmatch(request.scope["path"]) is not None and request.method not in SAFE
+
+
+def _key(given: str) -> ApiKey | Response:
     if (key := read_key(given)) is None:
         return unauthorized("the API key has a typing error, or a part of it is missing; copy the whole key")
-    if for_executors:
-        detail = "an API key does not open the calls of executors; send the token that TIDEWHEEL_API_TOKEN names"
-        return problem(HTTPStatus.FORBIDDEN, "forbidden", detail)
     return key
 
 

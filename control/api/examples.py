@@ -251,19 +251,15 @@ SHARDS: Json = {"shards": [{"shard": 0, "owner": {
 }}]}  # fmt: skip
 TENANT: dict[str, Json] = {
     "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": 100.0,
-    "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "paused_at": None, "deletion": None,
+    "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "paused_at": None, "delete_at": None,
+    "roles": ["acme_app"], "deletion": None,
 }  # fmt: skip
 TENANT_PERIODS: Json = {
     "tenant": "acme", "periods": [{"state": "succeeded", "days": 7, "kept_since": "2026-11-12"}], "unchanged": False,
 }  # fmt: skip
 TENANTS: Json = {"tenants": [TENANT], "next_cursor": None}
 CHANGED_TENANT: Json = {"tenant": TENANT, "unchanged": False}
-DELETED_TENANT: Json = {"unchanged": False, "tenant": {
-    "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": None, "in_flight": None,
-    "jobs": None, "payload_bytes": None, "paused_at": None, "deletion": {
-        "accepted_at": _AT, "jobs": 0, "runs": 0, "removed": {}, "at_table": None, "finished_at": None, "free_at": None,
-    },
-}}  # fmt: skip
+DELETED_TENANT: Json = {"unchanged": False, "tenant": {**TENANT, "delete_at": "2026-11-20T09:00:00Z"}}
 _FEW: Json = {"count": 7, "at_least": False}
 TENANT_USAGE: Json = {
     "tenant": TENANT, "open_runs": _FEW, "in_flight": _FEW, "waiting": {"count": 0, "at_least": False},
@@ -297,6 +293,7 @@ STATUS: Json = {
 _KEY: dict[str, Json] = {
     "key_id": "k3v9x0a1bc", "name": "ci", "tenant": "default", "scopes": ["write"], "rate": None, "created_at": _AT,
     "expires_at": "2027-02-18T01:00:00Z", "revoked_at": None, "last_used_at": None,
+    "queues": None,
 }  # fmt: skip
 KEYS: Json = {"keys": [_KEY], "next_cursor": None}
 _LIMIT: dict[str, Json] = {"at_once": 3, "rate": "100/min", "burst": 1, "running": 3, "waiting": 12}

@@ -12,16 +12,21 @@ from typing import cast
 from uuid import UUID
 
 from fastapi import APIRouter
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidewheel.audit import ALL_TENANTS
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import encoded
+from tidewheel.control.api.bearer import KEY
 from tidewheel.control.api.bodies import read_body
 from tidewheel.control.api.json_schemas import body_of
+from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.models import MAX_SWEEP, ClaimRequest, Heartbeat, OutcomesRequest, Registration
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.workers import Workers, WorkerState
+from tidewheel.control.client.api_keys import ALL_QUEUES
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.remote_executors import RemoteClaim, RemoteClaimResult, StopSignal
 from tidewheel.jobs.strict_json import Json
@@ -171,18 +176,24 @@ class ExecutorsApi:
 
     async def register_executor(self, request: Request) -> Response:
         """Register an executor."""
-        body = await read_body(request, Registration)
+        body, key = await read_body(request, Registration), _key(request)
+        acts_for = _tenant(key)
+        if key is not None and key.queues != [ALL_QUEUES] and (others := set(body.queues) - set(key.queues or ())):
+            detail = f"the key {key.key_id} has no right to queue {', '.join(sorted(others))}; use a key that has it"
+            raise HTTPException(HTTPStatus.FORBIDDEN, detail)
+        key_id = None if key is None else key.key_id
         executor_id = await self.workers.do(
             lambda state: state.executors.register(
-                body.name, body.queues, body.handlers, body.slots, lease=self.settings.lease
+                body.name, body.queues, body.handlers, body.slots, lease=self.settings.lease, key_id=key_id,
+                acts_for=acts_for,
             )
-        )
+        )  # fmt: skip
         registered = RegisteredExecutor(
             executor_id,
             heartbeat_seconds=self.settings.api_heartbeat.total_seconds(),
             lease_seconds=self.settings.lease.total_seconds(),
             sweep_seconds=self.settings.sweep.total_seconds(),
-            topics=self._topics(body),
+            topics=self._topics(body) if acts_for is None else (),
             max_runs=MAX_ELEMENTS,
             max_sweep=MAX_SWEEP,
             max_outcomes=MAX_ELEMENTS,
@@ -192,34 +203,46 @@ class ExecutorsApi:
     async def heartbeat_executor(self, request: Request) -> Response:
         """Renew a lease; return the attempts to stop."""
         body, executor_id = await read_body(request, Heartbeat), _executor_id(request)
-        stops = await self.workers.do(lambda state: state.executors.heartbeat(executor_id, stopping=body.stopping))
+        key_id = _key_id(request)
+        stops = await self.workers.do(
+            lambda state: state.executors.heartbeat(executor_id, stopping=body.stopping, key_id=key_id)
+        )
         return _json(Signals(tuple(stops)))
 
     async def claim_runs(self, request: Request) -> Response:
         """Claim runs."""
         body, executor_id = await read_body(request, ClaimRequest), _executor_id(request)
-        claimed = await self.workers.do(lambda state: self._claim(state, executor_id, body))
+        key = _key(request)
+        claimed = await self.workers.do(lambda state: self._claim(state, executor_id, body, key))
         return _json(StartedAttempts(tuple(self._started(each, claimed) for each in claimed.started)))
 
     async def finish_attempts(self, request: Request) -> Response:
         """Record the outcomes of attempts."""
         body, executor_id = await read_body(request, OutcomesRequest), _executor_id(request)
-        answers = await self.workers.do(lambda state: state.executors.finish(executor_id, body.outcomes))
+        key_id = _key_id(request)
+        answers = await self.workers.do(lambda state: state.executors.finish(executor_id, body.outcomes, key_id=key_id))
         return _json(RecordedOutcomes(tuple(RecordedOutcome(*fence, answer) for fence, answer in answers.items())))
 
     async def unregister_executor(self, request: Request) -> Response:
         """Unregister an executor."""
         await read_body(request, Heartbeat)
-        executor_id = _executor_id(request)
-        await self.workers.do(lambda state: state.executors.leave(executor_id))
+        executor_id, key_id = _executor_id(request), _key_id(request)
+        await self.workers.do(lambda state: state.executors.leave(executor_id, key_id=key_id))
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
-    def _claim(self, state: WorkerState, executor_id: UUID, body: ClaimRequest) -> RemoteClaimResult:
-        """Claim the runs whose messages a relay has signed. The others come by a sweep."""
+    def _claim(
+        self, state: WorkerState, executor_id: UUID, body: ClaimRequest, key: StoredKey | None
+    ) -> RemoteClaimResult:
+        """Claim the runs whose messages a relay has signed. The others come by a sweep.
+
+        An executor of one tenant consumes no topic, whose messages are of all: it sweeps runs as soon as they are due.
+        """
         if body.runs:
             self.keys.refresh_aged(state.session, _KEYS_SECONDS)
         claims = [run.claim() for run in body.runs if run.is_accepted(self.check)]
-        return state.executors.claim(RemoteClaim(executor_id, body.claim_id, claims, body.sweep, self.settings.sweep))
+        min_age = self.settings.sweep if _tenant(key) is None else timedelta(0)
+        key_id = None if key is None else key.key_id
+        return state.executors.claim(RemoteClaim(executor_id, body.claim_id, claims, body.sweep, min_age, key_id))
 
     def _topics(self, body: Registration) -> tuple[RunTopic, ...]:
         names = [self.installation.topics.runs(queue, lane) for queue in body.queues for lane in Lane]
@@ -242,6 +265,21 @@ class ExecutorsApi:
 
 def _executor_id(request: Request) -> UUID:
     return cast("UUID", request.path_params["executor_id"])
+
+
+def _key(request: Request) -> StoredKey | None:
+    """Return the API key of a call; None if it has shown the token of all."""
+    return cast("StoredKey | None", request.scope.get(KEY))
+
+
+def _key_id(request: Request) -> str | None:
+    key = _key(request)
+    return None if key is None else key.key_id
+
+
+def _tenant(key: StoredKey | None) -> str | None:
+    """Return the tenant of a key; None for all of them."""
+    return None if key is None or key.tenant == ALL_TENANTS else key.tenant
 
 
 def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:

@@ -62,6 +62,7 @@ class StoredKey:
     expires_at: datetime | None
     read_at: datetime
     to_record: bool
+    queues: Sequence[str] | None
 
     @property
     def expired(self) -> bool:
@@ -80,9 +81,11 @@ class StoredKey:
 
     @property
     def rights(self) -> frozenset[Scope]:
-        """Its scopes: `admin` has all of them."""
+        """Its scopes: `admin` has all of them but `execute`, which a key with queues has."""
         scopes = frozenset(map(Scope, self.scopes))
-        return frozenset(Scope) if Scope.ADMIN in scopes else scopes
+        if Scope.ADMIN in scopes:
+            scopes = frozenset(Scope) - {Scope.EXECUTE}
+        return scopes | {Scope.EXECUTE} if self.queues else scopes
 
 
 class KeyUse:

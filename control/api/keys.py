@@ -27,7 +27,7 @@ from tidewheel.control.reads.api_keys import ApiKeySummary, list_api_keys
 from tidewheel.control.reads.audit_log import AuditEntry, AuditFilter, list_audit_log
 from tidewheel.errors import UnknownApiKey
 from tidewheel.jobs.validation import StrictModel
-from tidewheel.jobs.values import Instant, Key, one_line, span
+from tidewheel.jobs.values import MAX_ELEMENTS, Instant, Key, Queue, one_line, span
 
 _KEYS = "/api/v1/keys"
 
@@ -69,17 +69,19 @@ class KeyBody(StrictModel):
 
     Attributes:
         name: Shown in lists and in the audit log.
-        scopes: Its rights; admin has all of them.
+        scopes: Its rights; admin has all of them but execute, which is for executors in other languages.
         lifetime: The time after which it expires; by default never.
         rate: Its requests a second; by default the setting of the API.
         all_tenants: True for a key of all tenants.
+        queues: With the scope execute the queues of its executors; by default all.
     """
 
     name: Key
-    scopes: Annotated[list[Literal["read", "write", "operate", "admin"]], Field(min_length=1, max_length=4)]
+    scopes: Annotated[list[Literal["read", "write", "operate", "admin", "execute"]], Field(min_length=1, max_length=5)]
     lifetime: Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), MAX_LIFETIME))] | None = None
     rate: Annotated[float, Field(gt=0, le=MAX_RATE)] | None = None
     all_tenants: bool = False
+    queues: Annotated[tuple[Queue, ...], Field(max_length=MAX_ELEMENTS)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,12 @@ class KeysApi:
 
         def change(connection: Connection) -> NewApiKey:
             return ApiKeys(connection).create(
-                body.name, body.scopes, all_tenants=body.all_tenants, lifetime=body.lifetime, rate=body.rate
+                body.name,
+                body.scopes,
+                all_tenants=body.all_tenants,
+                lifetime=body.lifetime,
+                rate=body.rate,
+                queues=body.queues,
             )
 
         return await answer(

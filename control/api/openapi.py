@@ -41,7 +41,7 @@ _PATH_SCHEMAS: Mapping[str, dict[str, object]] = {
 }
 _TOKENS = {
     "apiKey": "An API key. An API without TIDEWHEEL_API_TOKEN listens on loopback, and needs none.",
-    "executorToken": "The value of TIDEWHEEL_API_TOKEN.",
+    "executorToken": "An API key with the scope execute; until release 0.3 also the value of TIDEWHEEL_API_TOKEN.",
     "taskToken": "The task token of an attempt.",
 }
 _REFUSAL: dict[str, Any] = {

@@ -21,6 +21,10 @@ from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.api")
 
+_ONE_FOR_ALL = (
+    "TIDEWHEEL_API_TOKEN opens the calls of executors for all tenants and queues until release 0.3: give each executor"
+    " a key of `tidewheel key create NAME --scope execute` in its place"
+)
 _CONNECTIONS = 1000  # open at once; with so many requests in progress, the server answers others with 503
 _IDLE_SECONDS = 75  # from the opening or the last response to a complete head: longer than any heartbeat interval
 _GRACE_SECONDS = 5  # for requests in progress at a stop
@@ -70,6 +74,8 @@ class Api:
         serving.start()
         self._reaper.start()
         _LOG.info("listening on %s port %d", self._settings.api_host, self.port)
+        if self._settings.api_token is not None:
+            _LOG.warning(_ONE_FOR_ALL)
         while not self._stop.wait(1.0) and serving.is_alive():
             pass
         self._server.should_exit = True

@@ -1,10 +1,13 @@
 """Tenants: `/api/v1/tenants`. By the code of the command line."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from http import HTTPStatus
+from typing import Annotated
 
 from fastapi import APIRouter
+from pydantic import BeforeValidator
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,12 +22,12 @@ from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.tenants import Tenants
+from tidewheel.control.client.tenants import GRACE, MAX_GRACE, Tenants
 from tidewheel.control.reads.tenant_periods import KeptState, TenantPeriod
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants
-from tidewheel.errors import UnknownTenant
+from tidewheel.errors import UnknownTenant, refuse
 from tidewheel.jobs.validation import StrictModel
-from tidewheel.jobs.values import Reason, Tenant, is_tenant
+from tidewheel.jobs.values import Reason, Tenant, is_tenant, span
 
 _TENANTS = "/api/v1/tenants"
 _ONE = f"{_TENANTS}/{{tenant}}"
@@ -66,6 +69,18 @@ class PauseBody(StrictModel):
     """
 
     reason: Reason | None = None
+
+
+class DeletionBody(StrictModel):
+    """Body of a deletion.
+
+    Attributes:
+        tenant: The name of the tenant once more, as a confirmation.
+        grace: The time in which the deletion can be taken back; 0 for none.
+    """
+
+    tenant: Tenant
+    grace: Annotated[timedelta, BeforeValidator(span(timedelta(0), MAX_GRACE))] = GRACE
 
 
 class PeriodBody(StrictModel):
@@ -136,7 +151,10 @@ class TenantsApi:
         periods("PUT", f"{_ONE}/retention", self.put_tenant_retention, scope=Scope.ADMIN, body=body_of(PeriodBody),
                 sent={"days": 7, "state": "succeeded"})  # fmt: skip
         route("DELETE", _ONE, self.delete_tenant, scope=Scope.ADMIN, query=TenantQuery, status=HTTPStatus.ACCEPTED,
-              answer=ChangedTenant, example=examples.DELETED_TENANT)  # fmt: skip
+              answer=ChangedTenant, example=examples.DELETED_TENANT, body=body_of(DeletionBody),
+              sent={"tenant": "acme"})  # fmt: skip
+        route("POST", f"{_ONE}:undelete", self.undelete_tenant, scope=Scope.ADMIN, query=TenantQuery,
+              answer=ChangedTenant, example=examples.CHANGED_TENANT)  # fmt: skip
         change = partial(
             route, "POST", scope=Scope.OPERATE, query=TenantQuery, answer=ChangedTenant, example=examples.CHANGED_TENANT
         )
@@ -193,18 +211,35 @@ class TenantsApi:
         return await answer(self.writes, caller, change)
 
     async def delete_tenant(self, request: Request, caller: Admin) -> Response:
-        """Delete a tenant with all that it has, for a caller with the rights of all of them."""
+        """Delete a tenant with all that it has, a day later, for a caller with the rights of all of them."""
         ensure_all_tenants(caller)
         read_query(request, TenantQuery)
         name = _named(request, caller)
+        body = await read_body(request, DeletionBody)
+        if body.tenant != name:
+            refuse("tenant", f"{body.tenant!r} is not the tenant of the address", f"write {name!r} to delete it")
 
         def change(connection: Connection) -> ChangedTenant:
             tenants = Tenants(connection)
-            accepted = tenants.delete(name)
+            accepted = tenants.delete(name, grace=body.grace)
             return ChangedTenant(tenants.get(name), not accepted)
 
         where = location(caller, f"{_TENANTS}/{name}")
         return await answer(self.writes, caller, change, status=HTTPStatus.ACCEPTED, headers=where)
+
+    async def undelete_tenant(self, request: Request, caller: Admin) -> Response:
+        """Take the deletion of a tenant back in its time of grace."""
+        ensure_all_tenants(caller)
+        read_query(request, TenantQuery)
+        await read_body(request, StrictModel)
+        name = _named(request, caller)
+
+        def change(connection: Connection) -> ChangedTenant:
+            tenants = Tenants(connection)
+            kept = tenants.undelete(name)
+            return ChangedTenant(tenants.get(name), not kept)
+
+        return await answer(self.writes, caller, change)
 
     async def get_tenant_usage(self, request: Request, caller: Reader) -> Response:
         """Return what a tenant uses now."""

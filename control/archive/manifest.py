@@ -4,6 +4,7 @@ A manifest is written after its files, so files without one are no archive. Its 
 """
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from tidewheel.errors import ArchiveDamaged
 FORMAT = 1
 RUNS, FACTS = "runs", "facts"
 _DAY_MS = 86_400_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)  # no path: a manifest leads to no file elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ def read_manifest(day: str, text: bytes) -> Manifest:
         raise ArchiveDamaged(message)
     files: list[ArchiveFile] = []
     for file in document["files"]:
+        if not _NAME.fullmatch(str(file["name"])):
+            raise damaged(where, f"it names the file {file['name']!r}, which is none of its folder")
         values: dict[str, Any] = {**file, "blocks": tuple(Block(**block) for block in file["blocks"])}
         files.append(ArchiveFile(**values))
     return Manifest(

@@ -381,7 +381,7 @@ COMMANDS: Mapping[str, Command | Group] = {
             "delete": Command(
                 "tenants",
                 "delete",
-                "Delete a tenant with its jobs, runs and all else; schedulers end the runs, then remove the rows.",
+                "Delete a tenant with its jobs, runs and all else, a day later; --undo takes that back.",
             ),
             "usage": Command("tenants", "usage", "Show what a tenant uses now, beside its limits."),
         },

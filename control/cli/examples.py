@@ -62,13 +62,17 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "batch submit": ("tidewheel batch submit -f batch.yaml --wait",),
     "batch add": ("tidewheel batch add 019b2d5e-7a10-7c3e-8f00-1f5f1f9b1a3c -f more.yaml",),
     "limit set": ("tidewheel limit set 'api/*' --at-once 3 --rate 100/min",),
-    "key create": ("tidewheel key create ci --scope write --scope read --expires 90d",),
+    "key create": (
+        "tidewheel key create ci --scope write --scope read --expires 90d",
+        "tidewheel key create billing --scope execute --queue billing --tenant acme --expires 90d",
+    ),
     "tenant create": ("tidewheel tenant create acme --triggers-per-second 100 --in-flight 500",),
     "tenant limits": (
         "tidewheel tenant limits acme --triggers-per-second 100 --jobs 1000 --payload 64KiB",
         "tidewheel tenant limits acme --in-flight none",
+        "tidewheel tenant limits acme --grant-role acme_app",
     ),
-    "tenant delete": ("tidewheel tenant delete acme --yes",),
+    "tenant delete": ("tidewheel tenant delete acme --yes", "tidewheel tenant delete acme --undo"),
     "capacity": (
         "tidewheel capacity --jobs 100M --every 1h --triggers 10k/s --duration 2s --hot 30%",
         "tidewheel capacity --jobs 1M --every 1m --hot 30% --hot-second",

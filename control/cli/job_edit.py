@@ -85,7 +85,7 @@ def update(
     given = read_job(flags.file) if flags.file else {}
     job_key = key_of(key, named, given)
     with reading() as connection:
-        current = read.show_job(connection, tenant, job_key)
+        current = read.show_job(connection, tenant, job_key, as_stored=True)
     document = {**described(without(given or current.job, unset or []), flags), "key": job_key}
     with requesting(tenant) as client:
         # The update names the version that was read, so a concurrent edit is refused and not overwritten.

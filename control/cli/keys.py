@@ -24,13 +24,19 @@ def create(
     *,
     scope: Annotated[
         list[str],
-        typer.Option(metavar="SCOPE", help="A right: read, write, operate, or admin, which has all; repeatable."),
+        typer.Option(
+            metavar="SCOPE", help="A right: read, write, operate, admin, which has these; or execute; repeatable."
+        ),
     ],
     expires: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Lifetime, such as 90d; by default the key does not expire.")
     ] = None,
     rate: Annotated[
         float | None, typer.Option(metavar="N", help="Requests a second, instead of TIDEWHEEL_API_KEY_RATE.")
+    ] = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option(metavar="QUEUE", help="With execute: a queue of its executors, by default all; repeatable."),
     ] = None,
     all_tenants: AllTenants = False,
     tenant: Tenant = DEFAULT_TENANT,
@@ -45,7 +51,9 @@ def create(
     except InvalidValue as error:
         refuse("--expires", error.errors[0].problem, error.errors[0].remedy)
     with requesting(tenant) as client:
-        made = client.api_keys.create(name, scope, all_tenants=all_tenants, lifetime=lifetime, rate=rate)
+        made = client.api_keys.create(
+            name, scope, all_tenants=all_tenants, lifetime=lifetime, rate=rate, queues=queue or ()
+        )
     with reading() as connection:
         unlocked = [each.name for each in read_services(connection) if _needs_no_key(each)]
     for api in unlocked:
@@ -94,7 +102,7 @@ def _row(key: ApiKeySummary) -> tuple[Cell, ...]:
         key.key_id,
         key.name,
         key.tenant,
-        " ".join(key.scopes),
+        " ".join([*key.scopes, *(f"queue={queue}" for queue in key.queues or ())]),
         key.created_at,
         key.expires_at or "never",
         key.last_used_at or "never",

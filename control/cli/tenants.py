@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from tidewheel.audit import ALL_TENANTS
 from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, reading, requesting
 from tidewheel.control.cli.output import (
     Output,
@@ -21,6 +22,8 @@ from tidewheel.control.instants import typed_number
 from tidewheel.control.reads import tenants as read
 from tidewheel.control.reads.tenant_periods import tenant_periods
 from tidewheel.errors import refuse
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.values import parse_duration
 
 if TYPE_CHECKING:
     from tidewheel.control.client.tenants import Limits
@@ -101,24 +104,33 @@ def limits(
     in_flight: InFlight = None,
     jobs: Jobs = None,
     payload: PayloadSize = None,
+    grant_role: Annotated[
+        str | None, typer.Option(metavar="ROLE", help="Let a database role call the SQL functions for the tenant.")
+    ] = None,
+    revoke_role: Annotated[
+        str | None, typer.Option(metavar="ROLE", help="Revoke that; a role without any has default again.")
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Change limits of a tenant; none lifts one, and those that are not named stay.
 
-    Without an option this shows the limits.
+    Without an option this shows the limits. With --grant-role and --revoke-role the name '*' means all tenants.
     """
     changes = _limits(weight, triggers_per_second, in_flight, jobs, payload)
-    if not changes:
+    if not (changes or grant_role or revoke_role):
         show(name, output)
         return
     with requesting(DEFAULT_TENANT) as client:
-        changed = client.tenants.limit(name, **changes)
-        now = client.tenants.get(name)
+        changed = grant_role is not None and client.tenants.grant_role(name, grant_role)
+        changed |= revoke_role is not None and client.tenants.revoke_role(name, revoke_role)
+        changed |= bool(changes) and client.tenants.limit(name, **changes)
+        now = client.tenants.get(name) if name != ALL_TENANTS else None
     if output is not Output.TEXT:
         print_document({"tenant": now, "unchanged": not changed}, output)
         return
-    typer.echo(f"tenant {name}: {'changed' if changed else 'unchanged: the limits are as before'}")
-    print_facts(_facts(now))
+    typer.echo(f"tenant {name}: {'changed' if changed else 'unchanged: all is as before'}")
+    if now is not None:
+        print_facts(_facts(now))
 
 
 def pause(name: Name, *, reason: Reason = None, output: OutputOption = Output.TEXT) -> None:
@@ -141,18 +153,36 @@ def delete(
     name: Name,
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm the deletion; needed.")] = False,
+    grace: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time in which --undo takes the deletion back; 0s for none.")
+    ] = "1d",
+    undo: Annotated[bool, typer.Option("--undo", help="Take a deletion back in its time of grace.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Delete a tenant with its jobs, runs and all else; schedulers end the runs, then remove the rows."""
+    """Delete a tenant with its jobs, runs and all else, a day later; --undo takes that back."""
+    if undo:
+        with requesting(DEFAULT_TENANT) as client:
+            kept = client.tenants.undelete(name)
+            now = client.tenants.get(name)
+        text = "stays" if kept else "unchanged: no deletion was requested"
+        print_result([f"tenant {name}: {text}"], {"tenant": now, "unchanged": not kept}, output)
+        return
     if not yes:
         remedy = f"look with `tidewheel tenant usage {name}`, then add --yes"
         refuse("--yes", "is missing: the jobs and runs of a deleted tenant do not come back", remedy)
+    try:
+        span = parse_duration(grace)
+    except InvalidValue as error:
+        refuse("--grace", error.errors[0].problem, error.errors[0].remedy)
     with requesting(DEFAULT_TENANT) as client:
-        accepted = client.tenants.delete(name)
+        accepted = client.tenants.delete(name, grace=span)
         now = client.tenants.get(name)
-    text = "is being deleted" if accepted else "unchanged: its deletion was accepted before"
-    progress = f"`tidewheel tenant show {name}` has the progress"
-    print_result([f"tenant {name}: {text}; {progress}"], {"tenant": now, "unchanged": not accepted}, output)
+    if now.delete_at is not None:
+        text = f"will be deleted at {moment(now.delete_at, None)}; `tidewheel tenant delete {name} --undo` keeps it"
+    else:
+        text = f"is being deleted; `tidewheel tenant show {name}` has the progress"
+    text = text if accepted else f"unchanged: its deletion was accepted before; it {text}"
+    print_result([f"tenant {name}: {text}"], {"tenant": now, "unchanged": not accepted}, output)
 
 
 def usage(name: Name, output: OutputOption = Output.TEXT) -> None:
@@ -249,12 +279,14 @@ def _facts(each: read.TenantSummary) -> Iterator[tuple[str, str | None]]:
     if each.deletion is not None:
         yield from _deletion(each.deletion)
         return
+    yield "deleted at", moment(each.delete_at, None) if each.delete_at else None
     yield "paused", moment(each.paused_at, None) if each.paused_at else None
     yield "weight", str(each.weight)
     yield "triggers/s", _bound(each.triggers_per_second) or "no limit"
     yield "in flight", _bound(each.in_flight) or "no limit"
     yield "jobs", _bound(each.jobs) or "no limit"
     yield "payload", _bytes(each.payload_bytes) or "no limit"
+    yield "roles", " ".join(each.roles) or None
 
 
 def _deletion(each: read.TenantDeletion) -> Iterator[tuple[str, str | None]]:

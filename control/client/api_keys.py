@@ -1,11 +1,13 @@
 """`client.api_keys`: create, list and revoke keys of the HTTP API."""
 
+import builtins
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
 
 from psycopg.errors import UniqueViolation
+from pydantic import TypeAdapter, ValidationError
 
 from tidewheel.api_keys import Scope, new_key
 from tidewheel.audit import ALL_TENANTS, Change, record_change
@@ -13,14 +15,18 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.api_keys import ApiKeyPage, ApiKeySummary, list_api_keys
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownApiKey, refuse
+from tidewheel.jobs.values import Queue
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
 _ADD_API_KEY = _SQL["add_api_key"]
+_ADD_EXECUTOR_KEY = _SQL["add_executor_key"]
 _REVOKE_API_KEY = _SQL["revoke_api_key"]
 
+ALL_QUEUES = "*"
 MAX_RATE = 1_000_000
+_QUEUES = TypeAdapter[Sequence[str]](Sequence[Queue])
 MAX_LIFETIME = timedelta(days=3660)
 
 
@@ -51,16 +57,18 @@ class ApiKeys:
         all_tenants: bool = False,
         lifetime: timedelta | None = None,
         rate: float | None = None,
+        queues: Sequence[str] = (),
         request_id: str | None = None,
     ) -> NewApiKey:
         """Create a key of the client's tenant.
 
         Args:
             name: Shown in lists and in the audit log.
-            scopes: Its rights: read, write, operate, admin, which has all of them.
+            scopes: Its rights: read, write, operate, admin, which has all of these; execute, for executors.
             all_tenants: True for a key of all tenants.
             lifetime: The time after which it expires; by default never.
             rate: Its requests a second; by default the setting of the API.
+            queues: With the scope execute the queues of its executors; by default all.
             request_id: The id of the request: a repeat of it is refused, because only the first answer has the key.
 
         Raises:
@@ -70,17 +78,22 @@ class ApiKeys:
         tenant = ALL_TENANTS if all_tenants else self._connection.tenant
         known = sorted({_scope(each) for each in scopes}, key=list(Scope).index)
         _ensure_fits(name, known, lifetime, rate)
+        served = _queues(queues) if Scope.EXECUTE in known else None
+        if queues and served is None:
+            refuse("queues", "they belong to the scope execute", "add that scope, or leave them out")
         made = new_key(None if request_id is None else f"{tenant}/{request_id}")
         columns: dict[str, object] = {
             "key_id": made.key_id, "tenant": tenant, "name": name, "secret_hash": made.hash,
-            "scopes": [scope.value for scope in known], "rate": rate, "lifetime": lifetime,
+            "scopes": [scope.value for scope in known if scope is not Scope.EXECUTE], "queues": served, "rate": rate,
+            "lifetime": lifetime,
         }  # fmt: skip
 
         def add(connection: Conn) -> tuple[datetime, datetime | None]:
             if not all_tenants:
                 require_tenant(connection, tenant)
             try:
-                row = connection.execute(_ADD_API_KEY, columns, binary=True).fetchone()
+                adding = _ADD_API_KEY if served is None else _ADD_EXECUTOR_KEY
+                row = connection.execute(adding, columns, binary=True).fetchone()
             except UniqueViolation:
                 problem = f"this request has made the key {made.key_id}, and only its first answer shows it"
                 refuse("request_id", problem, f"if it was not seen, revoke {made.key_id}; then open the form again")
@@ -88,7 +101,9 @@ class ApiKeys:
             return cast("tuple[datetime, datetime | None]", row)
 
         created_at, expires_at = self._connection.write(add, once=True, all_tenants=all_tenants)
-        summary = ApiKeySummary(made.key_id, name, tenant, tuple(known), rate, created_at, expires_at, None, None)
+        summary = ApiKeySummary(
+            made.key_id, name, tenant, tuple(known), rate, created_at, expires_at, None, None, served
+        )
         return NewApiKey(made.text, summary)
 
     def list(
@@ -121,6 +136,14 @@ class ApiKeys:
             return not was_revoked
 
         return self._connection.write(revoke, all_tenants=all_tenants)
+
+
+def _queues(given: Sequence[str]) -> builtins.list[str]:
+    """Return queues in order, `*` for all."""
+    try:
+        return sorted(set(_QUEUES.validate_python(given))) or [ALL_QUEUES]
+    except ValidationError as error:
+        refuse("queues", error.errors()[0]["msg"], "write names of queues")
 
 
 def _scope(given: Scope | str) -> Scope:

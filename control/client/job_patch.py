@@ -50,7 +50,7 @@ def patch_job(
     def work(writing: Conn) -> Reply:
         if request_id is not None and (first := first_reply(writing, tenant, request_id, made_from)) is not None:
             return first
-        current = show_job(writing, tenant, key)
+        current = show_job(writing, tenant, key, as_stored=True)
         job = as_object(merged(current.job, patch)) or {}
         if job.get("key") != key:
             refuse("job.key", "a job keeps its key", "leave it out")

@@ -14,7 +14,7 @@ from tidewheel.audit import ALL_TENANTS, Change, record_change
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.tenant_periods import KEPT_STATES, MAX_PERIOD, TenantPeriod, tenant_periods
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants, show_tenant, tenant_usage
-from tidewheel.errors import FieldError, InvalidInput, Refused, TenantDeleted, UnknownFreeze
+from tidewheel.errors import FieldError, InvalidInput, Refused, TenantDeleted, UnknownFreeze, refuse
 from tidewheel.intake.cancel import block_claims
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
@@ -22,7 +22,8 @@ from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.tenant_places import limit_in_flight
-from tidewheel.transitions.tenant_refusals import TENANT_DELETED, refusals_of
+from tidewheel.transitions.tenant_refusals import refusals_of
+from tidewheel.transitions.tenant_taking import cancel_tenant, take_tenant
 
 _SQL = Statements("tidewheel.control")
 _ADD_TENANT = _SQL["add_tenant"]
@@ -30,11 +31,12 @@ _FORGET_JOB_ROOM = _SQL["forget_job_room"]
 _LOCK_TENANT = _SQL["lock_tenant"]
 _CHANGE_LIMITS = _SQL["change_limits"]
 _FREE_NAME = _SQL["free_name"]
-_TAKE_TENANT = _SQL["take_tenant"]
-_ADD_DELETION = _SQL["add_deletion"]
-_REVOKE_KEYS_OF = _SQL["revoke_keys_of"]
-_CANCEL_TENANT = _SQL["cancel_tenant"]
+_SCHEDULE_DELETION = _SQL["schedule_deletion"]
+_KEEP_TENANT = _SQL["keep_tenant"]
+_GRANT_ROLE = _SQL["grant_role"]
+_REVOKE_ROLE = _SQL["revoke_role"]
 _SET_TENANT_PERIOD = _SQL["set_tenant_period"]
+_FIND_ROLE = Statements("tidewheel.migrations")["find_role"]
 
 DEFAULT_TENANT = "default"
 """The tenant of requests that name none."""
@@ -44,6 +46,9 @@ MAX_RATE = 10_000
 MAX_IN_FLIGHT = 100_000
 MAX_JOBS = 1_000_000
 MAX_WEIGHT = 100
+GRACE = timedelta(days=1)
+"""The time from the request of a deletion to its begin, in which it can be taken back."""
+MAX_GRACE = timedelta(days=400)
 
 
 class Limits(TypedDict, total=False):
@@ -175,40 +180,111 @@ class Tenants:
                 raise
             return False
 
-    def delete(self, name: str) -> bool:
-        """Delete a tenant: its jobs and runs end, then a scheduler removes its rows; `get` has the progress.
+    def delete(self, name: str, *, grace: timedelta = GRACE) -> bool:
+        """Delete a tenant after a time of grace: its jobs and runs end, then a scheduler removes its rows.
 
-        From the commit on requests for it are refused, its keys open nothing, and no claim starts a run of it.
+        Until then the tenant is as before, and `undelete` takes the deletion back; `get` has the time, later the
+        progress. Without grace it begins with the commit. From its begin on requests for the tenant are refused, its
+        keys open nothing, and no claim starts a run of it.
 
         Returns:
             False if its deletion was accepted before.
 
         Raises:
-            Refused: There is no such tenant, or it is `default`.
+            Refused: There is no such tenant, it is `default`, or the grace does not fit.
             Unavailable: The database does not answer, or a claim has been under way for 10 s.
         """
+        if not timedelta(0) <= grace <= MAX_GRACE:
+            raise InvalidInput([FieldError("grace", f"{grace} does not fit", f"write 0 to {MAX_GRACE.days} days")])
         if name == DEFAULT_TENANT:
             problem = "tenant default cannot be deleted: requests that name no tenant belong to it"
             remedy = "delete its jobs instead"
             raise InvalidInput([FieldError("tenant", problem, remedy)])
 
         def delete(connection: Conn) -> bool:
-            columns: dict[str, object] = {"tenant": name, "reason": TENANT_DELETED}
-            taken = connection.execute(_TAKE_TENANT, columns, binary=True).fetchone()
-            if taken is None:
+            if connection.execute(_LOCK_TENANT, {"tenant": name}).fetchone() is None:
                 refusal = refusals_of(connection, [name])[name]
                 if isinstance(refusal, TenantDeleted):
                     return False
                 raise refusal
-            connection.execute(_ADD_DELETION, {**columns, "created_at": taken[0]})
-            connection.execute(_REVOKE_KEYS_OF, columns)
+            if grace:
+                if not connection.execute(_SCHEDULE_DELETION, {"tenant": name, "grace": grace}).rowcount:
+                    return False
+                self._record(connection, "tenant.delete", name)
+                return True
+            take_tenant(connection, name, at_once=True)
             self._record(connection, "tenant.delete", name)
             # As late as possible: no executor can claim from here to the commit.
             block_claims(connection, [])
-            connection.execute(_CANCEL_TENANT, columns)
+            cancel_tenant(connection, name)
             return True
 
         return self._connection.write(delete, all_tenants=True)
+
+    def undelete(self, name: str) -> bool:
+        """Take the deletion of a tenant back in its time of grace.
+
+        Returns:
+            False if none was requested.
+
+        Raises:
+            Refused: There is no such tenant, or its deletion has begun.
+            Unavailable: The database does not answer.
+        """
+
+        def keep(connection: Conn) -> bool:
+            if connection.execute(_LOCK_TENANT, {"tenant": name}).fetchone() is None:
+                raise refusals_of(connection, [name])[name]
+            kept = connection.execute(_KEEP_TENANT, {"tenant": name}).rowcount == 1
+            if kept:
+                self._record(connection, "tenant.undelete", name)
+            return kept
+
+        return self._connection.write(keep, all_tenants=True)
+
+    def grant_role(self, name: str, role: str) -> bool:
+        """Let a database role call the SQL functions for a tenant, `*` for all.
+
+        A role without any such grant acts for `default`.
+
+        Returns:
+            False if it has the grant already.
+
+        Raises:
+            Refused: There is no such tenant, or no such role.
+            Unavailable: The database does not answer.
+        """
+
+        def grant(connection: Conn) -> bool:
+            if name != ALL_TENANTS and connection.execute(_LOCK_TENANT, {"tenant": name}).fetchone() is None:
+                raise refusals_of(connection, [name])[name]
+            if connection.execute(_FIND_ROLE, {"role": role}).fetchone() is None:
+                problem = f"the server has no role {role[:64]!r}"
+                refuse("role", problem, "write its name as `SELECT rolname FROM pg_roles` shows it")
+            granted = connection.execute(_GRANT_ROLE, {"tenant": name, "role": role}).rowcount == 1
+            if granted:
+                self._record(connection, "tenant.grant_role", name)
+            return granted
+
+        return self._connection.write(grant, all_tenants=True)
+
+    def revoke_role(self, name: str, role: str) -> bool:
+        """Revoke such a grant, also one of a deleted tenant; a role without another one has `default` again.
+
+        Returns:
+            False if it had no such grant.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+
+        def revoke(connection: Conn) -> bool:
+            revoked = connection.execute(_REVOKE_ROLE, {"tenant": name, "role": role}).rowcount == 1
+            if revoked:
+                self._record(connection, "tenant.revoke_role", name)
+            return revoked
+
+        return self._connection.write(revoke, all_tenants=True)
 
     def usage(self, name: str) -> TenantUsage:
         """Return what a tenant uses now.

@@ -31,6 +31,7 @@ _SCOPES = {
     Scope.WRITE: "create, edit, trigger, delete and roll back jobs, edit calendars",
     Scope.OPERATE: "pause and backfill jobs, skip occurrences, cancel and retry runs, redrive and purge, freeze",
     Scope.ADMIN: "all of these, and tenants, keys and the audit log",
+    Scope.EXECUTE: "run jobs of every queue, as an executor in another language",
 }
 
 _LOOKED_AT = 1_000  # keys of a tenant

@@ -9,7 +9,7 @@ from tidewheel.control.console.calendar_actions import DeleteCalendar, NewCalend
 from tidewheel.control.console.calendars import CalendarPage, CalendarsPage
 from tidewheel.control.console.fleet import FleetPage, RunDoctor
 from tidewheel.control.console.keys import KeysPage, NewKey, RevokeKey
-from tidewheel.control.console.tenant_actions import DeleteTenant, LimitTenant, NewTenant
+from tidewheel.control.console.tenant_actions import DeleteTenant, LimitTenant, NewTenant, UndeleteTenant
 from tidewheel.control.console.tenants import TenantPage, TenantsPage
 from tidewheel.control.console.view import Page
 from tidewheel.control.doctor.kept import Doctor
@@ -18,6 +18,7 @@ ACTIONS: Mapping[str, Action] = {
     "/admin/new-tenant": NewTenant(),
     "/admin/tenants/{name}/limits": LimitTenant(),
     "/admin/tenants/{name}/delete": DeleteTenant(),
+    "/admin/tenants/{name}/undelete": UndeleteTenant(),
     "/admin/new-key": NewKey(),
     "/admin/keys/{key_id}/revoke": RevokeKey(),
     "/new-calendar": NewCalendar(),

@@ -174,8 +174,8 @@ class DeleteTenant:
             f"Delete tenant {name}{having}?", f"Delete {name}",
             urls("tenant", name=name), place="admin", danger=True, keep="Keep it",
             will=(
-                f"{ends} The tenant's keys stop working.".lstrip(),
-                "Then its jobs, runs, calendars and dead letters are deleted. This cannot be undone.",
+                f"In a day the tenant's keys stop working. {ends}".rstrip(),
+                "Then its jobs, runs, calendars and dead letters are deleted. Until then you can take this back.",
             ),
             fields=(Field("typed", f"Type {name} to delete it", required=True),),
         )  # fmt: skip
@@ -186,11 +186,34 @@ class DeleteTenant:
         name = named_tenant(request, caller)
         if form.get("typed", "").strip() != name:
             refuse("typed", "this is not its name", f"type {name}")
-        usage = part(lambda: Tenants(connection).usage(name))
-        having, ends = _deleted(usage) if isinstance(usage, TenantUsage) else ("", "")
         if not Tenants(connection).delete(name):
             return Done(urls("tenant", name=name), f"Nothing was changed: the deletion of {name} was requested before.")
-        return Done(urls("tenant", name=name), f"Tenant {name} is being deleted{having}. {ends}".rstrip())
+        return Done(urls("tenant", name=name), f"Tenant {name} will be deleted in a day.")
+
+
+@dataclass(frozen=True, slots=True)
+class UndeleteTenant:
+    """Take the deletion of a tenant back."""
+
+    scope: ClassVar[Scope] = Scope.ADMIN
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Return what it keeps."""
+        ensure_all_tenants(caller)
+        name = named_tenant(request, caller)
+        Tenants(connection).get(name)
+        return Dialog(
+            f"Keep tenant {name}?", f"Keep {name}", urls("tenant", name=name), place="admin", keep="Back",
+            will=("The tenant is not deleted. Nothing of it has changed since the request.",), fields=(),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Keep it."""
+        ensure_all_tenants(caller)
+        name = named_tenant(request, caller)
+        kept = Tenants(connection).undelete(name)
+        words = f"Tenant {name} is kept." if kept else f"Nothing was changed: no deletion of {name} was requested."
+        return Done(urls("tenant", name=name), words)
 
 
 def _deleted(usage: TenantUsage) -> tuple[str, str]:

@@ -67,6 +67,7 @@ PATHS: Mapping[str, str] = {
     "tenant_new": "/admin/new-tenant",
     "tenant_limits": "/admin/tenants/{name}/limits",
     "tenant_delete": "/admin/tenants/{name}/delete",
+    "tenant_undelete": "/admin/tenants/{name}/undelete",
     "keys": "/admin/keys",
     "key_new": "/admin/new-key",
     "key_revoke": "/admin/keys/{key_id}/revoke",

@@ -31,6 +31,7 @@ class ApiKeySummary:
         expires_at: When it expires.
         revoked_at: When it was revoked.
         last_used_at: Its last use, which is recorded once a minute.
+        queues: With the scope execute the queues of its executors, `*` for all; None without.
     """
 
     key_id: str
@@ -42,10 +43,12 @@ class ApiKeySummary:
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
+    queues: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        """Take the scopes as the database has them."""
-        object.__setattr__(self, "scopes", tuple(map(Scope, self.scopes)))
+        """Take the scopes as the database has them; a key with queues has `execute`."""
+        scopes = (*map(Scope, self.scopes), *((Scope.EXECUTE,) if self.queues else ()))
+        object.__setattr__(self, "scopes", tuple(dict.fromkeys(scopes)))
 
 
 @dataclass(frozen=True, slots=True)

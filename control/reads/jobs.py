@@ -225,8 +225,8 @@ def list_children(connection: Conn, tenant: str, key: str, *, limit: int) -> lis
     return [str(child) for (child,) in connection.execute(_LIST_CHILDREN, columns, binary=True)]
 
 
-def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
-    """Return one job.
+def show_job(connection: Conn, tenant: str, key: str, *, as_stored: bool = False) -> JobDetail:
+    """Return one job; `as_stored` keeps the secrets in its URL, for a change of it.
 
     Raises:
         UnknownJob: The tenant has no job of this key.
@@ -244,7 +244,7 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
     error, quarantined_at = (read_job_error(connection, row.job_id) if held else None) or (None, None)
     return JobDetail(
         summary=_summary(connection, tenant, row),
-        job=submitted_job(row.key, row.spec, definition),
+        job=submitted_job(row.key, row.spec, definition, as_stored=as_stored),
         effective_at=row.effective_at,
         created_at=row.created_at,
         paused_by=row.paused_by,

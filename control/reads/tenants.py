@@ -28,8 +28,10 @@ MAX_COUNTED = 5_000
 """The rows of a kind that the usage of a tenant counts: more are shown as at least so many."""
 _DAY = timedelta(days=1)
 
-_LIMITS = 8  # columns of a tenant before those of its deletion
-_Limits: TypeAlias = tuple[str, datetime, int, float | None, int | None, int | None, int | None, datetime | None]
+_LIMITS = 10  # columns of a tenant before those of its deletion
+_Limits: TypeAlias = tuple[
+    str, datetime, int, float | None, int | None, int | None, int | None, datetime | None, datetime | None, list[str]
+]
 _DeletionRow: TypeAlias = tuple[
     datetime | None, int, int, Mapping[str, int], str | None, datetime | None, datetime | None
 ]
@@ -71,6 +73,8 @@ class TenantSummary:
         jobs: The number of its jobs.
         payload_bytes: The size of a payload.
         paused_at: When it was paused; None if it is not.
+        delete_at: When its requested deletion begins, which can be taken back until then; None if none was requested.
+        roles: The database roles that may call the SQL functions for it.
         deletion: Its deletion; None if it is not deleted.
     """
 
@@ -82,13 +86,17 @@ class TenantSummary:
     jobs: int | None
     payload_bytes: int | None
     paused_at: datetime | None
+    delete_at: datetime | None
+    roles: Sequence[str]
     deletion: TenantDeletion | None
 
     @property
-    def state(self) -> Literal["active", "paused", "deleting", "deleted"]:
-        """The state in one word."""
+    def state(self) -> Literal["active", "paused", "to be deleted", "deleting", "deleted"]:
+        """The state in a few words."""
         if self.deletion is not None:
             return "deleting" if self.deletion.finished_at is None else "deleted"
+        if self.delete_at is not None:
+            return "to be deleted"
         return "active" if self.paused_at is None else "paused"
 
 

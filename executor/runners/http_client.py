@@ -23,6 +23,8 @@ import certifi
 from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVariableType] - an address has no type
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import RawResponseMessage
 from yarl import URL
 
 from tidewheel.executor.lease import Lease, LeaseOver
@@ -32,6 +34,7 @@ from tidewheel.jobs.hosts import TargetUrl, read_url
 
 _KEPT_CONNECTIONS = 200  # beyond those in use
 _KEPT_SECONDS = 30
+_MOST_INTERIM = 10  # responses 1xx to a request: servers send one or two
 _FIELD_BYTES = 64 * 1024  # of each header field of a response, of which there may be 128: 8 MiB in all
 
 # Characters that are sent as they are. Source: WHATWG URL, path and query percent-encode sets.
@@ -63,6 +66,7 @@ class _Connection(ResponseHandler):
     """A connection. `used`: it has carried a request before. `idle`: it is kept, and carries none now."""
 
     used = idle = False
+    interim = 0  # responses 1xx to the request
 
     def rest(self) -> None:
         """Note that its response has come."""
@@ -80,6 +84,16 @@ class _Connection(ResponseHandler):
             super().data_received(data[:end])
             data = data[end:]
         super().data_received(data)
+
+    def feed_data(self, data: tuple[RawResponseMessage, aiohttp.StreamReader], size: int = 0) -> None:
+        """Pass a response on; end the connection after too many interim ones."""
+        self.interim += 100 <= data[0].code < 200
+        if self.interim <= _MOST_INTERIM:
+            super().feed_data(data, size)
+            return
+        if self.transport is not None:
+            self.transport.abort()
+        self.set_exception(HttpProcessingError(message=f"more than {_MOST_INTERIM} responses 1xx to one request"))
 
     def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
         super().set_exception(exc, exc_cause or exc)
@@ -234,7 +248,7 @@ class HttpClient:
             cast("LeasedTransport", protocol.transport).sending = sending
         if protocol.used and protocol.is_over():
             raise _ConnectionOver
-        protocol.idle = False
+        protocol.idle, protocol.interim = False, 0
         connection.add_callback(protocol.rest)
         if protocol.used:
             return

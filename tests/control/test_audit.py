@@ -327,7 +327,7 @@ def test_tenant_that_is_being_deleted_is_left_out_and_named(clocked: ClockedData
             clocked.stop_clock(MIDNIGHT + timedelta(minutes=minutes, seconds=1))
             fire(clocked)
         whole = audited(clocked).totals.fired
-        client.tenants.delete("acme")
+        client.tenants.delete("acme", grace=timedelta(0))
     clocked.execute("DELETE FROM timers WHERE tenant = 'acme'")
     clocked.stop_clock(MIDNIGHT + timedelta(minutes=3))
     fire(clocked)

@@ -122,15 +122,25 @@ def test_huge_response_is_not_kept_in_memory(head: bytes, piece: bytes) -> None:
 
 
 def test_endless_response_ends_with_the_attempts_timeout() -> None:
-    with conversing(without_end(b"", b"HTTP/1.1 100 Continue\r\n\r\n")) as target:
-        tracemalloc.start()
-        try:
-            with pytest.raises(TimeoutError):
-                call(target.url(), seconds=1.0)
-            _, most = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-    assert most < MAX_BYTES
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(OK + b"transfer-encoding: chunked\r\n\r\n")
+        while connection.recv(KIB64):
+            pass
+
+    with conversing(talk) as target, pytest.raises(TimeoutError):
+        call(target.url(), seconds=1.0)
+
+
+@pytest.mark.parametrize("code", [b"100 Continue", b"103 Early Hints"])
+def test_endless_interim_responses_end_after_ten(code: bytes) -> None:
+    interim = b"HTTP/1.1 " + code + b"\r\nlink: </a.css>\r\n\r\n"
+    with conversing(without_end(b"", interim)) as target:
+        [outcome] = call(target.url())
+    assert (outcome.kind, outcome.error_type) == (AttemptOutcome.FAILED, "http_protocol")
+    assert "more than 10 responses 1xx" in (outcome.error_message or "")
+    with conversing(says(interim * 10 + OK + b"content-length: 2\r\n\r\nok")) as target:
+        [outcome] = call(target.url())
+    assert outcome.kind is AttemptOutcome.SUCCEEDED
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """A scheduler is killed while it deletes a tenant; the next one leaves no row of the tenant."""
 
+from datetime import timedelta
+
 import pytest
 
 from tests.fixtures.services import Fleet
@@ -25,7 +27,7 @@ def test_killed_deletion_is_continued_by_the_next_scheduler(point: str, visit: i
         fleet.until(lambda: rows_by_table(database, "acme").get("finished_runs", 0) > 10, "runs have ended")
         first.terminate()
         doomed = fleet.start("scheduler", failpoint=f"{point}:exit:{visit}")
-        client.tenants.delete("acme")
+        client.tenants.delete("acme", grace=timedelta(0))
         for _ in range(20):
             fleet.ask({"type": "job.trigger", "tenant": "acme", "key": "each/1"})
         fleet.flush()

@@ -1,10 +1,12 @@
 """Credentials in headers of HTTP targets: refused on every way in, redacted in stored jobs."""
 
 import json
+from http import HTTPStatus
 from typing import Any, cast
 
 import pytest
 
+from tests.control.api.answering import answering
 from tests.control.cli.command import tidewheel
 from tests.fixtures.database import Database
 from tests.tidewheel.jobs.submitting import refused_job, submitted
@@ -159,3 +161,40 @@ def test_stored_literal_cannot_be_submitted_again_nor_rolled_back_to(database: D
     assert error.path == "version"
     assert "headers.Authorization of version 1: it is a credential" in error.problem
     assert error.remedy == REMEDY
+
+
+def test_secret_in_the_query_of_a_url_is_shown_nowhere_and_kept_by_a_change(database: Database) -> None:
+    url = f"https://example.org/hook?day=1&access_token={CANARY}"
+    submit(database, "old", target={"type": "http", "url": url})
+    with Client(database.url) as client, answering(database) as http:
+        client.patch("old", {"description": "new"})
+        assert (
+            http.patch(
+                "/api/v1/jobs/old",
+                json={"labels": {"a": "b"}},
+                headers={"Content-Type": "application/merge-patch+json"},
+            ).status_code
+            == HTTPStatus.OK
+        )
+        assert tidewheel(database, "job", "update", "old", "--label", "c=d").code == 0
+        for command in (
+            ["show", "old"],
+            ["versions", "old"],
+            ["explain", "old"],
+            ["next", "old"],
+            ["diff", "old", "1", "3"],
+        ):
+            for output in ("text", "json"):
+                done = tidewheel(database, "job", *command, "--output", output)
+                assert CANARY not in done.out + done.err
+        for path in ("/api/v1/jobs/old", "/api/v1/jobs/old/versions/1", "/api/v1/jobs", "/jobs/old", "/jobs/old/edit"):
+            assert CANARY not in http.get(path).text
+        shown = http.get("/api/v1/jobs/old").json()["job"]
+    assert shown["target"]["url"] == f"https://example.org/hook?day=1&access_token={REDACTED}"
+    # The change has kept the secret; what output shows is no job to submit.
+    trigger(database, "old")
+    definition = decode(requests(database)[0].definition, JobDefinition)
+    assert definition.target.http is not None
+    assert definition.target.http.url == url
+    with pytest.raises(InvalidInput, match="in the place of a secret"):
+        apply_batch(database, {"type": "job.submit", "job": shown})

@@ -168,3 +168,16 @@ def test_replies_of_new_and_existing_jobs_keep_the_requests_order(database: Data
     assert [(reply.job_version, reply.unchanged) for reply in replies if reply.status == "accepted"] == [
         (1, False), (1, True), (1, False), (2, False), (2, False),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "plain"), [("cafe\u0301", "caf\xe9"), ("\uff41\uff42", "ab"), ("\ufb01x", "fix")])
+def test_key_that_looks_like_another_one_is_logged_at_its_creation(
+    database: Database, caplog: pytest.LogCaptureFixture, key: str, plain: str
+) -> None:
+    submit(database, plain)
+    assert caplog.text == ""
+    submit(database, key)
+    assert f"the key {key!a} of tenant default looks like {plain!a}" in caplog.text
+    caplog.clear()
+    submit(database, key, description="changed")
+    assert caplog.text == ""

@@ -155,7 +155,7 @@ def test_topic_of_a_deleted_tenant_leaves_no_row(requests: Requests, monkeypatch
     with Client(database.url) as client, database.transaction() as old:
         client.tenants.create("acme")
         old.execute("SELECT tidewheel_now()")  # the deletion waits for its end
-        client.tenants.delete("acme")
+        client.tenants.delete("acme", grace=timedelta(0))
         deletions = TenantDeletions(database.session(), requests.installation, timedelta(days=1))
         with requests.running():
             requests.until_read(requests.send(b"no request", submission("job"), key=b"k", topic=own)[-1], topic=own)

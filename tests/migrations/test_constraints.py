@@ -76,11 +76,6 @@ OTHERS = {
     ("message_keys", "CHECK ((octet_length(secret) = 32))"),
     ("api_keys", "CHECK ((octet_length(secret_hash) = 32))"),
     ("api_keys", "CHECK ((rate > (0)::double precision))"),
-    (
-        "api_keys",
-        "CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['read'::text, 'write'::text, 'operate'::text, "
-        "'admin'::text])))",
-    ),
 }
 
 

@@ -21,6 +21,7 @@ WITHOUT_TENANT = {
     "standby_changes",
     "standby_records",
     "standby_rows",
+    "tenant_roles",  # which outlive their tenant
 }
 
 

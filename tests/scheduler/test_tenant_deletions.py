@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import timedelta
+from http import HTTPStatus
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -208,8 +209,8 @@ def test_all_that_is_under_way_ends_and_no_row_is_left(client: Client, database:
         acme.limits.set("shared", at_once=2)
     apply_batch(database, submission("plain"))
     before = rows_by_table(database, "default")
-    assert client.tenants.delete("acme")
-    assert not client.tenants.delete("acme")
+    assert client.tenants.delete("acme", grace=timedelta(0))
+    assert not client.tenants.delete("acme", grace=timedelta(0))
     assert client.tenants.get("acme").state == "deleting"
     assert database.value("SELECT revoked_at IS NOT NULL FROM api_keys WHERE key_id = %s", [key.summary.key_id])
     # Nothing of it is accepted or starts.
@@ -246,7 +247,7 @@ def test_every_table_is_emptied_of_the_tenant_alone_whatever_dies(
     with Client(database.url) as client:
         client.tenants.create("acme")
         apply_batch(database, *(submission(f"job/{number}") | ACME for number in range(5)))
-        client.tenants.delete("acme")
+        client.tenants.delete("acme", grace=timedelta(0))
     visits = count()
 
     def die(point: str) -> None:
@@ -286,7 +287,7 @@ def test_what_a_transaction_writes_that_began_before_goes_too(client: Client, da
     with database.transaction() as connection:
         [reply] = apply_batch_within(connection, database, submission("late", schedule="@every 1s") | ACME)
         assert reply.status is ReplyStatus.ACCEPTED
-        client.tenants.delete("acme")
+        client.tenants.delete("acme", grace=timedelta(0))
         for _ in range(10):
             deletions.work()
         assert database.value("SELECT state FROM tenant_deletions") == "stopping"
@@ -300,7 +301,7 @@ def test_firing_waits_for_no_deletion(database: Database) -> None:
     with Client(database.url) as client:
         client.tenants.create("acme")
         accept(database, **submission("job"))
-        client.tenants.delete("acme")
+        client.tenants.delete("acme", grace=timedelta(0))
     with (
         closing(TenantDeletions(database.session("background"), database.installation, KEEP)) as deletions,
         database.transaction() as connection,
@@ -325,7 +326,8 @@ def test_refusals_name_the_field_and_the_time_from_which_the_name_is_free(clocke
             client.tenants.delete("nobody")
         refused = tidewheel(database, "tenant", "delete", "acme").refusals
         assert [line.partition(":")[0] for line in refused] == ["--yes"]
-        assert "is being deleted" in tidewheel(database, "tenant", "delete", "acme", "--yes").lines[0]
+        now = tidewheel(database, "tenant", "delete", "acme", "--yes", "--grace", "0s").lines[0]
+        assert "is being deleted" in now
         with pytest.raises(TenantDeleted, match="is being deleted"):
             client.tenants.create("acme")
         with pytest.raises(TenantDeleted):
@@ -345,7 +347,16 @@ def test_refusals_name_the_field_and_the_time_from_which_the_name_is_free(clocke
             told = http.post("/api/v1/tenants", json={"tenant": "acme"})
             assert (told.status_code, told.json()["errors"][0]["path"]) == (409, "tenant")
             http.post("/api/v1/tenants", json={"tenant": "free"})
-            gone = http.delete("/api/v1/tenants/free")
+            for body in (None, {}, {"tenant": "default"}):
+                asked = http.request("DELETE", "/api/v1/tenants/free", json=body)
+                assert asked.status_code in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}, asked.text
+                assert answer_of(http.get("/api/v1/tenants/free"))["delete_at"] is None
+            later = http.request("DELETE", "/api/v1/tenants/free", json={"tenant": "free"})
+            assert (later.status_code, later.json()["unchanged"]) == (202, False)
+            assert later.json()["tenant"]["deletion"] is None
+            assert later.json()["tenant"]["delete_at"] > f"{database.now():%Y-%m-%dT%H}"
+            assert answer_of(http.post("/api/v1/tenants/free:undelete"))["tenant"]["delete_at"] is None
+            gone = http.request("DELETE", "/api/v1/tenants/free", json={"tenant": "free", "grace": "0s"})
             assert (gone.status_code, gone.json()["unchanged"]) == (202, False)
             assert gone.json()["tenant"]["deletion"]["finished_at"] is None
         database.advance(KEEP + timedelta(seconds=1))
@@ -368,7 +379,7 @@ def test_a_run_that_cannot_be_ended_stops_no_other(
         return ending_all(connection, installation, rows, reason)
 
     monkeypatch.setattr(module, "end_candidates", fail)
-    client.tenants.delete("acme")
+    client.tenants.delete("acme", grace=timedelta(0))
     with pytest.raises(AssertionError):
         work(database, "removing", most=20)
     assert database.rows("SELECT run_id FROM job_runs") == [(runs[2],)]
@@ -383,10 +394,43 @@ def test_a_tenant_whose_deletion_fails_stops_no_other(fresh_database: Database) 
         accept(fresh_database, **submission("job"))
         fresh_database.execute("ALTER TABLE jobs ADD CHECK (deleted_at IS NULL)")
         for tenant in ("acme", "zeta"):
-            client.tenants.delete(tenant)
+            client.tenants.delete(tenant, grace=timedelta(0))
     deletions = stepper(fresh_database)
     for _ in range(50):
         deletions.work()
     states = fresh_database.rows("SELECT tenant, state FROM tenant_deletions ORDER BY tenant")
     assert states == [("acme", "stopping"), ("zeta", "removed")]
     assert "deletion of tenant acme" in str(faults.why_not_ready())
+
+
+def test_a_deletion_waits_a_day_in_which_nothing_of_the_tenant_changes(clocked: ClockedDatabase) -> None:
+    with Client(clocked.url) as client:
+        client.tenants.create("acme")
+        apply_batch(clocked, submission("job") | ACME)
+        before = rows_by_table(clocked, "acme")
+        assert client.tenants.delete("acme")
+        assert not client.tenants.delete("acme")
+        tenant = client.tenants.get("acme")
+        assert (tenant.state, tenant.deletion) == ("to be deleted", None)
+        assert tenant.delete_at is not None
+        assert abs(tenant.delete_at - clocked.now() - timedelta(days=1)) < timedelta(minutes=1)
+        deletions = TenantDeletions(clocked.session(), clocked.installation, KEEP)
+        clocked.advance(timedelta(hours=23))
+        deletions.work()
+        assert rows_by_table(clocked, "acme") == before
+        assert send(clocked, type="job.trigger", key="job").status is ReplyStatus.ACCEPTED
+        # Taken back, it does not come.
+        assert tidewheel(clocked, "tenant", "delete", "acme", "--undo").lines == ["tenant acme: stays"]
+        assert not client.tenants.undelete("acme")
+        clocked.advance(timedelta(hours=2))
+        deletions.work()
+        assert client.tenants.get("acme").state == "active"
+        # Requested again, it begins by itself, and is not taken back any more.
+        client.tenants.delete("acme", grace=timedelta(hours=1))
+        clocked.advance(timedelta(hours=1))
+        deletions.work()
+        assert client.tenants.get("acme").state == "deleting"
+        with pytest.raises(TenantDeleted):
+            client.tenants.undelete("acme")
+        work(clocked, "removed")
+        assert rows_by_table(clocked, "acme") == {}

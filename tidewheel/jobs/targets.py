@@ -17,6 +17,7 @@ from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.validation import StrictModel, shown, validate
 from tidewheel.jobs.values import RESERVED, Key, one_line, span
+from tidewheel.redaction import REDACTED
 
 LONGEST_ANSWER = timedelta(days=30)  # how late a target may report an end by token or reply
 MAX_ARGUMENTS = 1000
@@ -46,7 +47,10 @@ class HandlerTargetSpec(StrictModel):
 
 
 def _url(text: str) -> str:
-    read_url(text)
+    query = read_url(text).query
+    if REDACTED in query:
+        problem = f"{REDACTED} is what output shows in the place of a secret"
+        raise InvalidValue(problem=problem, remedy="write the secret itself, or name one in a header")
     return text
 
 

@@ -23,7 +23,8 @@ class ApiSettings(Connections):
     api_token: SecretStr | None = Field(
         None,
         validate_default=True,
-        description="bearer token that executors send; without one the API listens on loopback addresses only",
+        description="bearer token of executors without an API key of their own; without one the API listens on loopback"
+        " addresses only",
     )
     api_threads: int = Field(
         8, ge=1, le=64, description="most calls of executors served at once, each with a database connection"

@@ -2381,3 +2381,24 @@ SELECT greatest(greatest((SELECT max(d.day) + 1 FROM run_days AS d WHERE d.dropp
 SELECT tenant FROM tenants WHERE tenant = ANY (%(tenants)s)
  UNION ALL
 SELECT tenant FROM tenant_deletions WHERE tenant = ANY (%(tenants)s) AND finished_at IS NULL
+
+-- name: take_tenant
+-- Deletes the row of a tenant that is to be deleted, at once or if its time has come; returns its creation.
+-- Index: tenants_pkey. Lock: the row; waits for a change of its limits.
+DELETE FROM tenants WHERE tenant = %(tenant)s AND (%(at_once)s OR delete_at <= tidewheel_now()) RETURNING created_at
+
+-- name: add_deletion
+-- Records the deletion of a tenant: from its commit on no request finds the tenant.
+-- Index: tenant_deletions_pkey. Lock: the new row.
+INSERT INTO tenant_deletions (tenant, created_at) VALUES (%(tenant)s, %(created_at)s)
+
+-- name: revoke_keys_of
+-- Revokes the API keys of a tenant.
+-- Index: api_keys_by_tenant. Lock: the rows.
+UPDATE api_keys SET revoked_at = tidewheel_now() WHERE tenant = %(tenant)s AND revoked_at IS NULL
+
+-- name: cancel_tenant
+-- Inserts a cancellation of all runs of a tenant, also of those to come: from its commit on no claim that begins takes one.
+-- Index: cancellations_pkey. Lock: the new row.
+INSERT INTO cancellations (tenant, created_before, include_started, reason, created_by)
+VALUES (%(tenant)s, '9999-12-31 00:00:00+00', true, %(reason)s, %(reason)s)

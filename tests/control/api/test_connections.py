@@ -112,3 +112,15 @@ def test_many_idle_connections_do_not_block_requests(
                 assert answer(opened[-1]).startswith(b"HTTP/1.1 200 ")
         assert client.get("/healthz").status_code == HTTPStatus.OK
         assert all_that_comes(opened[0]) == b""  # who came first has made room
+
+
+def test_request_with_two_lengths_is_refused_and_its_connection_closed(database: Database) -> None:
+    """A proxy that believes the other length would take the rest for a request of the next client."""
+    said = b"POST /api/v1/jobs/a:trigger HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    lengths = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    with answering(database) as client, connected(client) as connection:
+        connection.sendall(said + lengths + HEAD + b"\r\n")
+        came = all_that_comes(connection)
+    assert came.startswith(b"HTTP/1.1 400 ")
+    assert b"Transfer-Encoding exclude each other" in came
+    assert came.count(b"HTTP/1.1 ") == 1

@@ -151,7 +151,7 @@ def test_expired_unknown_and_mistyped_keys_are_refused(door: ApiClient) -> None:
 
 
 def test_token_of_executors_and_keys_open_no_call_of_each_other(door: ApiClient) -> None:
-    key = created(door.database)
+    key = created(door.database, "admin")
     for path in ("/api/v1/jobs", "/api/v1/keys"):
         assert (
             "tidewheel key create" in refusal(door.get(path, headers=with_key(TOKEN)), HTTPStatus.FORBIDDEN)["detail"]

@@ -3,6 +3,7 @@
 import io
 import re
 from contextlib import redirect_stdout
+from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from http import HTTPStatus
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.strict_types import ROOT
 from tests.transitions.acts import begin, begun, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.archive import containers, export
 from tidewheel.control.archive.lookup import find_record
+from tidewheel.control.archive.manifest import read_manifest
 from tidewheel.control.archive.records import lock_archive
 from tidewheel.control.archive.stores import FolderStore, ManifestChanged
 from tidewheel.control.cli.exit_codes import ExitCode
@@ -439,6 +441,22 @@ def test_damaged_manifest_has_a_remedy(clocked: ClockedDatabase, archive: Path, 
         assert "restore it from a copy, `tidewheel archive verify` lists" in done.err.replace("\n  ", " ")
     path.write_bytes(whole)
     json_output(clocked, "archive", "restore", day)
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "..", "a/b", ""])
+def test_manifest_names_no_file_outside_its_folder(
+    clocked: ClockedDatabase, archive: Path, day: date, name: str
+) -> None:
+    """Its own checksum proves nothing: who can write it can compute that too."""
+    submit(clocked)
+    close(clocked)
+    folder = archive / "days" / str(day)
+    whole = read_manifest(str(day), (folder / "manifest.json").read_bytes())
+    first, *others = whole.files
+    (archive / "secret").write_bytes((folder / first.name).read_bytes())
+    (folder / "manifest.json").write_bytes(replace(whole, files=(replace(first, name=name), *others)).encode())
+    done = tidewheel(clocked, "archive", "restore", day)
+    assert (done.code, "which is none of its folder" in done.err.replace("\n  ", " ")) == (ExitCode.FAILED, True)
 
 
 def test_example_of_the_page_reads_a_day(

@@ -42,7 +42,7 @@ def test_new_key_comes_with_a_note_if_a_live_api_needs_none(database: Database) 
 
 def test_key_without_a_fitting_scope_lifetime_or_tenant_is_refused(database: Database) -> None:
     [scope] = tidewheel(database, "key", "create", "ci", "--scope", "reed").refusals
-    assert scope == "scopes: 'reed' is no scope; write one of read, write, operate, admin"
+    assert scope == "scopes: 'reed' is no scope; write one of read, write, operate, admin, execute"
     [lifetime] = tidewheel(database, "key", "create", "ci", "--scope", "read", "--expires", "soon").refusals
     assert lifetime.startswith("--expires: 'soon' is not a duration")
     [tenant] = tidewheel(database, "key", "create", "ci", "--scope", "read", "--tenant", "none").refusals

@@ -311,7 +311,7 @@ def test_deleted_tenant_is_refused_as_by_intake_before_its_jobs_are_gone_and_aft
         [reply] = apply_batch(database, submission("charge") | {"tenant": "acme"})
         assert reply.status is ReplyStatus.ACCEPTED
         database.rows(call)
-        client.tenants.delete("acme")
+        client.tenants.delete("acme", grace=timedelta(0))
         with pytest.raises(errors.UndefinedObject, match="tenant: the tenant 'acme' is being deleted") as caught:
             database.rows(call)
         assert "tidewheel tenant show acme" in (caught.value.diag.message_hint or "")

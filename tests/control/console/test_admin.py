@@ -1,6 +1,7 @@
 """Tenants, keys and the audit log by pages and forms: changes, refusals, scopes, a secret once."""
 
 import re
+from datetime import timedelta
 from http import HTTPStatus
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from tests.control.console.pages import console, fields_of, key_of, posted, sign
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, begun, submission, submit
 from tidewheel.control.client.client import Client
+from tidewheel.scheduler.tenant_deletions import TenantDeletions
 
 RIGHT_TO_LEFT = "\u05e9\u05dc\u05d5\u05dd"
 SECRET = re.compile(r'<input class="secret mono" readonly autofocus value="(tw_[^"]+)"')
@@ -46,7 +48,9 @@ def test_tenant_is_created_limited_frozen_thawed_and_deleted(pages: ApiClient) -
     assert "Thaw…" in pages.get("/admin/tenants").text
     assert "Thawed: tenant acme." in changed(pages, f"/thaw?{at}")
     assert "This is not its name" in refused(pages, "/admin/tenants/acme/delete", typed="acm")
-    assert "deleting" in changed(pages, "/admin/tenants/acme/delete", typed="acme")
+    assert "to be deleted" in changed(pages, "/admin/tenants/acme/delete", typed="acme")
+    pages.database.execute("UPDATE tenants SET delete_at = tidewheel_now() WHERE tenant = 'acme'")
+    TenantDeletions(pages.database.session(), pages.database.installation, timedelta(days=90)).work()
     [row] = re.findall(
         r'<tr><td class="identity"><a href="/admin/tenants/acme".*?</tr>', pages.get("/admin/tenants").text, re.DOTALL
     )
@@ -58,7 +62,7 @@ def test_tenant_is_created_limited_frozen_thawed_and_deleted(pages: ApiClient) -
     assert {each.door for each in log.values()} == {"console"}
 
 
-def test_receipt_of_a_deletion_has_the_numbers_of_its_dialog(pages: ApiClient) -> None:
+def test_deletion_of_a_tenant_names_what_ends_and_is_taken_back(pages: ApiClient) -> None:
     with Client(pages.database.url) as client:
         client.tenants.create("acme")
     manual = {"key": "nightly", "schedule": "manual", "target": "work"}
@@ -69,9 +73,9 @@ def test_receipt_of_a_deletion_has_the_numbers_of_its_dialog(pages: ApiClient) -
     dialog = pages.get("/admin/tenants/acme/delete").text
     assert "Delete tenant acme with 1 job?" in dialog
     assert ends in dialog
-    assert f"Tenant acme is being deleted with 1 job. {ends}" in changed(
-        pages, "/admin/tenants/acme/delete", typed="acme"
-    )
+    assert "Tenant acme will be deleted in a day." in changed(pages, "/admin/tenants/acme/delete", typed="acme")
+    assert "Keep…" in pages.get("/admin/tenants/acme").text
+    assert "Tenant acme is kept." in changed(pages, "/admin/tenants/acme/undelete")
 
 
 def test_limit_below_the_usage_is_set_after_its_effect_was_shown(pages: ApiClient) -> None:
@@ -286,7 +290,7 @@ def test_unknown_tenant_has_a_page_with_the_way_back(pages: ApiClient) -> None:
         for nth in range(52):
             client.tenants.create(f"a-{nth:02}")
         client.tenants.create("zeta")
-    posted(pages, "/admin/tenants/zeta/delete?tenant=zeta", typed="zeta")
+        client.tenants.delete("zeta", grace=timedelta(0))
     for path in ("/admin/tenants/zeta", "/admin/audit", "/admin/keys", "/fleet"):
         assert pages.get(f"{path}?tenant=zeta").status_code == HTTPStatus.OK, path
     assert pages.get("/jobs?tenant=zeta").status_code == HTTPStatus.CONFLICT

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.control.cli.command import process
 from tidewheel.control.supervise.child import CODE
 from tidewheel.control.supervise.dev_stack import DevLock
 from tidewheel.control.supervise.services import make_services, module_files, read_roles
@@ -68,3 +69,17 @@ def test_one_dev_has_a_stack_and_the_next_one_inherits_what_a_killed_one_started
     (tmp_path / "dev.lock").write_text("{not json")
     with DevLock(tmp_path) as fourth:
         assert not fourth.owns_stack
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("sslmode", "warns"), [("", True), ("?sslmode=prefer", False)])
+def test_service_warns_of_a_database_elsewhere_without_a_mode_of_tls(
+    monkeypatch: pytest.MonkeyPatch, sslmode: str, *, warns: bool
+) -> None:
+    for name in ("PGSSLMODE", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TIDEWHEEL_FAIL_FAST", "true")
+    monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", f"postgresql://tidewheel@db.invalid/tidewheel{sslmode}")
+    done = process("scheduler")
+    assert done.code == 1
+    assert ("names db.invalid and no sslmode" in done.err) == warns

@@ -280,6 +280,8 @@ def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
         "sources": sources(Move.CLAIM),
         "target": RunState.RUNNING,
         "executor_id": UUID(int=1),
+        "key_id": None,
+        "acts_for": None,
         "met": Gate.MET,
         "key": Gate.KEY,
         "holds": Gate.HOLDS_KEY,
