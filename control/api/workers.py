@@ -8,7 +8,6 @@ until it finds the row free: its transaction was rolled back. After five seconds
 """
 
 import asyncio
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -156,7 +155,7 @@ class Workers:
         self._busy = Counter[str]()  # threads by tenant
         self._waiting = Turns[_Work[Any]](threads * _QUEUED)
         self._blockers = Turns[_Work[Any]](threads * _QUEUED)
-        self._blocked_until = 0.0  # infinite while a blocker of claims has a thread
+        self._may_block = True  # no blocker of claims has a thread, or has just had one
         self._parked = Counter[str]()  # requests by tenant
         self._most_parked = threads * _QUEUED // 2  # of a tenant
 
@@ -215,17 +214,20 @@ class Workers:
         """Give the free threads to those whose turn it is."""
         loop = asyncio.get_running_loop()
         while self._free:
-            found = self._blockers.take(self._may_begin) if self._blocked_until <= loop.time() else None
+            found = self._blockers.take(self._may_begin) if self._may_block else None
             found = found or self._waiting.take(self._may_begin)
             if found is None:
                 return
             tenant, work = found
             self._free -= 1
             self._busy[tenant] += 1
-            if work.blocks_claims:
-                self._blocked_until = math.inf
+            self._may_block &= not work.blocks_claims
             done = loop.run_in_executor(self._pool, self._on_thread, work)
             done.add_done_callback(partial(self._over, work, loop.time()))
+
+    def _end_rest(self) -> None:
+        self._may_block = True
+        self._begin()
 
     def _may_begin(self, tenant: str) -> bool:
         return self._free > 1 or not self._busy[tenant]
@@ -235,8 +237,7 @@ class Workers:
         self._free += 1
         _less(self._busy, work.turn.tenant)
         if work.blocks_claims:
-            self._blocked_until = loop.time() + _REST * (loop.time() - began)
-            loop.call_at(self._blocked_until, self._begin)
+            loop.call_later(_REST * (loop.time() - began), self._end_rest)
         if (error := done.exception()) is None:
             work.result.set_result(done.result())
         else:
