@@ -79,9 +79,13 @@ class Connection:
         self.before_blocking: Callable[[], None] = lambda: None
         self.archive = settings.archive
         self._session = Session(self.url, application, options=f"{FOR_LISTS} {options}", renews=True)
-        with self._session.transaction() as connection:
-            self.installation = read_installation(connection, settings)
-            self._search_path = read_search_path(connection)
+        try:
+            with self._session.transaction() as connection:
+                self.installation = read_installation(connection, settings)
+                self._search_path = read_search_path(connection)
+        except BaseException:
+            self._session.close()
+            raise
         self._own_rates = self.installation.rates
         if rates is not None:
             self.installation = replace(self.installation, rates=rates)
