@@ -1,4 +1,4 @@
-"""Shares by the clock: one tenant floods an API process, and another one is served as if it were alone.
+"""Shares by the clock: a tenant that shares an API process with a flood of another one.
 
 `--log-cli-level=info` shows the factor of each flood.
 """
@@ -73,7 +73,7 @@ def figures(base: str, key: str) -> tuple[float, float]:
 
 @contextmanager
 def waiting_floods(kind: str, base: str, key: str) -> Generator[None]:
-    """What waits without a thread of the test: streams, and bodies that never come."""
+    """Keep open streams, or bodies that never come."""
     path = {"streams": "GET /api/v1/run-events", "slow bodies": "POST /api/v1/jobs:bulk"}[kind]
     head = f"{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
     head += "Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n" if kind == "slow bodies" else "\r\n"
