@@ -161,7 +161,7 @@ def test_watchers_beyond_those_of_a_key_or_a_tenant_are_refused(
     monkeypatch.setattr(live, "_OF_KEY", 2)
     monkeypatch.setattr(live, "_WATCHERS", 6)
     with console(database) as client, ExitStack() as streams:
-        for opened, answer in ((2, "has 2 open live pages"), (1, "tenant default has 3 open live pages")):
+        for opened, answer in ((2, "has 2 open live pages"), (1, "default has 3 open live pages")):
             client.cookies.clear()
             signed_in(client, key_of(database))
             for _ in range(opened):
