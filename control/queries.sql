@@ -1417,10 +1417,14 @@ SELECT key_id, tenant, name, secret_hash, scopes, queues, rate, revoked_at IS NO
  WHERE key_id = %(key_id)s
 
 -- name: record_api_key_use
--- Records the use of a key, once a minute.
--- Index: api_keys_pkey. Lock: the row.
+-- Records the use of a key, once a minute; nothing while another transaction holds the row.
+-- Index: api_keys_pkey. Lock: the row, without a wait.
+-- Why: every request of the key would wait for that transaction.
 UPDATE api_keys SET last_used_at = tidewheel_now()
- WHERE key_id = %(key_id)s AND coalesce(last_used_at < tidewheel_now() - interval '1 minute', true)
+ WHERE key_id = (
+    SELECT key_id FROM api_keys
+     WHERE key_id = %(key_id)s AND coalesce(last_used_at < tidewheel_now() - interval '1 minute', true)
+       FOR NO KEY UPDATE SKIP LOCKED)
 
 -- part: page_of_audit_log(looked)
 -- The end of what a page has looked at, and the entries that fit its filter, the newest first.

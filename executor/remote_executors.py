@@ -31,7 +31,6 @@ from tidewheel.postgres.session import Conn, Session, at_commit, is_data_fault, 
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
-from tidewheel.process.service import Shutdown
 from tidewheel.runs import OWNED, Lane, Move, sources
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.cancel_signals import Signal
@@ -58,10 +57,9 @@ _DELETE_EXECUTOR = _SQL["delete_executor"]
 
 # A signal that was sent with so many heartbeats and never answered belongs to no attempt there.
 _STRAY_AFTER = timedelta(seconds=60)
-_LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
-_TRIES = 20
 MAX_EXECUTORS = 1_000  # of one key, or of the token: a row each until its lease ends
-_REFUSED = "refused"  # by the database: not tried again in the same call
+REFUSED = "refused"
+"""The answer to a report that the database refuses alone."""
 
 _DEFINITIONS = Definitions()
 
@@ -180,10 +178,8 @@ class RemoteExecutors:
         stop: Ends its waiting for rows that another transaction has locked.
     """
 
-    def __init__(
-        self, session: Session, installation: Installation, *, notify: Callable[[Channel], None], stop: Shutdown
-    ) -> None:
-        self._session, self._installation, self._notify, self._stop = session, installation, notify, stop
+    def __init__(self, session: Session, installation: Installation, *, notify: Callable[[Channel], None]) -> None:
+        self._session, self._installation, self._notify = session, installation, notify
         self._limited = LimitedTenants()
 
     def register(
@@ -266,26 +262,19 @@ class RemoteExecutors:
 
         Returns:
             For each: `recorded`; `superseded` if this executor no longer owns the attempt, and nothing was changed;
-            `busy` if another transaction has its row locked, or the database refuses this report alone: it must be
-            repeated.
+            `busy` if another transaction has its row locked, and `refused` if the database refuses this report alone:
+            both must be repeated.
 
         Raises:
             Unavailable: The database refuses every report.
         """
-        answers: dict[Fence, str] = {}
         refusals: list[Exception] = []
         left = list({report.fence: report for report in reports}.values())
-        for tried in range(_TRIES):
-            if tried:
-                self._stop.wait(_LOCKED_SECONDS)
-            answers |= self._record_batch(_Reporter(executor_id, key_id), left, refusals)
-            left = [report for report in left if answers[report.fence] == "busy"]
-            if not left or self._stop.requested():
-                break
-        if refusals and set(answers.values()) == {_REFUSED}:
+        answers = self._record_batch(_Reporter(executor_id, key_id), left, refusals)
+        if refusals and set(answers.values()) == {REFUSED}:
             raise Unavailable(str(refusals[0])) from refusals[0]
         self._notify(Channel.OUTBOX)
-        return {fence: "busy" if answer == _REFUSED else answer for fence, answer in answers.items()}
+        return answers
 
     def leave(self, executor_id: UUID, *, key_id: str | None = None) -> None:
         """Remove an executor; attempts it still owns go back when its lease ends."""
@@ -307,7 +296,7 @@ class RemoteExecutors:
                 metrics.count("outcomes_set_aside")
                 _LOG.error("the outcome of run %s cannot be recorded: %s", reports[0].fence[0], error)
                 refusals.append(error)
-                return {reports[0].fence: _REFUSED}
+                return {reports[0].fence: REFUSED}
         answers: dict[Fence, str] = {}
         for report in reports:
             answers |= self._record_batch(reporter, [report], refusals)

@@ -115,6 +115,10 @@ class Bucket:
         self._left -= 1
         return 0.0
 
+    def spend(self, tokens: int) -> None:
+        """Take further tokens; without enough of them, the bucket is in debt until its rate has paid."""
+        self._left -= tokens
+
     def change(self, rate: float) -> None:
         """Use another rate from now on."""
         self._rate, self._most = rate, max(2 * rate, 1.0)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import as_key
-from tidewheel.control.api.workers import Workers
+from tidewheel.control.api.workers import Turn, Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse
@@ -48,8 +48,11 @@ async def answer(
 
 
 async def call(workers: Workers, caller: Caller, work: Callable[[Connection], T]) -> T:
-    """Run work on a thread, with the tenant, the actor and the trace of a caller."""
-    return await workers.do(lambda state: work(state.connection(caller.tenant, caller.actor, caller.traceparent)))
+    """Run work on a thread in the caller's turn, with its tenant, actor and trace; as `Workers.do`."""
+    return await workers.do(
+        lambda state: work(state.connection(caller.tenant, caller.actor, caller.traceparent)),
+        Turn(caller.tenant, caller.actor.key_id or ""),
+    )
 
 
 def location(caller: Caller, path: str) -> dict[str, str]:

@@ -57,7 +57,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     check = MessageCheck(keys, settings.message_signatures)
     doctor = Doctor(settings)
     apis = (
-        ExecutorsApi(pools.executors, installation, settings, keys, check),
+        ExecutorsApi(pools.executors, installation, settings, keys, check, stop),
         TaskTokensApi(pools.reports, installation),
         JobTimesApi(pools.reads),
         JobsApi(pools.reads, pools.writes),

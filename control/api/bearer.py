@@ -1,26 +1,30 @@
 """Authorize callers: by API keys, by the attempt's task token for runs, by the token of all executors.
 
 A forged token is refused here, before the body is read and before any transaction. Strangers, which have shown no
-token, share a small allowance of memory for their bodies, and are served at a limited rate.
+token, share a small allowance of memory for their bodies, and are served at a limited rate, an address after the other.
 """
 
-import asyncio
 import hmac
 import re
 from functools import partial
 from http import HTTPStatus
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.api_keys import PREFIX, ApiKey, read_key
 from tidewheel.api_keys import Scope as Right
-from tidewheel.control.api.key_check import BODY_BYTES, KeyCheck, KeyUse, ShownKey
-from tidewheel.control.api.problems import PAGE, Overloaded, on_unavailable, problem, unauthorized
-from tidewheel.control.console.door import KNOWN, SIGN_IN, Door
+from tidewheel.control.api.bodies import in_time
+from tidewheel.control.api.body_memory import BodyMemory, Sharer
+from tidewheel.control.api.key_check import KeyCheck, KeyUse, ShownKey
+from tidewheel.control.api.problems import PAGE, on_http, on_unavailable, problem, unauthorized
+from tidewheel.control.api.turns import Turnstile
+from tidewheel.control.console.door import KNOWN, SIGN_IN, TO_SIGN_IN, Door, is_static
 from tidewheel.control.console.sign_in import SignIn
-from tidewheel.errors import Unavailable
+from tidewheel.errors import Unavailable, UndecodableMessage
+from tidewheel.jobs.strict_json import read_object
 from tidewheel.redaction import protect
 from tidewheel.settings.api import ApiSettings, is_loopback
 from tidewheel.task_tokens import read_task_token
@@ -30,6 +34,7 @@ TRUSTED = "tidewheel.trusted"  # in a request's scope: it may use the calls of e
 HEAD = "tidewheel.head"  # in a request's scope: only the head of its answer is sent
 SAFE = frozenset({"GET", "HEAD"})
 KEY = "tidewheel.key"  # in a request's scope: the API key that it has shown
+SPEND = "tidewheel.spend"  # in a request's scope: takes further requests from the rate of that key
 IS_OPEN = "tidewheel.is_open"  # in a request's scope: checks that key again, for answers that take long
 
 # Paths without the configured token: probes, schemas, and runs, which need an attempt's task token.
@@ -38,13 +43,11 @@ _OPEN = re.compile("|".join((*PROBES, r"/api/v1/schemas/[^/]+")))
 _EXECUTORS = re.compile(r"/api/v1/executors(/.*)?")
 _DOCUMENT = "/api/v1/openapi.json"  # for executors too
 
-# Bodies in memory at once, in bytes. A parsed document takes up to twenty times as much as its text.
-ALLOWANCES = {"executors": 8 << 20, "keys": 8 << 20, "reports": 4 << 20, "strangers": 4 << 20}
-
 # One event loop serves all callers. 200 strangers that repeat their request at once took a beat from 5 to 300 ms.
 _TURN_SECONDS = 0.005  # between two requests of strangers
 _BURST_SECONDS = 0.25  # for which turns are saved
-_LONGEST_QUEUE_SECONDS = 0.5  # a request waits on, and counts as one in progress, when its stranger has hung up
+_MOST_WAITING = 100  # half a second: a request waits on, and counts as one in progress, when its stranger has hung up
+_SHORT_BODY_BYTES = 16 * 1024  # strangers have 500 connections at most, so these are 8 MiB
 _NEEDS_NONE = (
     "this API runs without TIDEWHEEL_API_TOKEN and needs no Authorization; leave the header out,"
     " or send an API key of `tidewheel key create`"
@@ -57,6 +60,11 @@ def bearer(request: Request) -> str | None:
     """Return the bearer token of a request's `Authorization` header; None if it has none."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token else None
+
+
+def address_of(request: Request) -> str:
+    """Return the address of a client, behind a trusted proxy the one that it names."""
+    return request.client.host if request.client else ""
 
 
 class Guard:
@@ -72,8 +80,8 @@ class Guard:
         self._app, self._key, self._keys, self._console = app, task_token_key, keys, console
         protect(settings.api_token.get_secret_value() if settings.api_token else None)
         self._token = None if settings.api_token is None else settings.api_token.get_secret_value().encode()
-        self._held = dict.fromkeys(ALLOWANCES, 0)
-        self._next_turn = 0.0
+        self._bodies = BodyMemory()
+        self._turns, self._turns_to_sign_in = _turnstile(), _turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
@@ -84,11 +92,10 @@ class Guard:
         scope["path"] = self._console.path_of(scope["raw_path"].decode("latin-1"))
         scope[PAGE] = self._console.is_page(Request(scope))
         who = _ambiguous(Request(scope)) or self._misdirected(Request(scope)) or self._caller(Request(scope))
-        stranger = who == "strangers" or isinstance(who, Response)
-        if isinstance(who, ApiKey | SignIn):
-            stranger = self._keys.known(who) is None
+        if who == "strangers" and _RUNS.fullmatch(scope["path"]):
+            who, receive = await self._with_body(Request(scope, receive))
         # A full queue fails no probe: its answer costs as little as the refusal.
-        if stranger and not await self._wait_for_turn() and scope["path"] not in PROBES:
+        if self._needs_turn(who, scope) and not await self._passes(Request(scope)) and scope["path"] not in PROBES:
             who = problem(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", _MANY_STRANGERS, headers={"Retry-After": "1"})
         use = await self._begin(who, Request(scope)) if isinstance(who, ApiKey | SignIn) else None
         if isinstance(use, KeyUse) and _is_of_executors(Request(scope)) and Right.EXECUTE not in use.stored.rights:
@@ -101,14 +108,15 @@ class Guard:
         if isinstance(who, Response):
             await self._console.shown(Request(scope), who)(scope, receive, send)
         elif isinstance(who, ApiKey | SignIn) and isinstance(use, KeyUse):
-            scope[KEY], scope[IS_OPEN] = use.stored, partial(self._keys.is_open, who)
+            scope[KEY], scope[SPEND], scope[IS_OPEN] = use.stored, use.spend, partial(self._keys.is_open, who)
             try:
-                await self._serve("keys", scope, receive, send, use)
+                await self._serve(Sharer("keys", use.stored.tenant, use.stored.key_id), scope, receive, send)
             finally:
                 use.in_progress -= 1
         elif isinstance(who, str):
             scope[TRUSTED] = who == "executors"
-            await self._serve(who, scope, receive, send)
+            sharer = scope["path"] if who == "executors" else address_of(Request(scope))  # their paths name them
+            await self._serve(Sharer(who, sharer), scope, receive, send)
 
     async def _begin(self, key: ShownKey, request: Request) -> KeyUse | Response:
         try:
@@ -116,39 +124,47 @@ class Guard:
         except Unavailable as error:
             return await on_unavailable(request, error)
 
-    async def _serve(self, who: str, scope: Scope, receive: Receive, send: Send, use: KeyUse | None = None) -> None:
-        taken = 0
-
-        async def receive_within() -> Message:
-            nonlocal taken
-            message = await receive()
-            size = len(message.get("body", b""))
-            taken += size
-            self._held[who] += size
-            if use is not None:
-                use.body_bytes += size
-            if self._held[who] > ALLOWANCES[who] or (use is not None and use.body_bytes > BODY_BYTES):
-                text = "the bodies of other requests take all the memory for them; repeat the request in a moment"
-                raise Overloaded(text)
-            return message
-
+    async def _serve(self, sharer: Sharer, scope: Scope, receive: Receive, send: Send) -> None:
+        body = self._bodies.body(sharer, receive)
         try:
-            await self._app(_as_get(scope), receive_within, send)
+            await self._app(_as_get(scope), body.receive, send)
         finally:
-            self._held[who] -= taken
-            if use is not None:
-                use.body_bytes -= taken
+            body.free()
 
-    async def _wait_for_turn(self) -> bool:
-        """Wait for a stranger's turn; return False at once if too many wait already."""
-        now = asyncio.get_running_loop().time()
-        turn = max(self._next_turn, now - _BURST_SECONDS)
-        if turn > now + _LONGEST_QUEUE_SECONDS:
-            return False
-        self._next_turn = turn + _TURN_SECONDS
-        if turn > now:
-            await asyncio.sleep(turn - now)
-        return True
+    def _needs_turn(self, who: str | ApiKey | SignIn | Response, scope: Scope) -> bool:
+        """Return True for a stranger; not for a static file, which costs as little as a refusal."""
+        if isinstance(who, ApiKey | SignIn):
+            return self._keys.known(who) is None
+        return (who == "strangers" or isinstance(who, Response)) and not is_static(scope["path"])
+
+    async def _passes(self, request: Request) -> bool:
+        """Wait for a stranger's turn; return False if too many wait already."""
+        turns = self._turns_to_sign_in if request.scope["path"] in TO_SIGN_IN else self._turns
+        return await turns.passes(address_of(request))
+
+    async def _with_body(self, request: Request) -> tuple[str | Response, Receive]:
+        """Return the allowance of a report whose body may have the token, and what receives that body again.
+
+        Only a short one is read before its turn.
+        """
+        length = request.headers.get("content-length", "")
+        if not 0 < int(length or 0) <= _SHORT_BODY_BYTES:  # the server refuses any but digits
+            return "strangers", request.receive
+        try:
+            async with in_time():
+                body = await request.body()
+        except HTTPException as error:
+            return await on_http(request, error), request.receive
+        try:
+            shown = read_task_token(self._key, str(read_object(body).get("token", "")))
+        except UndecodableMessage:
+            shown = None
+        rest: list[Message] = [{"type": "http.request", "body": body}]
+
+        async def again() -> Message:
+            return rest.pop() if rest else await request.receive()
+
+        return "strangers" if shown is None else "reports", again
 
     def _misdirected(self, request: Request) -> Response | None:
         """Return the refusal of a request for another host than this machine; None where the API has a token."""
@@ -192,6 +208,10 @@ def _ambiguous(request: Request) -> Response | None:
         return None
     detail = "Content-Length and Transfer-Encoding exclude each other; send one of them"
     return problem(HTTPStatus.BAD_REQUEST, "bad_request", detail, headers={"Connection": "close"})
+
+
+def _turnstile() -> Turnstile:
+    return Turnstile(apart_seconds=_TURN_SECONDS, saved_seconds=_BURST_SECONDS, most=_MOST_WAITING)
 
 
 def _as_get(scope: Scope) -> Scope:

@@ -1,7 +1,8 @@
 """Read a request's body: bounded in size and time, strict JSON, validated by a model."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -89,6 +90,21 @@ async def read_verb(request: Request, kind: str, **fields: object) -> dict[str, 
     return {**body, "type": kind, **fields}
 
 
+@asynccontextmanager
+async def in_time() -> AsyncGenerator[None]:
+    """Refuse a body that does not come within ten seconds.
+
+    Raises:
+        HTTPException: It does not.
+    """
+    try:
+        async with asyncio.timeout(_SECONDS):
+            yield
+    except (TimeoutError, ClientDisconnect) as error:
+        detail = f"the body did not come within {_SECONDS:g} s"
+        raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, detail, {"Connection": "close"}) from error
+
+
 async def _read(request: Request, limit: int) -> bytes:
     detail = f"the body has more than {limit} bytes; send it in parts"
     too_long = HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, {"Connection": "close"})
@@ -98,13 +114,9 @@ async def _read(request: Request, limit: int) -> bytes:
         detail = f"send the body without content-encoding {shown(coding)}"
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail, {"Accept-Encoding": "identity"})
     body = bytearray()
-    try:
-        async with asyncio.timeout(_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit:
-                    raise too_long
-    except (TimeoutError, ClientDisconnect) as error:
-        detail = f"the body did not come within {_SECONDS:g} s"
-        raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, detail, {"Connection": "close"}) from error
+    async with in_time():
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise too_long
     return bytes(body)

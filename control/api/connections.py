@@ -5,20 +5,21 @@ would stay open for ever. Each counts towards `limit_concurrency`, beyond which 
 
 A stranger is a connection whose last request showed neither the token of executors nor an API key. It has ten seconds
 for a complete head and a minute for a request. In the limits that follow, connections with a key count as strangers.
-One address has a limited number of strangers, and all of them have at most half of the connections. Above a limit, a
-new connection closes the stranger that has been idle for longest. If none is idle, it closes the one that has been at
-its request for longest. So a new executor always has time to show its token. Other connections are closed after
-`timeout_keep_alive` seconds without a request.
+One address has a limited number of strangers, unless it is a trusted proxy. All strangers have at most half of the
+connections. Above a limit, a new connection closes the stranger that has been idle for longest. If none is idle, it
+closes the one that has been at its request for longest. So a new executor always has time to show its token. Other
+connections are closed after `timeout_keep_alive` seconds without a request.
 
 A client that does not read its answer leaves it in memory. It is disconnected after half a minute, and at once if all
 such answers take more than their part of memory: then the one that has read nothing for longest.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from operator import itemgetter
 from typing import ClassVar, cast
 
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tidewheel.control.api.bearer import KEY, TRUSTED
@@ -34,6 +35,7 @@ class Connection(H11Protocol):
     """HTTP protocol of one connection, with timeouts."""
 
     per_address: ClassVar[int]
+    proxies: ClassVar[Container[str]]
 
     _closing: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None  # while more of an answer waits than uvicorn takes
@@ -148,7 +150,7 @@ class Connection(H11Protocol):
         others = [other for other in self._all if other is not self]
         strangers = [other for other in others if not other._is_executors]
         neighbours = [other for other in strangers if other._address == self._address]
-        if len(neighbours) >= self.per_address:
+        if len(neighbours) >= self.per_address and self._address not in self.proxies:
             self._drop_oldest(neighbours)
         elif self.limit_concurrency is not None and len(strangers) >= self.limit_concurrency // 2:
             self._drop_oldest(strangers)
@@ -162,8 +164,8 @@ class Connection(H11Protocol):
             min(connections, key=lambda other: (not other._quiet, other._since))._drop()
 
     @property
-    def _address(self) -> str | None:
-        return self.client[0] if self.client else None
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
 
     def _drop(self) -> None:
         self.connections.discard(self)
@@ -171,6 +173,11 @@ class Connection(H11Protocol):
         self.transport.abort()
 
 
-def connection_type(per_address: int) -> type[Connection]:
-    """Return the protocol with a limit on the strangers of one address."""
-    return type("LimitedConnection", (Connection,), {"per_address": per_address})
+def connection_type(per_address: int, proxies: str | None) -> type[Connection]:
+    """Return the protocol with a limit on the strangers of one address that is none of these proxies."""
+    trusted = ProxyHeadersMiddleware(_none, proxies).trusted_hosts if proxies else ()
+    return type("LimitedConnection", (Connection,), {"per_address": per_address, "proxies": trusted})
+
+
+async def _none(*_: object) -> None:
+    """Stand for the application of the middleware, which alone reads a list of proxies."""

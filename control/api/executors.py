@@ -3,12 +3,14 @@
 docs/wire-contract.md defines the order of their calls.
 """
 
+import asyncio
 from base64 import b64encode
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
-from typing import cast
+from typing import TypeVar, cast
 from uuid import UUID
 
 from fastapi import APIRouter
@@ -23,15 +25,30 @@ from tidewheel.control.api.bearer import KEY
 from tidewheel.control.api.bodies import read_body
 from tidewheel.control.api.json_schemas import body_of
 from tidewheel.control.api.key_check import StoredKey
-from tidewheel.control.api.models import MAX_SWEEP, ClaimRequest, Heartbeat, OutcomesRequest, Registration
+from tidewheel.control.api.models import (
+    MAX_SWEEP,
+    ClaimRequest,
+    Heartbeat,
+    OutcomesRequest,
+    Registration,
+    ReportedOutcome,
+)
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.workers import Workers, WorkerState
+from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.control.client.api_keys import ALL_QUEUES
 from tidewheel.executor.message_check import MessageCheck
-from tidewheel.executor.remote_executors import RemoteClaim, RemoteClaimResult, StopSignal
+from tidewheel.executor.remote_executors import (
+    REFUSED,
+    AttemptReport,
+    Fence,
+    RemoteClaim,
+    RemoteClaimResult,
+    StopSignal,
+)
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import MAX_ELEMENTS
 from tidewheel.message_signatures import MessageKeys
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 from tidewheel.schemas.codec import encode
 from tidewheel.settings.api import ApiSettings
@@ -39,6 +56,11 @@ from tidewheel.task_tokens import task_token
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
 
+T = TypeVar("T")
+
+_LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
+_TRIES = 20
+_ANSWERS = {REFUSED: "busy"}  # as the wire contract has them
 _KEYS_SECONDS = 1.0  # between two look-ups of the keys of run messages
 
 
@@ -146,6 +168,7 @@ class ExecutorsApi:
         settings: For intervals.
         keys: The keys of run messages.
         check: Checks the signatures of claimed messages by these keys.
+        stop: Ends the waits for locked rows.
     """
 
     workers: Workers
@@ -153,6 +176,7 @@ class ExecutorsApi:
     settings: ApiSettings
     keys: MessageKeys
     check: MessageCheck
+    stop: Shutdown
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
@@ -186,7 +210,8 @@ class ExecutorsApi:
             lambda state: state.executors.register(
                 body.name, body.queues, body.handlers, body.slots, lease=self.settings.lease, key_id=key_id,
                 acts_for=acts_for,
-            )
+            ),
+            Turn("new executors"),
         )  # fmt: skip
         registered = RegisteredExecutor(
             executor_id,
@@ -204,8 +229,9 @@ class ExecutorsApi:
         """Renew a lease; return the attempts to stop."""
         body, executor_id = await read_body(request, Heartbeat), _executor_id(request)
         key_id = _key_id(request)
-        stops = await self.workers.do(
-            lambda state: state.executors.heartbeat(executor_id, stopping=body.stopping, key_id=key_id)
+        stops = await self._do(
+            executor_id,
+            lambda state: state.executors.heartbeat(executor_id, stopping=body.stopping, key_id=key_id),
         )
         return _json(Signals(tuple(stops)))
 
@@ -213,22 +239,34 @@ class ExecutorsApi:
         """Claim runs."""
         body, executor_id = await read_body(request, ClaimRequest), _executor_id(request)
         key = _key(request)
-        claimed = await self.workers.do(lambda state: self._claim(state, executor_id, body, key))
+        claimed = await self._do(executor_id, lambda state: self._claim(state, executor_id, body, key))
         return _json(StartedAttempts(tuple(self._started(each, claimed) for each in claimed.started)))
 
     async def finish_attempts(self, request: Request) -> Response:
         """Record the outcomes of attempts."""
         body, executor_id = await read_body(request, OutcomesRequest), _executor_id(request)
         key_id = _key_id(request)
-        answers = await self.workers.do(lambda state: state.executors.finish(executor_id, body.outcomes, key_id=key_id))
-        return _json(RecordedOutcomes(tuple(RecordedOutcome(*fence, answer) for fence, answer in answers.items())))
+        answers: dict[Fence, str] = {}
+        left: Sequence[ReportedOutcome] = body.outcomes
+        for tried in range(_TRIES):
+            if tried:
+                await asyncio.sleep(_LOCKED_SECONDS)
+            answers |= await self._do(executor_id, partial(_finish, executor_id, left, key_id))
+            left = [each for each in left if answers[each.fence] == "busy"]
+            if not left or self.stop.requested():
+                break
+        found = (RecordedOutcome(*fence, _ANSWERS.get(answer, answer)) for fence, answer in answers.items())
+        return _json(RecordedOutcomes(tuple(found)))
 
     async def unregister_executor(self, request: Request) -> Response:
         """Unregister an executor."""
         await read_body(request, Heartbeat)
         executor_id, key_id = _executor_id(request), _key_id(request)
-        await self.workers.do(lambda state: state.executors.leave(executor_id, key_id=key_id))
+        await self._do(executor_id, lambda state: state.executors.leave(executor_id, key_id=key_id))
         return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    async def _do(self, executor_id: UUID, work: Callable[[WorkerState], T]) -> T:
+        return await self.workers.do(work, Turn(str(executor_id)))
 
     def _claim(
         self, state: WorkerState, executor_id: UUID, body: ClaimRequest, key: StoredKey | None
@@ -261,6 +299,12 @@ class ExecutorsApi:
             task_token(self.installation.task_token_key, started.run_id, started.attempt),
             None if request is None else b64encode(encode(request)).decode(),
         )
+
+
+def _finish(
+    executor_id: UUID, reports: Sequence[AttemptReport], key_id: str | None, state: WorkerState
+) -> dict[Fence, str]:
+    return state.executors.finish(executor_id, reports, key_id=key_id)
 
 
 def _executor_id(request: Request) -> UUID:

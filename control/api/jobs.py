@@ -33,6 +33,7 @@ from tidewheel.control.api.answers import (
     location,
 )
 from tidewheel.control.api.backfills import BACKFILLS
+from tidewheel.control.api.bearer import SPEND
 from tidewheel.control.api.bodies import ELSEWHERE, read_body, read_document, read_verb
 from tidewheel.control.api.callers import Caller, Operator, Reader, Writer
 from tidewheel.control.api.json_schemas import IN_ADDRESS, body_of, patch_of
@@ -469,6 +470,8 @@ class JobsApi:
         body, request_id = await read_body(request, BulkBody), idempotency_key(request)
         if request_id is not None:
             as_key(f"{request_id}/{_MOST_JOBS}", "Idempotency-Key")
+        if (spend := request.scope.get(SPEND)) is not None:
+            spend(len(body.jobs) - 1)
         documents = [
             {"type": "job.submit", "job": job, "request_id": request_id and f"{request_id}/{number}"}
             for number, job in enumerate(body.jobs)

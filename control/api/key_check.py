@@ -6,6 +6,7 @@ it has read of real keys only. A key that it does not know waits for a stranger'
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,7 +19,7 @@ from starlette.responses import Response
 
 from tidewheel.api_keys import Bucket, Scope
 from tidewheel.control.api.problems import problem, unauthorized
-from tidewheel.control.api.workers import Workers, WorkerState
+from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.statements import Statements
 
@@ -28,11 +29,9 @@ _RECORD_API_KEY_USE = _SQL["record_api_key_use"]
 
 _WARNING = timedelta(minutes=10)  # enough to get another key
 _FRESH_SECONDS = 1.0
-_MOST_AT_ONCE = 32  # requests of one key: half of what the threads of reads take, queue included
-_KEPT = 1000  # keys beyond which those that are not in use are forgotten
-
-BODY_BYTES = 4 << 20
-"""Bodies of one key in memory at once: half of those of all keys."""
+_MOST_AT_ONCE = 40  # requests of one key: 32 of them may be streams
+_KEPT = 1000  # keys beyond which those of one tenant that are not in use are forgotten
+_NEW = Turn("new keys")
 
 
 class ShownKey(Protocol):
@@ -95,11 +94,10 @@ class KeyUse:
         stored: The key.
         read_at: When it was read.
         in_progress: Its requests in progress.
-        body_bytes: The bytes of their bodies.
     """
 
     def __init__(self, stored: StoredKey, rate: float, now: float) -> None:
-        self.stored, self.read_at, self.in_progress, self.body_bytes = stored, now, 0, 0
+        self.stored, self.read_at, self.in_progress = stored, now, 0
         self._bucket = Bucket(rate, now)
 
     def renew(self, stored: StoredKey, rate: float, now: float) -> None:
@@ -111,6 +109,10 @@ class KeyUse:
     def wait(self, now: float) -> float:
         """Take a request from the rate; return 0, or the seconds after which one may follow."""
         return 1.0 if self.in_progress >= _MOST_AT_ONCE else self._bucket.take(now)
+
+    def spend(self, requests: int) -> None:
+        """Take further requests from the rate, which may go into debt: one was the work of many."""
+        self._bucket.spend(requests)
 
 
 class KeyCheck:
@@ -165,7 +167,7 @@ class KeyCheck:
             return use
         reading = self._reading.get(key.key_id)
         if reading is None:
-            reading = asyncio.create_task(self._workers.do(partial(_find, key)))
+            reading = asyncio.create_task(self._workers.do(partial(_find, key), self._turn(key)))
             self._reading[key.key_id] = reading
             reading.add_done_callback(partial(self._over, key.key_id))
         # Shielded: others may wait for it too.
@@ -187,9 +189,17 @@ class KeyCheck:
         if not reading.cancelled():
             reading.exception()  # retrieved, also where no caller waits any longer
 
+    def _turn(self, key: ShownKey) -> Turn:
+        known = self.known(key)
+        return _NEW if known is None else Turn(known.tenant, known.key_id)
+
     def _forget(self) -> None:
+        """Make room: forget the keys of the tenant that has the most, unless they are in use."""
         if len(self._uses) >= _KEPT:
-            self._uses = {key_id: use for key_id, use in self._uses.items() if use.in_progress}
+            [(tenant, _)] = Counter(use.stored.tenant for use in self._uses.values()).most_common(1)
+            self._uses = {
+                key_id: use for key_id, use in self._uses.items() if use.in_progress or use.stored.tenant != tenant
+            }
 
 
 def _find(key: ShownKey, state: WorkerState) -> StoredKey | None:

@@ -41,6 +41,7 @@ from tidewheel.errors import (
     UnknownWorkflow,
     VersionConflict,
 )
+from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.jobs.validation import shown
 
 PAGE = "tidewheel.page"  # in a request's scope: it is one for the console, and errors are pages
@@ -71,6 +72,18 @@ _LOG_SECONDS = 5.0  # between two lines about requests that were not served: cli
 
 class Overloaded(Unavailable):
     """The process has more concurrent requests than it can work on."""
+
+
+class Busy(Unavailable):
+    """Another transaction holds a row that the request needs.
+
+    Args:
+        cause: The error of the lock.
+    """
+
+    def __init__(self, cause: Unavailable) -> None:
+        named = isinstance(cause, RowLocked)
+        super().__init__(str(cause) if named else "another transaction holds a row that this request needs; repeat it")
 
 
 class NotReady(Unavailable):
@@ -145,8 +158,8 @@ async def on_unavailable(_: Request, error: Exception) -> Response:
 
     The request had no effect, or its effect is unknown.
     """
-    code = "overloaded" if isinstance(error, Overloaded) else "unavailable"
-    ours = isinstance(error, Overloaded | NotReady)
+    code = "busy" if isinstance(error, Busy) else "overloaded" if isinstance(error, Overloaded) else "unavailable"
+    ours = isinstance(error, Busy | Overloaded | NotReady)
     if not ours:
         _not_served.log(error)
     again = {"Retry-After": str(_AGAIN_SECONDS)}

@@ -23,13 +23,12 @@ from tidewheel.api_keys import Scope
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import encoded
-from tidewheel.control.api.bearer import HEAD, IS_OPEN
+from tidewheel.control.api.bearer import HEAD, IS_OPEN, KEY
 from tidewheel.control.api.callers import Reader
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.api.queries import TenantQuery, read_query
-from tidewheel.control.api.streaming import HEADERS, Streaming
-from tidewheel.control.api.workers import Workers, WorkerState
+from tidewheel.control.api.streaming import HEADERS, Places, Streaming
+from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.control.reads.run_changes import ENDS, OPEN_RUNS, Place, RunChanges, read_run_changes, start_of_changes
 from tidewheel.control.reads.runs import RunSummary, read_runs
 from tidewheel.errors import Unavailable, refuse
@@ -38,7 +37,7 @@ from tidewheel.jobs.values import Key, parse_timestamp
 from tidewheel.postgres.session import Conn
 from tidewheel.process.service import Shutdown
 
-_STREAMS = 64  # of one process: each costs a poll a second
+_STREAMS, _OF_KEY = 64, 8  # of one process: each costs a poll a second
 _POLL_SECONDS = 1.0
 _ALIVE_SECONDS = 15.0  # between two comments, so that proxies keep the connection
 _REMEMBERED = 10_000  # ends that are not sent again
@@ -72,7 +71,7 @@ class RunEventsApi:
 
     reads: Workers
     stop: Shutdown
-    _streams: int = 0
+    _places: Places = field(default_factory=lambda: Places("streams", _STREAMS, _OF_KEY))
 
     def add_to(self, router: APIRouter) -> None:
         """Add the route."""
@@ -86,24 +85,20 @@ class RunEventsApi:
         """Stream the changes of runs as server-sent events."""
         query = read_query(request, EventsQuery)
         since = _instant(request.headers.get("last-event-id"))
-        if self._streams >= _STREAMS:
-            message = f"{self._streams} streams are open; close one, or repeat the request in a moment"
-            raise Overloaded(message)
-        stream = _Stream(caller.tenant, query.job, since)
-        self._streams += 1
+        key = request.scope.get(KEY)
+        key_id = key.key_id if key else None
+        end = self._places.take(caller.tenant, key_id)
+        stream = _Stream(caller.tenant, query.job, since, Turn(caller.tenant, key_id or ""))
         try:
-            first = await self.reads.do(stream.read)  # a refusal is still an answer of its own
+            first = await self.reads.do(stream.read, stream.turn)  # a refusal is still an answer of its own
         except BaseException:
-            self._end()
+            end()
             raise
         if request.scope.get(HEAD):
-            self._end()
+            end()
             return Response(headers=HEADERS, media_type="text/event-stream")
         is_open = request.scope.get(IS_OPEN, _always)
-        return Streaming(self._events(stream, first, is_open), self._end)
-
-    def _end(self) -> None:
-        self._streams -= 1
+        return Streaming(self._events(stream, first, is_open), end)
 
     async def _events(
         self, stream: "_Stream", text: bytes, is_open: Callable[[], Awaitable[bool]]
@@ -116,7 +111,7 @@ class RunEventsApi:
             yield text  # uvicorn waits until the client has read what was sent: then follows the next read
             await asyncio.sleep(0.0 if stream.full else _POLL_SECONDS)
             try:
-                text = await self.reads.do(stream.read)
+                text = await self.reads.do(stream.read, stream.turn)
             except Unavailable:
                 text, stream.full = b"", False  # the next poll reads the same changes
             if text or now() - sent_at >= _ALIVE_SECONDS:
@@ -132,12 +127,14 @@ class _Stream:
         tenant: The tenant.
         job: Only runs of this job.
         since: The end that the client has seen last.
+        turn: Whose it is.
         full: True if later ends can be read at once.
     """
 
     tenant: str
     job: str | None
     since: datetime | None
+    turn: Turn
     full: bool = False
     _read_until: datetime | None = None
     _oldest: Place = (_LONG_AGO, _NO_RUN)  # ends up to this place are not read again

@@ -1,21 +1,20 @@
 """`/api/v1/schemas/{fingerprint}`: a message's writer schema, for consumers in other languages.
 
 The path needs no token, so a request costs little. Schemas of this release are in memory. Requests for others read the
-database one at a time.
+database, one at a time of each address.
 """
 
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from threading import Lock
 
 from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidewheel.control.api.bearer import address_of
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.problems import Overloaded
-from tidewheel.control.api.workers import Workers, WorkerState
+from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.jobs.strict_json import Json
 from tidewheel.migrations.stored_schemas import find_schema
 from tidewheel.schemas.codec import all_schemas
@@ -37,7 +36,6 @@ class SchemasApi:
 
     workers: Workers
     _known: dict[bytes, str] = field(default_factory=_own)
-    _one: Lock = field(default_factory=Lock)  # callers without a token occupy one thread at most
 
     def add_to(self, router: APIRouter) -> None:
         """Add the route."""
@@ -55,7 +53,7 @@ class SchemasApi:
             fingerprint = b""
         found = self._known.get(fingerprint)
         if found is None and len(fingerprint) == _FINGERPRINT_BYTES:
-            found = await self.workers.do(lambda state: self._find(state, fingerprint))
+            found = await self.workers.do(lambda state: self._find(state, fingerprint), Turn(address_of(request)))
         if found is None:
             detail = "there is no such schema; write bytes 3 to 10 of the message as 16 hexadecimal digits"
             raise HTTPException(HTTPStatus.NOT_FOUND, detail)
@@ -63,11 +61,5 @@ class SchemasApi:
         return Response(found, headers=kept, media_type="application/json")
 
     def _find(self, state: WorkerState, fingerprint: bytes) -> str | None:
-        if not self._one.acquire(blocking=False):
-            message = "another schema is being looked up; repeat the request in a moment"
-            raise Overloaded(message)
-        try:
-            with state.session.transaction() as connection:
-                return find_schema(connection, fingerprint)
-        finally:
-            self._one.release()
+        with state.session.transaction() as connection:
+            return find_schema(connection, fingerprint)

@@ -47,12 +47,13 @@ class Api:
         )
         config = uvicorn.Config(
             make_app(settings, installation, self._pools, stop=stop),
-            http=connection_type(settings.api_connections_per_address),
+            http=connection_type(settings.api_connections_per_address, settings.api_trusted_proxies),
             log_config=None,
             log_level="error",
             access_log=False,
             server_header=False,
-            proxy_headers=False,
+            proxy_headers=settings.api_trusted_proxies is not None,
+            forwarded_allow_ips=settings.api_trusted_proxies,
             ws="none",
             lifespan="off",
             limit_concurrency=_CONNECTIONS,

@@ -18,11 +18,11 @@ from starlette.responses import Response
 
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import encoded
-from tidewheel.control.api.bearer import bearer
+from tidewheel.control.api.bearer import address_of, bearer
 from tidewheel.control.api.bodies import MAX_REPORT_BYTES, read_document
 from tidewheel.control.api.json_schemas import body_of
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.workers import Workers
+from tidewheel.control.api.workers import Turn, Workers
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.jobs.requests import RunComplete, RunHeartbeat
 from tidewheel.jobs.strict_json import Json
@@ -73,7 +73,8 @@ class TaskTokensApi:
         body = await read_document(request, MAX_REPORT_BYTES)
         document = {**defaults, **self._document(request, body, kind)}
         request_id = cast("str | None", document.get("request_id"))
-        reply = await self.workers.do(lambda state: state.connection().request(document, request_id))
+        turn = Turn(address_of(request), str(request.path_params["run_id"]))  # a token names no tenant
+        reply = await self.workers.do(lambda state: state.connection().request(document, request_id), turn)
         return Response(encoded(ReportedRun(str(reply.run_id), reply.run_status)), media_type="application/json")
 
     def _document(self, request: Request, body: Mapping[str, object], kind: str) -> dict[str, object]:

@@ -1,42 +1,95 @@
 """Threads for the database work of HTTP requests, so that it never blocks the event loop.
 
-Each kind of caller has threads, a queue and connections of its own, so executors never wait for strangers.
+Each kind of caller has threads, a queue and connections of its own, so executors never wait for strangers. Tenants and
+their keys take turns, and the last free thread of a kind is for a tenant that has none.
+
+No thread waits for a lock longer than 200 ms. A request that meets a locked row gives its thread back, and is repeated
+until it finds the row free: its transaction was rolled back. After five seconds the answer is 503 `busy`.
 """
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from tidewheel.audit import Actor, Door, process_actor
-from tidewheel.control.api.problems import Overloaded
+from tidewheel.control.api.problems import Busy, Overloaded
+from tidewheel.control.api.turns import Turns
 from tidewheel.control.client.connection import Connection
 from tidewheel.executor.remote_executors import RemoteExecutors
+from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.postgres.notify import Notifier
-from tidewheel.postgres.session import Session
+from tidewheel.postgres.session import RowsLocked, Session
 from tidewheel.process.service import Shutdown
 from tidewheel.transitions.installation import Installation
 
 T = TypeVar("T")
 
+_LOCKED = (RowLocked, RowsLocked)
+
 _REPORT_THREADS = _STRANGER_THREADS = _KEY_THREADS = 2
 _READ_THREADS = _WRITE_THREADS = 4
 _STREAM_THREADS = 2
+_LOCK_LIMIT = "-c lock_timeout=200ms"  # of each wait: longer than any transaction of ours holds a row
 # A read that takes longer would keep others out. Its answer is 503.
-_READ_LIMIT = "-c statement_timeout=10s"
+_READ_LIMIT = f"{_LOCK_LIMIT} -c statement_timeout=10s"
 _STREAM_OPTIONS = f"{_READ_LIMIT} -c enable_bitmapscan=on"  # a BRIN index has no other scan
 _QUEUED = 16  # requests per thread: at some milliseconds each, more would wait for seconds
+_PARKED_SECONDS = 5.0  # for which a request is repeated that met a lock: half of what clients wait for an answer
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0  # between two tries
+_REST = 4  # times the time that a blocker of claims took, until the next one begins: claims have four fifths
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Whose turn a request takes.
+
+    Args:
+        tenant: Its tenant; where none is known, what takes its place, such as an address.
+        key: Its key within the tenant.
+    """
+
+    tenant: str = ""
+    key: str = ""
+
+
+_NOBODY = Turn()
+
+
+@dataclass(eq=False, slots=True)
+class _Work(Generic[T]):
+    """Work that waits for a thread, or has one.
+
+    Args:
+        run: The work.
+        turn: Whose it is.
+        blocks_claims: True if no run starts while it writes.
+        result: Its result.
+    """
+
+    run: "Callable[[WorkerState], T]"
+    turn: Turn
+    blocks_claims: bool
+    result: "asyncio.Future[T]"
+
+
+class _BlocksClaims(Exception):
+    """No run can start while this work writes: it needs a turn of such work."""
 
 
 class WorkerState:
     """Connections of one thread."""
 
-    def __init__(self, url: str, installation: Installation, notifier: Notifier, stop: Shutdown, options: str) -> None:
+    def __init__(self, url: str, installation: Installation, notifier: Notifier, options: str) -> None:
         self._url, self._options, self._rates = url, options, installation.rates
         self._connection: Connection | None = None
-        self.session = Session(url, "tidewheel-api", renews=True)
-        self.executors = RemoteExecutors(self.session, installation, notify=notifier.notify, stop=stop)
+        self._may_block_claims, self._writes = False, 0
+        self.session = Session(url, "tidewheel-api", options=options, renews=True)
+        self.executors = RemoteExecutors(self.session, installation, notify=notifier.notify)
 
     def connection(
         self, tenant: str = "default", actor: Actor | None = None, traceparent: str | None = None
@@ -48,11 +101,36 @@ class WorkerState:
         """
         if self._connection is None:
             self._connection = Connection(
-                self._url, application="tidewheel-api", options=self._options, rates=self._rates
+                self._url, application="tidewheel-api", options=self._options, rates=self._rates, lock_seconds=0.0
             )
+            self._connection.before_blocking = self._before_blocking
         self._connection.tenant, self._connection.actor = tenant, actor or process_actor(Door.REST)
         self._connection.traceparent = traceparent
         return self._connection
+
+    def do(self, work: "Callable[[WorkerState], T]", *, may_block_claims: bool) -> T:
+        """Do work.
+
+        Raises:
+            RowLocked, RowsLocked: Another transaction holds a row; nothing was written.
+            Busy: Another transaction holds a row, and a part of the work was committed.
+            _BlocksClaims: It has a request that blocks claims, and may not block them; nothing was written.
+        """
+        self._may_block_claims, self._writes = may_block_claims, self._connection.writes if self._connection else 0
+        try:
+            return work(self)
+        except _LOCKED as error:
+            if self._has_written:
+                raise Busy(error) from error
+            raise
+
+    @property
+    def _has_written(self) -> bool:
+        return self._connection is not None and self._connection.writes != self._writes
+
+    def _before_blocking(self) -> None:
+        if not (self._may_block_claims or self._has_written):
+            raise _BlocksClaims
 
     def close(self) -> None:
         """Close its connections."""
@@ -65,34 +143,52 @@ class Workers:
     """A few threads with a bounded queue."""
 
     def __init__(
-        self, url: str, installation: Installation, *, threads: int, stop: Shutdown, options: str = ""
+        self, url: str, installation: Installation, *, threads: int, stop: Shutdown, options: str = _LOCK_LIMIT
     ) -> None:
         self._url, self._installation, self._stop, self._options = url, installation, stop, options
         self._notifier = Notifier(url, "tidewheel-api-notify")
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="api")
-        self._limit = threads * (1 + _QUEUED)
-        self._busy = 0  # changed on the event loop only
         self._local = threading.local()
         self._states: list[WorkerState] = []
+        # From here on, all is changed on the event loop only.
+        self._free = threads
+        self._busy = Counter[str]()  # threads by tenant
+        self._waiting = Turns[_Work[Any]](threads * _QUEUED)
+        self._blockers = Turns[_Work[Any]](threads * _QUEUED)
+        self._may_block = True  # no blocker of claims has a thread, or has just had one
+        self._parked = Counter[str]()  # requests by tenant
+        self._most_parked = threads * _QUEUED // 2  # of a tenant
 
-    async def do(self, work: Callable[[WorkerState], T]) -> T:
-        """Run work on one of the threads.
+    async def do(self, work: Callable[[WorkerState], T], turn: Turn = _NOBODY) -> T:
+        """Run work on one of the threads; repeat it for some seconds while it meets a lock.
+
+        Work with a request that blocks claims is done in a turn of such work: alone, with a rest afterwards.
+
+        Args:
+            work: The work, which is repeated only if it has committed nothing.
+            turn: Whose it is.
 
         Raises:
             Overloaded: The queue is full.
+            Busy: Another transaction holds a row that the work needs.
         """
-        if self._busy >= self._limit:
-            message = f"{self._busy} requests are in progress; retry in a moment"
-            raise Overloaded(message)
-        self._busy += 1
-        try:
-            # Shielded: a client that disconnects must not free a place before its work has ended.
-            task = asyncio.get_running_loop().run_in_executor(self._pool, self._with_state, work)
-            task.add_done_callback(self._over)
-        except BaseException:
-            self._busy -= 1
-            raise
-        return await asyncio.shield(task)
+        now = asyncio.get_running_loop().time
+        until, pause, blocks_claims = now() + _PARKED_SECONDS, _FIRST_PAUSE_SECONDS, False
+        while True:
+            try:
+                return await self._once(work, turn, blocks_claims)
+            except _BlocksClaims:
+                blocks_claims = True
+                continue
+            except _LOCKED as error:
+                if now() + pause > until or self._parked[turn.tenant] >= self._most_parked or self._stop.requested():
+                    raise Busy(error) from error
+            self._parked[turn.tenant] += 1
+            try:
+                await asyncio.sleep(pause)
+            finally:
+                _less(self._parked, turn.tenant)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def close(self) -> None:
         """Finish the work in progress, and close every connection."""
@@ -101,19 +197,59 @@ class Workers:
             state.close()
         self._notifier.close()
 
-    def _over(self, task: "asyncio.Future[T]") -> None:
-        self._busy -= 1
-        if not task.cancelled():
-            task.exception()  # retrieved, also where the caller no longer waits
+    async def _once(self, work: Callable[[WorkerState], T], turn: Turn, blocks_claims: bool) -> T:  # noqa: FBT001
+        entry = _Work(work, turn, blocks_claims, asyncio.get_running_loop().create_future())
+        queue = self._blockers if blocks_claims else self._waiting
+        if (last := queue.wait(turn.tenant, turn.key, entry)) is not None:
+            message = f"{len(queue)} requests are waiting; retry in a moment"
+            _fail(last.result, Overloaded(message))
+        self._begin()
+        try:
+            # Shielded: the work of a client that disconnects keeps its thread until it has ended.
+            return await asyncio.shield(entry.result)
+        finally:
+            queue.leave(turn.tenant, turn.key, entry)
 
-    def _with_state(self, work: Callable[[WorkerState], T]) -> T:
+    def _begin(self) -> None:
+        """Give the free threads to those whose turn it is."""
+        loop = asyncio.get_running_loop()
+        while self._free:
+            found = self._blockers.take(self._may_begin) if self._may_block else None
+            found = found or self._waiting.take(self._may_begin)
+            if found is None:
+                return
+            tenant, work = found
+            self._free -= 1
+            self._busy[tenant] += 1
+            self._may_block &= not work.blocks_claims
+            done = loop.run_in_executor(self._pool, self._on_thread, work)
+            done.add_done_callback(partial(self._over, work, loop.time()))
+
+    def _end_rest(self) -> None:
+        self._may_block = True
+        self._begin()
+
+    def _may_begin(self, tenant: str) -> bool:
+        return self._free > 1 or not self._busy[tenant]
+
+    def _over(self, work: _Work[T], began: float, done: "asyncio.Future[T]") -> None:
+        loop = asyncio.get_running_loop()
+        self._free += 1
+        _less(self._busy, work.turn.tenant)
+        if work.blocks_claims:
+            loop.call_later(_REST * (loop.time() - began), self._end_rest)
+        if (error := done.exception()) is None:
+            work.result.set_result(done.result())
+        else:
+            _fail(work.result, error)
+        self._begin()
+
+    def _on_thread(self, work: _Work[T]) -> T:
         state = getattr(self._local, "state", None)
         if state is None:
-            state = self._local.state = WorkerState(
-                self._url, self._installation, self._notifier, self._stop, self._options
-            )
+            state = self._local.state = WorkerState(self._url, self._installation, self._notifier, self._options)
             self._states.append(state)
-        return work(state)
+        return state.do(work.run, may_block_claims=work.blocks_claims)
 
 
 class Pools:
@@ -142,3 +278,14 @@ class Pools:
             self.probes,
         ):
             workers.close()
+
+
+def _fail(result: "asyncio.Future[Any]", error: BaseException) -> None:
+    result.set_exception(error)
+    result.exception()  # retrieved, also where the caller no longer waits
+
+
+def _less(counts: Counter[str], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
+        del counts[name]

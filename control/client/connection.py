@@ -14,13 +14,13 @@ from tidewheel.audit import Actor, Change, process_actor, record_change
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.enqueue import raise_if_rejected
 from tidewheel.errors import Unavailable, UnknownJob, VersionConflict
-from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import Freeze, RunComplete, RunHeartbeat, Thaw
 from tidewheel.postgres.notify import Channel, Notifier
-from tidewheel.postgres.session import FOR_LISTS, CommitUnknown, Conn, OwnConnection, Session
+from tidewheel.postgres.session import FOR_LISTS, CommitUnknown, Conn, OwnConnection, RowsLocked, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.postgres.tenant_role import begin_for_tenant, read_search_path
 from tidewheel.schemas.generated.records import Reply
@@ -35,7 +35,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger("tidewheel.client")
 
 _TRIES = 5
-_LOCK_SECONDS = 10.0  # for rows that another transaction has locked; then the caller decides
+_LOCK_SECONDS = 10.0  # as `lock_timeout` of a session
 _CREATES_RUNS = ("job.trigger", "job.backfill", "run.retry", "workflow.resume", "batch.submit")
 
 
@@ -50,8 +50,11 @@ class Connection:
         settings: In place of those of the environment.
         actor: The origin of its changes, for the audit log; by default the user of this process.
         rates: The rates of tenants, if threads of the process share them: their owner closes them.
+        lock_seconds: How long it waits for rows that another transaction has locked; then the caller decides.
 
     Attributes:
+        writes: The number of transactions that it has committed by `write`.
+        before_blocking: Called before a request is applied while which no run can start.
         traceparent: The trace context of the requests that have none of their own.
         archive: The setting of the archive.
     """
@@ -66,16 +69,23 @@ class Connection:
         settings: Connections | None = None,
         actor: Actor | None = None,
         rates: TenantRates | None = None,
+        lock_seconds: float = _LOCK_SECONDS,
     ) -> None:
         settings = settings or Connections.load(database_url=database_url)
         self.url = settings.database()
         self.tenant, self.actor = tenant, actor or process_actor()
         self.traceparent: str | None = None
+        self.writes, self._lock_seconds = 0, lock_seconds
+        self.before_blocking: Callable[[], None] = lambda: None
         self.archive = settings.archive
         self._session = Session(self.url, application, options=f"{FOR_LISTS} {options}", renews=True)
-        with self._session.transaction() as connection:
-            self.installation = read_installation(connection, settings)
-            self._search_path = read_search_path(connection)
+        try:
+            with self._session.transaction() as connection:
+                self.installation = read_installation(connection, settings)
+                self._search_path = read_search_path(connection)
+        except BaseException:
+            self._session.close()
+            raise
         self._own_rates = self.installation.rates
         if rates is not None:
             self.installation = replace(self.installation, rates=rates)
@@ -152,6 +162,8 @@ class Connection:
             )
             for document in documents
         ]
+        if any(isinstance(one.request, BLOCKS_CLAIMS) for one in batch):
+            self.before_blocking()
         # A request that creates runs and has no id would create them twice if it were repeated.
         once = any(one.request.request_id is None and one.request.type in _CREATES_RUNS for one in batch)
         replies = self.write(
@@ -171,19 +183,21 @@ class Connection:
             all_tenants: Write as the owner of the tables, which row-level security does not bind.
 
         Raises:
-            Unavailable: The database does not answer, or another transaction holds a row for 10 s.
+            Unavailable: The database does not answer, or another transaction holds a row for `lock_seconds`.
         """
-        until = monotonic_seconds() + _LOCK_SECONDS
+        until = monotonic_seconds() + self._lock_seconds
         tries = 1
         while True:
             try:
                 with self.transaction(all_tenants=all_tenants) as connection:
-                    return work(connection)
+                    result = work(connection)
+                self.writes += 1
+                return result
             except CommitUnknown:
                 if once or tries >= _TRIES:
                     raise
-            except RowLocked:
-                # This wait was for a lock already, short and without locks of its own.
+            except (RowLocked, RowsLocked):
+                # This wait was for a lock already.
                 if monotonic_seconds() >= until:
                     raise
                 continue

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from fastapi import APIRouter
 from fastapi.security import SecurityScopes
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -171,7 +170,7 @@ class Console:
         self._route(router, "POST", "/sign-out", self._sign_out)
         self._route(router, "POST", "/theme", self._choose_looks)
         self._route(router, "GET", "/live", self.live.stream)
-        self._route(router, "GET", "/static/{digest}/{name}", self._file)
+        router.routes.append(Route("/static/{digest}/{name}", self._file, methods=["GET"], include_in_schema=False))
 
     @staticmethod
     def _route(router: APIRouter, method: str, path: str, handler: Callable[[Request], Any]) -> None:
@@ -225,10 +224,10 @@ class Console:
     async def _file(self, request: Request) -> Response:
         """Return a static file."""
         parts = cast("Mapping[str, str]", request.path_params)
-        found = self.door.renderer.file(parts["digest"], parts["name"])
-        if found is None:
-            raise HTTPException(HTTPStatus.NOT_FOUND, "there is no such file; load the page again")
-        return found
+        found = self.door.renderer.file(request, parts["digest"], parts["name"])
+        # Not as a page: that costs more than a stranger may cause without a turn.
+        gone = Response("there is no such file; load the page again", HTTPStatus.NOT_FOUND, media_type="text/plain")
+        return found or gone
 
     def _to(self, path: str) -> Response:
         return self.door.renderer.guarded(RedirectResponse(f"{self.door.base}{path}", HTTPStatus.SEE_OTHER))

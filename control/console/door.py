@@ -24,10 +24,15 @@ from tidewheel.settings.api import ApiSettings
 SIGN_IN = "tidewheel.sign_in"  # in a request's scope: the sign-in that its key was taken from
 KNOWN = "tidewheel.known"  # in a request's scope: the key of that sign-in, as it was last read
 
-_OPEN = ("/sign-in", "/sign-out", "/theme")
+TO_SIGN_IN = ("/sign-in", "/sign-out", "/theme")
 _STATIC = "/static/"
 _NO_TENANT = (UnknownTenant.code, TenantDeleted.code, InvalidInput.code)  # of a page whose tenant no other page has
 Handler = Callable[[Request, Any], Coroutine[Any, Any, Response]]
+
+
+def is_static(path: str) -> bool:
+    """Return True for the address of a static file."""
+    return path.startswith(_STATIC)
 
 
 class Door:
@@ -56,7 +61,7 @@ class Door:
     def caller(self, request: Request) -> str | SignIn | Response:
         """Return the caller's allowance, its sign-in, or the way to the sign-in page."""
         path = request.scope["path"]
-        if path in _OPEN or path.startswith(_STATIC):
+        if path in TO_SIGN_IN or is_static(path):
             return "strangers"
         if (found := self.sign_in_of(request)) is not None:
             return found

@@ -9,6 +9,7 @@ from starlette.datastructures import ImmutableMultiDict
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from tidewheel.control.api.bodies import in_time
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.sign_in import FORM_COOKIE
 from tidewheel.control.console.words import size
@@ -18,7 +19,7 @@ MOST_BYTES = 16 * 1024
 """Of a form that has no field for long texts."""
 
 _MOST_FIELDS = 200
-# Read and dropped beyond the limit: browsers show no answer before they have sent all. The guard allows 4 MiB of a key.
+# Read and dropped beyond the limit: browsers show no answer before they have sent all. A tenant has 4 MiB.
 _DROPPED_BYTES = 1536 * 1024
 Form: TypeAlias = ImmutableMultiDict[str, str]
 
@@ -29,16 +30,17 @@ async def read_form(request: Request, most_bytes: int = MOST_BYTES) -> Form:
     """Return the fields of a form: `form["a"]` is the last of a name, `form.getlist("a")` has all.
 
     Raises:
-        HTTPException: It is no form, or is longer than any of the console's.
+        HTTPException: It is no form, is longer than any of the console's, or does not come in time.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send a form, as {_FORM}")
     body, read_bytes = bytearray(), 0
-    async for chunk in request.stream():
-        read_bytes += len(chunk)
-        if read_bytes > most_bytes + _DROPPED_BYTES:
-            break
-        body += chunk[: most_bytes - len(body)]
+    async with in_time():
+        async for chunk in request.stream():
+            read_bytes += len(chunk)
+            if read_bytes > most_bytes + _DROPPED_BYTES:
+                break
+            body += chunk[: most_bytes - len(body)]
     if read_bytes > most_bytes:
         payload = f", a payload {size(MAX_PAYLOAD_BYTES)} of that" if most_bytes > MAX_PAYLOAD_BYTES else ""
         detail = f"this form accepts at most {size(most_bytes)}{payload}; nothing was saved"

@@ -22,9 +22,9 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.bearer import IS_OPEN, KEY
 from tidewheel.control.api.callers import caller
 from tidewheel.control.api.problems import Overloaded
-from tidewheel.control.api.streaming import Streaming
-from tidewheel.control.api.workers import Workers, WorkerState
-from tidewheel.control.console.turns import Turns
+from tidewheel.control.api.streaming import Places, Streaming
+from tidewheel.control.api.turns import Turns
+from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.control.reads.pulses import Watched, read_pulses
 from tidewheel.errors import Unavailable
 from tidewheel.process.service import Shutdown
@@ -33,8 +33,7 @@ _LOOK_SECONDS = 1.0
 _BEAT_SECONDS = 5.0  # a browser that hears nothing for twice as long shows that
 _APART_SECONDS = 0.1  # between two news of a process: each of them is a read of a page, of 25 ms or more
 _TOPICS = 60
-_WATCHERS, _OF_TENANT = 256, 128
-_OF_KEY = 24  # a stream is one of the 32 requests that a key may have in progress
+_WATCHERS, _OF_KEY = 256, 24  # a stream is one of the 40 requests that a key may have in progress
 _TOPIC = re.compile(r"now|(?:run|job):[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -80,6 +79,7 @@ class Live:
 
     def __init__(self, reads: Workers, stop: Shutdown) -> None:
         self._reads, self._stop = reads, stop
+        self._places = Places("live pages", _WATCHERS, _OF_KEY)
         self._tenants: dict[str, _Tenant] = {}
         self._turns = Turns[_Watcher]()
         self._telling: asyncio.Task[None] | None = None
@@ -92,30 +92,17 @@ class Live:
             raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"name up to {_TOPICS} topics: now, run:ID or job:ID")
         key = request.scope.get(KEY)
         watcher = _Watcher(topics, key.key_id if key else None)
+        give_back = self._places.take(found.tenant, watcher.key_id)
         tenant = self._watch(found.tenant, watcher)
         is_open = request.scope.get(IS_OPEN, _always)
-        return Streaming(self._events(tenant, watcher, is_open), lambda: self._leave(found.tenant, tenant, watcher))
 
-    def _ensure_room(self, name: str, key_id: str | None) -> None:
-        """Refuse a watcher beyond what the process, its tenant or its key may have.
+        def end() -> None:
+            give_back()
+            self._leave(found.tenant, tenant, watcher)
 
-        Raises:
-            Overloaded: There are as many.
-        """
-        watchers = [each for tenant in self._tenants.values() for each in tenant.watchers]
-        own = self._tenants[name].watchers if name in self._tenants else ()
-        of_key = 0 if key_id is None else sum(each.key_id == key_id for each in watchers)
-        for count, most, whose in (
-            (of_key, _OF_KEY, f"the key {key_id}"),
-            (len(own), _OF_TENANT, f"tenant {name}"),
-            (len(watchers), _WATCHERS, "this process"),
-        ):
-            if count >= most:
-                message = f"{most} pages of {whose} are live, which is the limit; close one, then reload this page"
-                raise Overloaded(message)
+        return Streaming(self._events(tenant, watcher, is_open), end)
 
     def _watch(self, name: str, watcher: _Watcher) -> _Tenant:
-        self._ensure_room(name, watcher.key_id)
         tenant = self._tenants.setdefault(name, _Tenant())
         tenant.watchers.add(watcher)
         if tenant.looking is None:
@@ -124,13 +111,14 @@ class Live:
 
     async def _tell(self) -> None:
         """Give those who wait their news, one after the other."""
-        while (watcher := self._turns.take()) is not None:
+        while (found := self._turns.take()) is not None:
+            _, watcher = found
             watcher.news.set()
             await asyncio.sleep(_APART_SECONDS)
 
     def _leave(self, name: str, tenant: _Tenant, watcher: _Watcher) -> None:
         tenant.watchers.discard(watcher)
-        self._turns.leave(name, watcher)
+        self._turns.leave(name, watcher.key_id or "", watcher)
 
     async def _look(self, name: str, tenant: _Tenant) -> None:
         """Look while the tenant has watchers."""
@@ -139,13 +127,13 @@ class Live:
                 topics = sorted({topic for each in tenant.watchers for topic in each.topics})
                 watchers = tuple(tenant.watchers)
                 try:
-                    found = await self._reads.do(_reading(name, topics))
+                    found = await self._reads.do(_reading(name, topics), Turn(name))
                 except (Unavailable, Overloaded):
                     tenant.answered = False
                 else:
                     tenant.answered = True
                     for each in _with_news(tenant, found, watchers):
-                        self._turns.wait(name, each)
+                        self._turns.wait(name, each.key_id or "", each)
                     if self._telling is None or self._telling.done():
                         self._telling = asyncio.create_task(self._tell())
                 await asyncio.sleep(_LOOK_SECONDS)

@@ -1,5 +1,6 @@
 """Turn a template and its values into a page: the frame around it, its headers, its cookies."""
 
+import gzip
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from functools import cached_property
@@ -57,9 +58,10 @@ _FOREVER = "public, max-age=31536000, immutable"
 
 
 class StaticFile(NamedTuple):
-    """A file below `/static/`."""
+    """A file below `/static/`, packed once: strangers read it without a turn."""
 
     content: bytes
+    packed: bytes
     digest: str
     media_type: str
 
@@ -209,13 +211,15 @@ class Renderer:
         }  # fmt: skip
         return self.page(request, "error.html", visitor, status=problem["status"], headers=headers, values=values)
 
-    def file(self, digest: str, name: str) -> Response | None:
+    def file(self, request: Request, digest: str, name: str) -> Response | None:
         """Return a static file; None if there is none of this name and digest."""
         found = self.static.get(name)
         if found is None or found.digest != digest:
             return None
-        headers = {"Cache-Control": _FOREVER, "X-Content-Type-Options": "nosniff"}
-        return Response(found.content, headers=headers, media_type=found.media_type)
+        headers = {"Cache-Control": _FOREVER, "X-Content-Type-Options": "nosniff", "Vary": "Accept-Encoding"}
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(found.content, headers=headers, media_type=found.media_type)
+        return Response(found.packed, headers=headers | {"Content-Encoding": "gzip"}, media_type=found.media_type)
 
     def set_cookie(
         self,
@@ -261,4 +265,4 @@ def is_secure(request: Request) -> bool:
 
 def _read(path: Path) -> StaticFile:
     content = path.read_bytes()
-    return StaticFile(content, sha256(content).hexdigest()[:12], _TYPES[path.suffix])
+    return StaticFile(content, gzip.compress(content, mtime=0), sha256(content).hexdigest()[:12], _TYPES[path.suffix])

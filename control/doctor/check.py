@@ -18,7 +18,7 @@ from tidewheel.redaction import redact
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import Installation
 
-_STATEMENT_LIMIT = "-c statement_timeout=5s -c lock_timeout=2s"
+_STATEMENT_LIMIT = "-c statement_timeout=5s -c lock_timeout=500ms"
 
 
 @dataclass(frozen=True, slots=True)

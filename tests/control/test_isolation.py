@@ -70,7 +70,8 @@ _NOT_EXECUTED = {
     "it concerns all tenants, and runs as the owner of the tables": """
         control: find_api_key list_all_freezes list_audit_log_of_all list_executors list_schedulers list_tenants ping
         control: read_fleet_facts read_held_lanes read_intake_offsets read_queues read_services record_api_key_use
-        control: add_executor_key add_tenant change_limits free_name grant_role keep_tenant revoke_role schedule_deletion
+        control: add_executor_key add_tenant change_limits free_name grant_role keep_tenant revoke_role
+        control: schedule_deletion
         control: count_finished_runs count_open_runs count_tenant_jobs forget_job_room lock_tenant
         control: read_tenant_periods set_tenant_period show_tenant find_outbox_rows
         control: count_runs_of_executors list_runs_of_executor""",

@@ -108,7 +108,7 @@ def test_tenants_whose_runs_cannot_start_leave_their_turns_to_others(
     monkeypatch.setattr(due_tenants, "_DOUBTFUL", 0)
     parts, left_out = tenants.parts([("default", Lane.STANDARD, SLOTS)])
     assert ([part.tenant for part in parts], left_out) == (["default"], True)
-    remote = RemoteExecutors(burst.session(), burst.installation, notify=lambda _: None, stop=Shutdown())
+    remote = RemoteExecutors(burst.session(), burst.installation, notify=lambda _: None)
     mine = remote.register("theirs", ["default"], [HANDLER], BURST * 2, lease=timedelta(seconds=15))
     claimed = remote.claim(RemoteClaim(mine, 1, sweep=BURST * 2))
     assert tenants_of(burst, [one.run_id for one in claimed.started]) == {"default": BURST, "c": 1}
@@ -129,7 +129,7 @@ def test_run_of_a_lane_that_is_held_back_is_swept_after_a_quarter_of_a_second(bu
 
 
 def test_remote_executor_gets_a_run_of_each_tenant(burst: Database) -> None:
-    remote = RemoteExecutors(burst.session(), burst.installation, notify=lambda _: None, stop=Shutdown())
+    remote = RemoteExecutors(burst.session(), burst.installation, notify=lambda _: None)
     mine = remote.register("theirs", ["default"], [HANDLER], SLOTS, lease=timedelta(seconds=15))
     claimed = remote.claim(RemoteClaim(mine, 1, sweep=SLOTS))
     found = tenants_of(burst, [one.run_id for one in claimed.started])

@@ -5,12 +5,11 @@ from datetime import timedelta
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, submit, trigger
 from tidewheel.executor.remote_executors import RemoteClaim, RemoteExecutors
-from tidewheel.process.service import Shutdown
 
 
 def test_sweep_of_remote_executors_skips_cancelled_runs(database: Database) -> None:
     """As the sweep of any executor does: a backlog of it would hide what is behind."""
-    remote = RemoteExecutors(database.session(), database.installation, notify=lambda _: None, stop=Shutdown())
+    remote = RemoteExecutors(database.session(), database.installation, notify=lambda _: None)
     submit(database, "cancelled", target="a")
     submit(database, "wanted", target="a")
     for _ in range(2):
@@ -24,7 +23,7 @@ def test_sweep_of_remote_executors_skips_cancelled_runs(database: Database) -> N
 
 
 def test_sweep_of_remote_executors_skips_pending_cancels(database: Database) -> None:
-    remote = RemoteExecutors(database.session(), database.installation, notify=lambda _: None, stop=Shutdown())
+    remote = RemoteExecutors(database.session(), database.installation, notify=lambda _: None)
     submit(database, target="a")
     cancelled, wanted = trigger(database), trigger(database)
     with database.transaction() as holding:

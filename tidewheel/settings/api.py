@@ -2,7 +2,7 @@
 
 import re
 from datetime import timedelta
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Final, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
@@ -33,7 +33,13 @@ class ApiSettings(Connections):
         64,
         ge=1,
         le=500,
-        description="open connections of one address that have not shown the token; raise it behind a proxy",
+        description="open connections of one address that have not shown the token; those of trusted proxies are not"
+        " counted",
+    )
+    api_trusted_proxies: str | None = Field(
+        None,
+        description="addresses and networks of reverse proxies, separated by commas, such as `10.0.0.7,10.1.0.0/16`;"
+        " their X-Forwarded-For and X-Forwarded-Proto name the client and its scheme, those of others are ignored",
     )
     api_key_rate: float = Field(
         100.0,
@@ -77,6 +83,18 @@ class ApiSettings(Connections):
             )
             raise ValueError(message)
         return token
+
+    @field_validator("api_trusted_proxies")
+    @classmethod
+    def _are_addresses(cls, proxies: str | None) -> str | None:
+        """Refuse names: uvicorn would compare them with addresses, and trust none."""
+        for each in (proxies or "").split(",") if proxies is not None else ():
+            try:
+                ip_network(each.strip())
+            except ValueError as error:
+                message = f"names {each.strip()!r}, which is no address: write such as 10.0.0.7,10.1.0.0/16"
+                raise ValueError(message) from error
+        return proxies
 
     @field_validator("api_base_path")
     @classmethod

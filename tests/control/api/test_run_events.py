@@ -102,12 +102,15 @@ def test_stream_of_a_job_has_no_other_jobs_runs(client: httpx.Client, database: 
         assert next(stream)["data"]["run_id"] == str(mine.run_id)
 
 
-def test_stream_that_cannot_be_opened_is_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_that_cannot_be_opened_is_refused(
+    client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refusal(client.get(PATH + "?job=nope"), HTTPStatus.NOT_FOUND)
     told = refusal(client.get(PATH, headers={"Last-Event-ID": "x"}), HTTPStatus.UNPROCESSABLE_ENTITY)
     assert told["errors"][0]["path"] == "Last-Event-ID"
     monkeypatch.setattr(run_events, "_STREAMS", 0)
-    refusal(client.get(PATH), HTTPStatus.SERVICE_UNAVAILABLE)
+    with answering(database) as full:
+        refusal(full.get(PATH), HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def test_streams_and_lists_leave_heartbeats_their_threads(client: httpx.Client, database: Database) -> None:
@@ -210,24 +213,23 @@ def test_id_that_is_too_old_is_answered_with_the_gap(client: httpx.Client, datab
     assert timedelta(minutes=59) < now - until_ <= timedelta(hours=1)
 
 
-def test_number_of_streams_is_bounded_also_while_they_open(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_events, "_STREAMS", 2)
+def test_number_of_streams_is_bounded_also_while_they_open(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_events, "_STREAMS", 4)  # a tenant has half of them
 
     def open_one(_: int) -> HTTPStatus:
         return HTTPStatus(held.enter_context(client.stream("GET", PATH)).status_code)
 
-    with ExitStack() as held, ThreadPoolExecutor(8) as threads:
-        statuses = sorted(threads.map(open_one, range(8)))
-    assert statuses == [HTTPStatus.OK] * 2 + [HTTPStatus.SERVICE_UNAVAILABLE] * 6
+    with answering(database) as client:
+        with ExitStack() as held, ThreadPoolExecutor(8) as threads:
+            statuses = sorted(threads.map(open_one, range(8)))
+        assert statuses == [HTTPStatus.OK] * 2 + [HTTPStatus.SERVICE_UNAVAILABLE] * 6
 
-    def opens() -> bool:
-        with client.stream("GET", PATH) as answer:
-            return answer.status_code == HTTPStatus.OK
+        def opens() -> bool:
+            with client.stream("GET", PATH) as answer:
+                return answer.status_code == HTTPStatus.OK
 
-    until(opens, "the places are free again")
-    assert client.head(PATH).status_code == HTTPStatus.OK
+        until(opens, "the places are free again")
+        assert client.head(PATH).status_code == HTTPStatus.OK
 
 
 def test_quiet_stream_sends_comments_and_ends_with_the_api(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

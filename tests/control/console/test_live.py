@@ -159,9 +159,9 @@ def test_watchers_beyond_those_of_a_key_or_a_tenant_are_refused(
 ) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     monkeypatch.setattr(live, "_OF_KEY", 2)
-    monkeypatch.setattr(live, "_OF_TENANT", 3)
+    monkeypatch.setattr(live, "_WATCHERS", 6)
     with console(database) as client, ExitStack() as streams:
-        for opened, answer in ((2, "2 pages of the key"), (1, "3 pages of tenant default")):
+        for opened, answer in ((2, "has 2 open live pages"), (1, "default has 3 open live pages")):
             client.cookies.clear()
             signed_in(client, key_of(database))
             for _ in range(opened):
