@@ -1399,13 +1399,51 @@ WITH locked AS MATERIALIZED (
 SELECT tenant, revoked_at IS NOT NULL FROM locked
 
 -- name: find_api_key
--- Returns a key, and true if its last use was recorded more than a minute ago.
--- Index: api_keys_pkey. No lock.
-SELECT key_id, tenant, name, secret_hash, scopes, rate, revoked_at IS NOT NULL AS revoked,
-       expires_at, tidewheel_now() AS read_at,
-       coalesce(last_used_at < tidewheel_now() - interval '1 minute', true) AS to_record
+-- Returns a key with its sign-ins, and true if its last use was recorded more than a minute ago.
+-- Index: api_keys_pkey, sign_ins_by_key. No lock.
+SELECT k.key_id, k.tenant, k.name, k.secret_hash, k.scopes, k.rate, k.revoked_at IS NOT NULL AS revoked,
+       k.expires_at, tidewheel_now() AS read_at,
+       coalesce(k.last_used_at < tidewheel_now() - interval '1 minute', true) AS to_record,
+       (SELECT coalesce(jsonb_object_agg(encode(s.digest, 'hex'), s.name), '{}')
+          FROM sign_ins AS s
+         WHERE s.key_id = k.key_id AND s.secret_hash = k.secret_hash AND NOT s.is_link AND {{is_signed_in(s)}}) AS sign_ins
+  FROM api_keys AS k
+ WHERE k.key_id = %(key_id)s
+
+-- part: is_signed_in(s)
+-- True for a sign-in that has not ended.
+s.used_at > tidewheel_now() - %(idle)s::interval AND s.made_at > tidewheel_now() - %(life)s::interval
+
+-- name: add_sign_in
+-- Writes a sign-in of a key in force; no row if there is none.
+-- Index: sign_ins_pkey. Lock: the new row.
+INSERT INTO sign_ins (digest, key_id, secret_hash, name, is_link)
+SELECT %(digest)s, key_id, secret_hash, %(name)s, %(is_link)s
   FROM api_keys
- WHERE key_id = %(key_id)s
+ WHERE key_id = %(key_id)s AND revoked_at IS NULL AND coalesce(expires_at > tidewheel_now(), true)
+
+-- name: drop_sign_ins
+-- Deletes the sign-ins that have ended, and the oldest of too many of a key.
+-- No index: the table is small, and read whole at a sign-in only. Lock: the rows.
+DELETE FROM sign_ins AS s
+ WHERE NOT ({{is_signed_in(s)}})
+    OR s.digest IN (SELECT o.digest FROM sign_ins AS o WHERE o.key_id = %(key_id)s ORDER BY o.made_at DESC OFFSET %(kept)s)
+
+-- name: end_sign_in
+-- Deletes a sign-in.
+-- Index: sign_ins_pkey. Lock: the row.
+DELETE FROM sign_ins WHERE digest = %(digest)s
+
+-- name: take_link
+-- Deletes a link that opens the console; returns its key if it is young enough.
+-- Index: sign_ins_pkey. Lock: the row, which one of several requests deletes.
+DELETE FROM sign_ins WHERE digest = %(digest)s AND is_link AND made_at > tidewheel_now() - %(life)s::interval RETURNING key_id
+
+-- name: record_sign_in_use
+-- Records the use of a sign-in, every ten minutes.
+-- Index: sign_ins_pkey. Lock: the row.
+UPDATE sign_ins AS s SET used_at = tidewheel_now()
+ WHERE s.digest = %(digest)s AND {{is_signed_in(s)}} AND s.used_at < tidewheel_now() - interval '10 minutes'
 
 -- name: record_api_key_use
 -- Records the use of a key, once a minute.
@@ -1944,3 +1982,55 @@ SELECT j.job_id, concat_ws(' ', j.version, j.paused, j.updated_at, j.deleted_at,
              ORDER BY r.scheduled_at DESC, r.run_id DESC
              LIMIT 50) AS seen) AS latest
  WHERE j.job_id = ANY (%(ids)s) AND j.tenant = %(tenant)s
+
+-- name: lock_message_keys
+-- Allows one rotation at a time.
+-- Lock: the table, against other writers; readers go on.
+LOCK TABLE message_keys IN SHARE ROW EXCLUSIVE MODE
+
+-- name: read_message_key_age
+-- Returns the age of the newest key of run messages, in seconds.
+-- Index: message_keys_pkey. No lock.
+SELECT extract(epoch FROM tidewheel_now() - created_at)::double precision FROM message_keys ORDER BY key_id DESC LIMIT 1
+
+-- name: add_message_key
+-- Adds a random key of run messages; returns its id.
+-- Index: message_keys_pkey. Lock: its own row.
+INSERT INTO message_keys DEFAULT VALUES RETURNING key_id
+
+-- name: delete_message_keys
+-- Deletes the keys of run messages but the newest.
+-- No index: a few rows. Lock: the deleted rows.
+DELETE FROM message_keys WHERE key_id NOT IN (SELECT key_id FROM message_keys ORDER BY key_id DESC LIMIT %(kept)s)
+
+-- name: lock_task_token_keys
+-- Allows one rotation at a time.
+-- Lock: the table, against other writers; readers go on.
+LOCK TABLE task_token_keys IN SHARE ROW EXCLUSIVE MODE
+
+-- name: count_attempts_of_old_keys
+-- Returns the number of open attempts that began before all services signed with the newest key of task tokens.
+-- No index: the open runs as a whole, for a command of an operator. No lock.
+SELECT count(*) FROM job_runs
+ WHERE started_at < (SELECT max(created_at) + make_interval(secs => %(signs_after)s) FROM task_token_keys)
+
+-- name: read_task_token_key_ages
+-- Returns the ages of the keys of task tokens in seconds, the newest first.
+-- Index: task_token_keys_pkey. No lock.
+SELECT extract(epoch FROM tidewheel_now() - created_at)::double precision FROM task_token_keys ORDER BY key_id DESC
+
+-- name: add_task_token_key
+-- Adds a random key of task tokens; returns its id.
+-- Index: task_token_keys_pkey. Lock: its own row.
+INSERT INTO task_token_keys DEFAULT VALUES RETURNING key_id
+
+-- name: delete_task_token_keys
+-- Deletes the keys of task tokens but the newest.
+-- No index: a few rows. Lock: the deleted rows.
+DELETE FROM task_token_keys WHERE key_id NOT IN (SELECT key_id FROM task_token_keys ORDER BY key_id DESC LIMIT %(kept)s)
+
+-- name: replace_readable_key
+-- Replaces the key of task tokens that applications read by one that opens nothing: services of 0.1.0 need one to start.
+-- Index: settings_pkey. Lock: the row.
+UPDATE settings SET value = to_jsonb(encode(sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea), 'hex'))
+ WHERE name = 'task_token_key'

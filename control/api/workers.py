@@ -33,7 +33,7 @@ class WorkerState:
     """Connections of one thread."""
 
     def __init__(self, url: str, installation: Installation, notifier: Notifier, stop: Shutdown, options: str) -> None:
-        self._url, self._options, self._rates = url, options, installation.rates
+        self._url, self._options, self._shared = url, options, installation
         self._connection: Connection | None = None
         self.session = Session(url, "tidewheel-api", renews=True)
         self.executors = RemoteExecutors(self.session, installation, notify=notifier.notify, stop=stop)
@@ -48,7 +48,7 @@ class WorkerState:
         """
         if self._connection is None:
             self._connection = Connection(
-                self._url, application="tidewheel-api", options=self._options, rates=self._rates
+                self._url, application="tidewheel-api", options=self._options, shared=self._shared
             )
         self._connection.tenant, self._connection.actor = tenant, actor or process_actor(Door.REST)
         self._connection.traceparent = traceparent

@@ -412,9 +412,13 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
             "list": Command("admin", "list_topics", "List the topics and what `topics apply` would change."),
             "rotate-key": Command(
-                "admin", "rotate_key", "Add a key that signs run messages, and delete all but the one before."
+                "secrets", "rotate_key", "Add a key that signs run messages: `secrets rotate run-messages`."
             ),
         },
+    ),
+    "secrets": Group(
+        "The keys with which services sign.",
+        {"rotate": Command("secrets", "rotate", "Add a key; keep the one before.")},
     ),
     "schemas": Group(
         "The Avro schemas.",

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.database import Database
+from tidewheel.control.rotation import rotate_message_keys
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.message_signatures import (
     SIGNATURE_CHARACTERS,
@@ -13,7 +14,6 @@ from tidewheel.message_signatures import (
     MessageKeys,
     SignatureFlaw,
     digest_of,
-    rotate_key,
 )
 from tidewheel.postgres.session import Session
 
@@ -77,7 +77,7 @@ def keys_of(database: Database) -> MessageKeys:
 def rotate(database: Database, *, revoke: bool = False) -> int:
     """Rotate in a transaction."""
     with database.transaction() as connection:
-        return rotate_key(connection, revoke=revoke)
+        return rotate_message_keys(connection, revoke=revoke)
 
 
 def age(database: Database, seconds: float) -> None:
