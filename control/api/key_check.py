@@ -168,7 +168,7 @@ class KeyCheck:
     async def _read(self, key: ShownKey) -> KeyUse | None:
         now = asyncio.get_running_loop().time()
         use = self._uses.get(key.key_id)
-        # Another process may just have added a sign-in: whoever shows one has waited for a stranger's turn.
+        # Another process may just have added a sign-in. A request that shows one has waited for a stranger's turn.
         if (
             use is not None
             and now - use.read_at < _FRESH_SECONDS

@@ -16,7 +16,7 @@ from tidewheel.audit import MAX_OBJECT
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import answer
 from tidewheel.control.api.bodies import read_body
-from tidewheel.control.api.callers import Admin, Caller, ensure_all_tenants
+from tidewheel.control.api.callers import Admin, Caller, ensure_all_tenants, ensure_shows_key
 from tidewheel.control.api.json_schemas import body_of
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Cursors, Flag, PageQuery, TenantQuery, Text, Whole, read_query
@@ -146,6 +146,7 @@ class KeysApi:
 
     async def create_key(self, request: Request, caller: Admin) -> Response:
         """Create a key; the answer alone has its secret."""
+        ensure_shows_key(caller)
         read_query(request, TenantQuery)
         body = await read_body(request, KeyBody)
         if body.all_tenants:

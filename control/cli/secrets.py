@@ -30,7 +30,7 @@ def rotate(
     run. Messages of the key before stay valid until the next rotation. With --revoke executors leave them, and read
     their runs from the database some seconds later: no run is lost.
 
-    task-tokens: whoever has the token of an attempt may report its end from outside. Tokens of the key before stay
+    task-tokens: the holder of an attempt's token may report its end from outside. Tokens of the key before stay
     valid until the next rotation, which is refused while an attempt with such a token is open. With --revoke those
     attempts end by their timeouts.
     """

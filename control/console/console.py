@@ -202,7 +202,7 @@ class Console:
         return await call(self.reads, found, made)
 
     async def _sign_out(self, request: Request) -> Response:
-        """End the sign-in of this browser, also for whoever has copied its cookie."""
+        """End the sign-in of this browser, also for copies of its cookie."""
         check_form(request, await read_form(request), self.door)
         if (sign_in := sign_in_of(request)) is not None:
             await self.keys.sign_out(sign_in)

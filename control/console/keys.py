@@ -8,7 +8,7 @@ from starlette.requests import Request
 from tidewheel.api_keys import PREFIX, Scope
 from tidewheel.audit import ALL_TENANTS
 from tidewheel.control.api.bearer import KEY
-from tidewheel.control.api.callers import Caller, ensure_all_tenants
+from tidewheel.control.api.callers import Caller, ensure_all_tenants, ensure_shows_key
 from tidewheel.control.api.keys import KeyBody
 from tidewheel.control.api.queries import Cursors, PageQuery, Text
 from tidewheel.control.client.api_keys import ApiKeys
@@ -72,6 +72,7 @@ class NewKey:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the fields of a key."""
+        ensure_shows_key(caller)
         whose = f"tenant {caller.tenant}"
         everywhere = [Field("all_tenants", "Valid for all tenants", "check", help=f"Otherwise only for {whose}.")]
         return Dialog(
@@ -88,6 +89,7 @@ class NewKey:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Create it."""
+        ensure_shows_key(caller)
         body = _body(form)
         if body.all_tenants:
             ensure_all_tenants(caller)

@@ -99,7 +99,9 @@ def read_sign_in(text: str) -> SignIn | None:
 
 
 def add_sign_in(connection: Conn, key_id: str, name: str | None, *, is_link: bool = False) -> SignIn | None:
-    """Add a sign-in of a key in force, or a link that becomes one; drop ended ones, and the oldest of too many.
+    """Add a sign-in of a key in force, or a link that becomes one.
+
+    Ended sign-ins are deleted, and the oldest of too many.
 
     Returns:
         The sign-in; None if the key has gone meanwhile.
@@ -137,7 +139,7 @@ def sign_in_of(request: Request) -> SignIn | None:
 
 
 class Signer:
-    """Signs the tokens of forms, and what one page leaves for the next, with the secret of the browser's sign-in.
+    """Signs the tokens of forms and the message for the next page, with the secret of the browser's sign-in.
 
     Args:
         needs_key: False where the API needs no keys: a secret of this process takes the place of the sign-in's.
