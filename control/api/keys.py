@@ -21,7 +21,7 @@ from tidewheel.control.api.json_schemas import body_of
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Cursors, Flag, PageQuery, TenantQuery, Text, Whole, read_query
 from tidewheel.control.api.workers import Workers
-from tidewheel.control.client.api_keys import MAX_LIFETIME, MAX_RATE, ApiKeys, NewApiKey
+from tidewheel.control.client.api_keys import DEFAULT_LIFETIME, MAX_LIFETIME, MAX_RATE, ApiKeys, NewApiKey
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.api_keys import ApiKeySummary, list_api_keys
 from tidewheel.control.reads.audit_log import AuditEntry, AuditFilter, list_audit_log
@@ -70,14 +70,14 @@ class KeyBody(StrictModel):
     Attributes:
         name: Shown in lists and in the audit log.
         scopes: Its rights; admin has all of them.
-        lifetime: The time after which it expires; by default never.
+        lifetime: The time after which it expires, by default a year; null for a key that never does.
         rate: Its requests a second; by default the setting of the API.
         all_tenants: True for a key of all tenants.
     """
 
     name: Key
     scopes: Annotated[list[Literal["read", "write", "operate", "admin"]], Field(min_length=1, max_length=4)]
-    lifetime: Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), MAX_LIFETIME))] | None = None
+    lifetime: Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), MAX_LIFETIME))] | None = DEFAULT_LIFETIME
     rate: Annotated[float, Field(gt=0, le=MAX_RATE)] | None = None
     all_tenants: bool = False
 

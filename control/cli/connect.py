@@ -185,7 +185,7 @@ def _variables(reached: _Reached, url: str, kafka: Mapping[str, str], *, secrets
 
 
 def _api_variables(home: Path, *, secrets: bool) -> Iterator[tuple[str, str]]:
-    """Yield the file with the header that opens the API of `tidewheel dev`; with secrets, the key and the token."""
+    """Yield the header file of the API of `tidewheel dev`, and with `secrets` its key and token."""
     from tidewheel.local.state import API_HEADERS_FILE, API_TOKEN_FILE
 
     headers, token = home / API_HEADERS_FILE, home / API_TOKEN_FILE

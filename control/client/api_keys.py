@@ -22,6 +22,7 @@ _REVOKE_API_KEY = _SQL["revoke_api_key"]
 
 MAX_RATE = 1_000_000
 MAX_LIFETIME = timedelta(days=3660)
+DEFAULT_LIFETIME = timedelta(days=365)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class ApiKeys:
         scopes: Sequence[Scope | str],
         *,
         all_tenants: bool = False,
-        lifetime: timedelta | None = None,
+        lifetime: timedelta | None = DEFAULT_LIFETIME,
         rate: float | None = None,
         request_id: str | None = None,
     ) -> NewApiKey:
@@ -59,7 +60,7 @@ class ApiKeys:
             name: Shown in lists and in the audit log.
             scopes: Its rights: read, write, operate, admin, which has all of them.
             all_tenants: True for a key of all tenants.
-            lifetime: The time after which it expires; by default never.
+            lifetime: The time after which it expires, by default a year; None for a key that never does.
             rate: Its requests a second; by default the setting of the API.
             request_id: The id of the request: a repeat of it is refused, because only the first answer has the key.
 

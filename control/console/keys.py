@@ -82,7 +82,7 @@ class NewKey:
                 Field("name", "Name", required=True, help="Shown in lists and in the audit log."),
                 *(Field(each, each, "check", help=words) for each, words in _SCOPES.items()),
                 *(everywhere if caller.all_tenants else ()),
-                Field("lifetime", "Expires after (optional)", help="Such as 90d."),
+                Field("lifetime", "Expires after (optional)", help="Such as 90d, or never; by default 365d."),
                 Field("rate", "Requests per second (optional)", "number", help="If empty, the API's default."),
             ),
         )  # fmt: skip
@@ -186,6 +186,6 @@ def _body(form: Form) -> KeyBody:
     except ValueError:
         given["rate"] = rate
     try:
-        return validate(KeyBody, given | ({"lifetime": lifetime} if lifetime else {}))
+        return validate(KeyBody, given | ({"lifetime": None if lifetime == "never" else lifetime} if lifetime else {}))
     except InvalidValue as invalid:
         raise InvalidInput(invalid.errors) from invalid

@@ -139,7 +139,7 @@ def sign_in_of(request: Request) -> SignIn | None:
 
 
 class Signer:
-    """Signs the tokens of forms and the message for the next page, with the secret of the browser's sign-in.
+    """Signs the tokens of forms and the message for the next page, by the secret of the sign-in.
 
     Args:
         needs_key: False where the API needs no keys: a secret of this process takes the place of the sign-in's.
