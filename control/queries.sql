@@ -1051,7 +1051,7 @@ SELECT member_id, name, last_heartbeat_at
 -- part: tenant_columns(t)
 -- A tenant's limits, the begin of its pause, and its deletion.
 -- Index: freezes_pkey; a few rows. No lock.
-t.tenant, t.created_at, t.weight, t.triggers_per_second, t.in_flight, t.jobs, t.payload_bytes,
+t.tenant, t.created_at, t.weight, t.triggers_per_second, t.in_flight, t.jobs, t.payload_bytes, t.keys, t.key_rate,
        (SELECT min(f.created_at) FROM freezes AS f
          WHERE f.tenant = t.tenant AND f.queue IS NULL AND f.labels IS NULL AND f.key_prefix IS NULL
            AND f.thawed_at IS NULL) AS paused_at,
@@ -1062,11 +1062,12 @@ t.tenant, t.created_at, t.weight, t.triggers_per_second, t.in_flight, t.jobs, t.
 -- Index: tenants_pkey, tenant_deletions_pkey. No lock.
 -- Why smallint: only with equal types does a page read both by their indexes, in order.
 (SELECT n.tenant, n.created_at, n.weight, n.triggers_per_second, n.in_flight, n.max_jobs AS jobs, n.max_payload_bytes AS payload_bytes,
+        n.max_keys AS keys, n.max_key_rate AS key_rate,
         NULL::timestamptz AS accepted_at, NULL::bigint AS jobs_deleted, NULL::bigint AS runs_ended, NULL::jsonb AS removed,
         NULL::text AS at_table, NULL::timestamptz AS removed_at, NULL::timestamptz AS free_at
    FROM tenants AS n
   UNION ALL
- SELECT d.tenant, d.created_at, 1::smallint, NULL, NULL, NULL, NULL, d.accepted_at, d.jobs, d.runs, d.removed, d.at_table, d.finished_at,
+ SELECT d.tenant, d.created_at, 1::smallint, NULL, NULL, NULL, NULL, NULL, NULL, d.accepted_at, d.jobs, d.runs, d.removed, d.at_table, d.finished_at,
         d.free_at
    FROM tenant_deletions AS d
   WHERE {{tidewheel.transitions.is_reserved(d)}}) AS t
@@ -1127,8 +1128,9 @@ VALUES (%(tenant)s, '9999-12-31 00:00:00+00', true, %(reason)s, %(reason)s)
 -- name: add_tenant
 -- Writes a tenant; no row if it exists.
 -- Index: tenants_pkey. Lock: the new row; waits for an uncommitted insert of the same tenant.
-INSERT INTO tenants (tenant, weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes)
-VALUES (%(tenant)s, coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s, %(in_flight)s, %(jobs)s, %(payload_bytes)s)
+INSERT INTO tenants (tenant, weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes, max_keys, max_key_rate)
+VALUES (%(tenant)s, coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s, %(in_flight)s, %(jobs)s, %(payload_bytes)s,
+        %(keys)s, %(key_rate)s)
     ON CONFLICT DO NOTHING
 
 -- name: change_limits
@@ -1136,13 +1138,14 @@ VALUES (%(tenant)s, coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s, 
 -- Index: tenants_pkey. Lock: the row.
 UPDATE tenants
    SET weight = coalesce(%(weight)s::smallint, 1), triggers_per_second = %(triggers_per_second)s, in_flight = %(in_flight)s,
-       max_jobs = %(jobs)s, max_payload_bytes = %(payload_bytes)s,
+       max_jobs = %(jobs)s, max_payload_bytes = %(payload_bytes)s, max_keys = %(keys)s, max_key_rate = %(key_rate)s,
        in_flight_since = CASE WHEN %(in_flight)s::integer IS NULL THEN NULL
                               WHEN in_flight IS NULL THEN tidewheel_now()
                               ELSE in_flight_since END
  WHERE tenant = %(tenant)s
-   AND (weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes) IS DISTINCT FROM
-       (coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s::double precision, %(in_flight)s::integer, %(jobs)s::integer, %(payload_bytes)s::integer)
+   AND (weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes, max_keys, max_key_rate) IS DISTINCT FROM
+       (coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s::double precision, %(in_flight)s::integer, %(jobs)s::integer, %(payload_bytes)s::integer,
+        %(keys)s::integer, %(key_rate)s::double precision)
 
 -- name: forget_job_room
 -- Deletes the room that the last count of a tenant's jobs has left: jobs that come without a quota are not counted.
@@ -1371,6 +1374,20 @@ INSERT INTO api_keys (key_id, tenant, name, secret_hash, scopes, rate, expires_a
 VALUES (%(key_id)s, %(tenant)s, %(name)s, %(secret_hash)s, %(scopes)s, %(rate)s, tidewheel_now() + %(lifetime)s::interval)
 RETURNING created_at, expires_at
 
+-- name: lock_keys_of_tenant
+-- Lets one caller at a time count the keys of a tenant; its own key is among them.
+-- Index: api_keys_by_tenant. Lock: the rows.
+SELECT FROM api_keys WHERE tenant = %(tenant)s AND revoked_at IS NULL ORDER BY created_at, key_id FOR UPDATE
+
+-- name: read_key_limits
+-- Returns the keys of a tenant in force, and the limits of what its own keys may create.
+-- Index: tenants_pkey, api_keys_by_tenant. No lock.
+SELECT (SELECT count(*) FROM api_keys AS k
+         WHERE k.tenant = t.tenant AND k.revoked_at IS NULL AND coalesce(k.expires_at > tidewheel_now(), true)),
+       t.max_keys, t.max_key_rate
+  FROM tenants AS t
+ WHERE t.tenant = %(tenant)s
+
 -- name: list_api_keys
 -- Returns a page of the keys of a tenant, or of all, the newest first.
 -- Index: api_keys_by_tenant, from its end; for all tenants the table is read whole. No lock.
@@ -1400,9 +1417,10 @@ SELECT tenant, revoked_at IS NOT NULL FROM locked
 
 -- name: find_api_key
 -- Returns a key with its sign-ins, and true if its last use was recorded more than a minute ago.
--- Index: api_keys_pkey, sign_ins_by_key. No lock.
+-- Index: api_keys_pkey, sign_ins_by_key, tenants_pkey. No lock.
 SELECT k.key_id, k.tenant, k.name, k.secret_hash, k.scopes, k.rate, k.revoked_at IS NOT NULL AS revoked,
        k.expires_at, tidewheel_now() AS read_at,
+       (SELECT t.max_key_rate FROM tenants AS t WHERE t.tenant = k.tenant) AS max_rate,
        coalesce(k.last_used_at < tidewheel_now() - interval '1 minute', true) AS to_record,
        (SELECT coalesce(jsonb_object_agg(encode(s.digest, 'hex'), s.name), '{}')
           FROM sign_ins AS s

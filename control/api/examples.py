@@ -251,7 +251,8 @@ SHARDS: Json = {"shards": [{"shard": 0, "owner": {
 }}]}  # fmt: skip
 TENANT: dict[str, Json] = {
     "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": 100.0,
-    "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "paused_at": None, "deletion": None,
+    "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "keys": None, "key_rate": None,
+    "paused_at": None, "deletion": None,
 }  # fmt: skip
 TENANT_PERIODS: Json = {
     "tenant": "acme", "periods": [{"state": "succeeded", "days": 7, "kept_since": "2026-11-12"}], "unchanged": False,
@@ -260,7 +261,7 @@ TENANTS: Json = {"tenants": [TENANT], "next_cursor": None}
 CHANGED_TENANT: Json = {"tenant": TENANT, "unchanged": False}
 DELETED_TENANT: Json = {"unchanged": False, "tenant": {
     "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": None, "in_flight": None,
-    "jobs": None, "payload_bytes": None, "paused_at": None, "deletion": {
+    "jobs": None, "payload_bytes": None, "keys": None, "key_rate": None, "paused_at": None, "deletion": {
         "accepted_at": _AT, "jobs": 0, "runs": 0, "removed": {}, "at_table": None, "finished_at": None, "free_at": None,
     },
 }}  # fmt: skip

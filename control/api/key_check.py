@@ -66,6 +66,7 @@ class StoredKey:
     revoked: bool
     expires_at: datetime | None
     read_at: datetime
+    max_rate: float | None
     to_record: bool
     sign_ins: Mapping[str, str | None]
 
@@ -131,6 +132,7 @@ class KeyCheck:
     def __init__(self, workers: Workers, rate: float) -> None:
         self._workers, self._rate = workers, rate
         self._uses: dict[str, KeyUse] = {}
+        self._tenants: dict[str, Bucket] = {}  # those with a limit, which operators set
         self._reading: dict[str, asyncio.Task[StoredKey | None]] = {}
 
     def known(self, key: ShownKey) -> StoredKey | None:
@@ -150,8 +152,12 @@ class KeyCheck:
         if use.stored.revoked or use.stored.expired:
             state = "was revoked" if use.stored.revoked else "has expired"
             return unauthorized(f"the API key {key.key_id} {state}; use another one")
-        if (seconds := use.wait(asyncio.get_running_loop().time())) > 0:
-            detail = f"the API key {key.key_id} has sent too many requests at once; repeat the request later"
+        now = asyncio.get_running_loop().time()
+        who = f"the API key {key.key_id} has"
+        if (seconds := use.wait(now)) == 0 and (seconds := self._wait_of_tenant(use.stored, now)) > 0:
+            who = f"the API keys of tenant {use.stored.tenant} have"
+        if seconds > 0:
+            detail = f"{who} sent too many requests at once; repeat the request later"
             again = {"Retry-After": str(math.ceil(seconds))}
             return problem(HTTPStatus.TOO_MANY_REQUESTS, "rate_limited", detail, headers=again)
         use.in_progress += 1
@@ -208,6 +214,14 @@ class KeyCheck:
         """End a sign-in; other processes refuse it within a second."""
         await self._workers.do(partial(_in_transaction, partial(end_sign_in, sign_in=sign_in)))
         self._read_again(sign_in.key_id)
+
+    def _wait_of_tenant(self, stored: StoredKey, now: float) -> float:
+        """Take a request from the rate of a tenant; return 0, or the seconds after which one may follow."""
+        if stored.max_rate is None:
+            return 0.0
+        bucket = self._tenants.setdefault(stored.tenant, Bucket(stored.max_rate, now))
+        bucket.change(stored.max_rate)
+        return bucket.take(now)
 
     def _read_again(self, key_id: str) -> None:
         if (use := self._uses.get(key_id)) is not None:

@@ -18,9 +18,13 @@ from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
 _ADD_API_KEY = _SQL["add_api_key"]
+_LOCK_KEYS_OF_TENANT = _SQL["lock_keys_of_tenant"]
+_READ_KEY_LIMITS = _SQL["read_key_limits"]
 _REVOKE_API_KEY = _SQL["revoke_api_key"]
 
 MAX_RATE = 1_000_000
+_DEFAULT_KEYS = 20  # of a tenant without a limit: one for each of its programs and people, and no flood
+_DEFAULT_KEY_RATE = 100.0  # as by default of keys without a rate
 MAX_LIFETIME = timedelta(days=3660)
 DEFAULT_LIFETIME = timedelta(days=365)
 
@@ -80,6 +84,8 @@ class ApiKeys:
         def add(connection: Conn) -> tuple[datetime, datetime | None]:
             if not all_tenants:
                 require_tenant(connection, tenant)
+            if self._connection.actor.tenant is not None:
+                _ensure_within_limits(connection, tenant, rate)
             try:
                 row = connection.execute(_ADD_API_KEY, columns, binary=True).fetchone()
             except UniqueViolation:
@@ -129,6 +135,20 @@ def _scope(given: Scope | str) -> Scope:
         return Scope(given)
     except ValueError:
         refuse("scopes", f"{given!r} is no scope", f"write one of {', '.join(Scope)}")
+
+
+def _ensure_within_limits(connection: Conn, tenant: str, rate: float | None) -> None:
+    """Refuse what a tenant's own key may not create: a key more than operators allow, or a faster one."""
+    connection.execute(_LOCK_KEYS_OF_TENANT, {"tenant": tenant})
+    row = connection.execute(_READ_KEY_LIMITS, {"tenant": tenant}, binary=True).fetchone()
+    count, keys, most = cast("tuple[int, int | None, float | None]", row)
+    keys, most = _DEFAULT_KEYS if keys is None else keys, _DEFAULT_KEY_RATE if most is None else most
+    if count >= keys:
+        problem = f"tenant {tenant} has {count} API keys, and its limit is {keys}"
+        refuse("keys", problem, f"revoke one, or have an operator run `tidewheel tenant limit {tenant} --keys N`")
+    if rate is not None and rate > most:
+        problem = f"{rate:g} requests a second are more than the {most:g} of tenant {tenant}"
+        refuse("rate", problem, f"write less, or have an operator run `tidewheel tenant limit {tenant} --key-rate N`")
 
 
 def _ensure_fits(name: str, scopes: Sequence[Scope], lifetime: timedelta | None, rate: float | None) -> None:

@@ -297,7 +297,7 @@ def check_order(context: Context) -> Iterator[Finding]:
 
 
 def check_signatures(context: Context) -> Iterator[Finding]:
-    """Check that there are keys to sign run messages and task tokens, that they are not old, and who reads them."""
+    """Check the keys that sign run messages and task tokens: that they exist, their age, their readers."""
     with context.connection() as connection:
         row = connection.execute(_READ_KEY_AGES, binary=True).fetchone()
         of_tokens = connection.execute(_READ_TASK_TOKEN_KEY_FACTS, binary=True).fetchone()

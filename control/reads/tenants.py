@@ -28,8 +28,10 @@ MAX_COUNTED = 5_000
 """The rows of a kind that the usage of a tenant counts: more are shown as at least so many."""
 _DAY = timedelta(days=1)
 
-_LIMITS = 8  # columns of a tenant before those of its deletion
-_Limits: TypeAlias = tuple[str, datetime, int, float | None, int | None, int | None, int | None, datetime | None]
+_LIMITS = 10  # columns of a tenant before those of its deletion
+_Limits: TypeAlias = tuple[
+    str, datetime, int, float | None, int | None, int | None, int | None, int | None, float | None, datetime | None
+]
 _DeletionRow: TypeAlias = tuple[
     datetime | None, int, int, Mapping[str, int], str | None, datetime | None, datetime | None
 ]
@@ -70,6 +72,8 @@ class TenantSummary:
         in_flight: The runs that may be active at once; more wait.
         jobs: The number of its jobs.
         payload_bytes: The size of a payload.
+        keys: The API keys that its own keys may create.
+        key_rate: The requests a second of its API keys.
         paused_at: When it was paused; None if it is not.
         deletion: Its deletion; None if it is not deleted.
     """
@@ -81,6 +85,8 @@ class TenantSummary:
     in_flight: int | None
     jobs: int | None
     payload_bytes: int | None
+    keys: int | None
+    key_rate: float | None
     paused_at: datetime | None
     deletion: TenantDeletion | None
 
