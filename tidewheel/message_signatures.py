@@ -109,7 +109,7 @@ class MessageKeys:
             Unavailable: The database has none.
         """
         if self._signing is None:
-            message = "the database has no key that signs run messages; run `tidewheel topics rotate-key`"
+            message = "the database has no key that signs run messages; run `tidewheel secrets rotate run-messages`"
             raise Unavailable(message)
 
     def sign(self, topic: str, key: bytes, value: bytes) -> bytes:
