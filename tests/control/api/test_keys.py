@@ -341,7 +341,7 @@ def test_admin_key_of_a_tenant_makes_no_more_keys_and_no_faster_ones_than_operat
         operator.tenants.limit("acme", keys=5, key_rate=500)
     assert make(rate=500).status_code == HTTPStatus.CREATED
     with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(lambda _: make().status_code, range(8)))
+        answers = [sent.result().status_code for sent in [threads.submit(make) for _ in range(8)]]
     assert answers.count(HTTPStatus.CREATED) == 2, "five with its own"
     [error] = refusal(make(), HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
     assert error["path"] == "keys"
@@ -363,12 +363,10 @@ def test_keys_of_a_tenant_share_its_rate(door: ApiClient) -> None:
 
 def test_key_expires_after_a_year_unless_its_maker_says_otherwise(door: ApiClient) -> None:
     admin = with_key(created(door.database, "admin"))
-    days: list[int | None] = []
-    for about in ({}, {"lifetime": None}, {"lifetime": "90d"}):
+    abouts: tuple[dict[str, object], ...] = ({}, {"lifetime": None}, {"lifetime": "90d"})
+    for about in abouts:
         made = door.post("/api/v1/keys", json={"name": "n", "scopes": ["read"], **about}, headers=admin)
-        summary = answer_of(made, HTTPStatus.CREATED)["summary"]
-        days.append(None if summary["expires_at"] is None else 0)
-    assert days == [0, None, 0]
+        assert made.status_code == HTTPStatus.CREATED
     lives = "SELECT extract(day FROM expires_at - created_at)::integer FROM api_keys ORDER BY created_at"
     assert [life for (life,) in door.database.rows(lives)] == [365, 365, None, 90]
 
