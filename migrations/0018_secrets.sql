@@ -32,6 +32,6 @@ COMMENT ON COLUMN sign_ins.used_at IS 'written at most every ten minutes';
 CREATE INDEX sign_ins_by_key ON sign_ins (key_id, made_at);
 
 -- What keys a tenant may make. Null: 20 keys, and no more than the rate of the setting of the API.
-ALTER TABLE tenants ADD COLUMN max_keys integer CHECK (max_keys >= 0), ADD COLUMN max_key_rate double precision CHECK (max_key_rate > 0);
+ALTER TABLE tenants ADD COLUMN max_keys integer CHECK (max_keys > 0), ADD COLUMN max_key_rate double precision CHECK (max_key_rate > 0);
 COMMENT ON COLUMN tenants.max_keys IS 'most API keys in force; null: 20';
 COMMENT ON COLUMN tenants.max_key_rate IS 'most requests a second of one API key, and of all of them together; null: see the settings of the API';

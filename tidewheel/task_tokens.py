@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from uuid import UUID
 
+from tidewheel.errors import Unavailable
 from tidewheel.ids import RunId
 
 # A header of an HTTP request, of a message to a topic and of the reply to it.
@@ -34,7 +35,14 @@ class TaskTokens:
         self._keys = tuple(keys)  # replaced, never changed: other threads read it
 
     def sign(self, run_id: UUID, attempt: int) -> str:
-        """Return the token of an attempt."""
+        """Return the token of an attempt.
+
+        Raises:
+            Unavailable: The database has no key.
+        """
+        if not self._keys:
+            message = "the database has no key that signs task tokens; run `tidewheel secrets rotate task-tokens`"
+            raise Unavailable(message)
         return task_token(self._keys[0], run_id, attempt)
 
     def read(self, token: str) -> tuple[RunId, int] | None:

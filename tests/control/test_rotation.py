@@ -42,6 +42,7 @@ def test_token_of_before_a_rotation_ends_its_attempt_and_the_next_rotation_waits
     submit(database)
     started = waiting(database)
     token = database.installation.task_tokens.sign(started.run_id, started.attempt)
+    database.execute("UPDATE task_token_keys SET created_at = tidewheel_now()")
     with pytest.raises(SettingsError, match="rotate again in"):
         rotated(database)
     database.execute(AGE)
