@@ -72,12 +72,12 @@ class NewKey:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the fields of a key."""
-        ensure_shows_key(caller)
+        once = "The next page shows the key once."
         whose = f"tenant {caller.tenant}"
         everywhere = [Field("all_tenants", "Valid for all tenants", "check", help=f"Otherwise only for {whose}.")]
         return Dialog(
             "New key", "Create the key", urls("keys"), place="admin", keep="Back",
-            will=("The next page shows the key once.",),
+            will=(once if _own(request) else "Refused without a sign-in: run `tidewheel key create` instead.",),
             fields=(
                 Field("name", "Name", required=True, help="Shown in lists and in the audit log."),
                 *(Field(each, each, "check", help=words) for each, words in _SCOPES.items()),

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.control.api.answering import ApiClient, answer_of, answering, enter, refusal
+from tests.control.console.pages import fields_of
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import submit, trigger
@@ -376,6 +377,9 @@ def test_caller_without_a_key_makes_none(database: Database) -> None:
     with answering(database) as client:
         body = {"name": "x", "scopes": ["admin"], "all_tenants": True}
         assert "tidewheel key create" in refusal(client.post("/api/v1/keys", json=body), HTTPStatus.FORBIDDEN)["detail"]
-        page = client.get("/admin/new-key", headers={"Accept": "text/html"})
-        assert page.status_code == HTTPStatus.FORBIDDEN
+        client.headers.update({"Accept": "text/html"})
+        page = client.get("/admin/new-key")
+        assert "Refused without a sign-in" in page.text
+        answer = client.post("/admin/new-key", data=fields_of(page) | {"name": "ci", "read": "yes"})
+        assert answer.status_code == HTTPStatus.FORBIDDEN
     assert database.count("api_keys") == 0
