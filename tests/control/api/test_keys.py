@@ -336,7 +336,7 @@ def test_admin_key_of_a_tenant_makes_no_more_keys_and_no_faster_ones_than_operat
         return door.post("/api/v1/keys", json={"name": "n", "scopes": ["read"], **about}, headers=admin)
 
     [error] = refusal(make(rate=1_000_000), HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
-    assert (error["path"], "tidewheel tenant limit acme --key-rate N" in error["remedy"]) == ("rate", True)
+    assert (error["path"], "tidewheel tenant limits acme --key-rate N" in error["remedy"]) == ("rate", True)
     assert make(rate=100).status_code == HTTPStatus.CREATED
     with Client(door.database.url) as operator:
         operator.tenants.limit("acme", keys=5, key_rate=500)
