@@ -1052,7 +1052,7 @@ SELECT member_id, name, last_heartbeat_at
 -- part: tenant_columns(t)
 -- A tenant's limits, the begin of its pause, its database roles, and its deletion.
 -- Index: freezes_pkey, a few rows; tenant_roles_pkey. No lock.
-t.tenant, t.created_at, t.weight, t.triggers_per_second, t.in_flight, t.jobs, t.payload_bytes,
+t.tenant, t.created_at, t.weight, t.triggers_per_second, t.in_flight, t.jobs, t.payload_bytes, t.keys, t.key_rate,
        (SELECT min(f.created_at) FROM freezes AS f
          WHERE f.tenant = t.tenant AND f.queue IS NULL AND f.labels IS NULL AND f.key_prefix IS NULL
            AND f.thawed_at IS NULL) AS paused_at,
@@ -1064,11 +1064,13 @@ t.tenant, t.created_at, t.weight, t.triggers_per_second, t.in_flight, t.jobs, t.
 -- Index: tenants_pkey, tenant_deletions_pkey. No lock.
 -- Why smallint: only with equal types does a page read both by their indexes, in order.
 (SELECT n.tenant, n.created_at, n.weight, n.triggers_per_second, n.in_flight, n.max_jobs AS jobs, n.max_payload_bytes AS payload_bytes,
+        n.max_keys AS keys, n.max_key_rate AS key_rate,
         n.delete_at, NULL::timestamptz AS accepted_at, NULL::bigint AS jobs_deleted, NULL::bigint AS runs_ended, NULL::jsonb AS removed,
         NULL::text AS at_table, NULL::timestamptz AS removed_at, NULL::timestamptz AS free_at
    FROM tenants AS n
   UNION ALL
- SELECT d.tenant, d.created_at, 1::smallint, NULL, NULL, NULL, NULL, NULL, d.accepted_at, d.jobs, d.runs, d.removed, d.at_table, d.finished_at,
+ SELECT d.tenant, d.created_at, 1::smallint, NULL, NULL, NULL, NULL, NULL, NULL, NULL, d.accepted_at, d.jobs, d.runs, d.removed, d.at_table,
+        d.finished_at,
         d.free_at
    FROM tenant_deletions AS d
   WHERE {{tidewheel.transitions.is_reserved(d)}}) AS t
@@ -1128,8 +1130,9 @@ DELETE FROM tenant_roles WHERE role = %(role)s AND acts_for = %(tenant)s
 -- name: add_tenant
 -- Writes a tenant; no row if it exists.
 -- Index: tenants_pkey. Lock: the new row; waits for an uncommitted insert of the same tenant.
-INSERT INTO tenants (tenant, weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes)
-VALUES (%(tenant)s, coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s, %(in_flight)s, %(jobs)s, %(payload_bytes)s)
+INSERT INTO tenants (tenant, weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes, max_keys, max_key_rate)
+VALUES (%(tenant)s, coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s, %(in_flight)s, %(jobs)s, %(payload_bytes)s,
+        %(keys)s, %(key_rate)s)
     ON CONFLICT DO NOTHING
 
 -- name: change_limits
@@ -1137,13 +1140,14 @@ VALUES (%(tenant)s, coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s, 
 -- Index: tenants_pkey. Lock: the row.
 UPDATE tenants
    SET weight = coalesce(%(weight)s::smallint, 1), triggers_per_second = %(triggers_per_second)s, in_flight = %(in_flight)s,
-       max_jobs = %(jobs)s, max_payload_bytes = %(payload_bytes)s,
+       max_jobs = %(jobs)s, max_payload_bytes = %(payload_bytes)s, max_keys = %(keys)s, max_key_rate = %(key_rate)s,
        in_flight_since = CASE WHEN %(in_flight)s::integer IS NULL THEN NULL
                               WHEN in_flight IS NULL THEN tidewheel_now()
                               ELSE in_flight_since END
  WHERE tenant = %(tenant)s
-   AND (weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes) IS DISTINCT FROM
-       (coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s::double precision, %(in_flight)s::integer, %(jobs)s::integer, %(payload_bytes)s::integer)
+   AND (weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes, max_keys, max_key_rate) IS DISTINCT FROM
+       (coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s::double precision, %(in_flight)s::integer, %(jobs)s::integer, %(payload_bytes)s::integer,
+        %(keys)s::integer, %(key_rate)s::double precision)
 
 -- name: forget_job_room
 -- Deletes the room that the last count of a tenant's jobs has left: jobs that come without a quota are not counted.
@@ -1380,6 +1384,20 @@ INSERT INTO api_keys (key_id, tenant, name, secret_hash, scopes, queues, rate, e
 VALUES (%(key_id)s, %(tenant)s, %(name)s, %(secret_hash)s, %(scopes)s, %(queues)s, %(rate)s, tidewheel_now() + %(lifetime)s::interval)
 RETURNING created_at, expires_at
 
+-- name: lock_keys_of_tenant
+-- Lets one caller at a time count the keys of a tenant; its own key is among them.
+-- Index: api_keys_by_tenant. Lock: the rows.
+SELECT FROM api_keys WHERE tenant = %(tenant)s AND revoked_at IS NULL ORDER BY created_at, key_id FOR UPDATE
+
+-- name: read_key_limits
+-- Returns the keys of a tenant in force, and the limits of what its own keys may create.
+-- Index: tenants_pkey, api_keys_by_tenant. No lock.
+SELECT (SELECT count(*) FROM api_keys AS k
+         WHERE k.tenant = t.tenant AND k.revoked_at IS NULL AND coalesce(k.expires_at > tidewheel_now(), true)),
+       t.max_keys, t.max_key_rate
+  FROM tenants AS t
+ WHERE t.tenant = %(tenant)s
+
 -- name: list_api_keys
 -- Returns a page of the keys of a tenant, or of all, the newest first.
 -- Index: api_keys_by_tenant, from its end; for all tenants the table is read whole. No lock.
@@ -1408,13 +1426,52 @@ WITH locked AS MATERIALIZED (
 SELECT tenant, revoked_at IS NOT NULL FROM locked
 
 -- name: find_api_key
--- Returns a key, and true if its last use was recorded more than a minute ago.
--- Index: api_keys_pkey. No lock.
-SELECT key_id, tenant, name, secret_hash, scopes, queues, rate, revoked_at IS NOT NULL AS revoked,
-       expires_at, tidewheel_now() AS read_at,
-       coalesce(last_used_at < tidewheel_now() - interval '1 minute', true) AS to_record
+-- Returns a key with its sign-ins, and true if its last use was recorded more than a minute ago.
+-- Index: api_keys_pkey, sign_ins_by_key, tenants_pkey. No lock.
+SELECT k.key_id, k.tenant, k.name, k.secret_hash, k.scopes, k.queues, k.rate, k.revoked_at IS NOT NULL AS revoked,
+       k.expires_at, tidewheel_now() AS read_at,
+       (SELECT t.max_key_rate FROM tenants AS t WHERE t.tenant = k.tenant) AS max_rate,
+       coalesce(k.last_used_at < tidewheel_now() - interval '1 minute', true) AS to_record,
+       (SELECT coalesce(jsonb_object_agg(encode(s.digest, 'hex'), s.name), '{}')
+          FROM sign_ins AS s
+         WHERE s.key_id = k.key_id AND s.secret_hash = k.secret_hash AND NOT s.is_link AND {{is_signed_in(s)}}) AS sign_ins
+  FROM api_keys AS k
+ WHERE k.key_id = %(key_id)s
+
+-- part: is_signed_in(s)
+-- True for a sign-in that has not ended.
+s.used_at > tidewheel_now() - %(idle)s::interval AND s.made_at > tidewheel_now() - %(life)s::interval
+
+-- name: add_sign_in
+-- Writes a sign-in of a key in force; no row if there is none.
+-- Index: sign_ins_pkey. Lock: the new row.
+INSERT INTO sign_ins (digest, key_id, secret_hash, name, is_link)
+SELECT %(digest)s, key_id, secret_hash, %(name)s, %(is_link)s
   FROM api_keys
- WHERE key_id = %(key_id)s
+ WHERE key_id = %(key_id)s AND revoked_at IS NULL AND coalesce(expires_at > tidewheel_now(), true)
+
+-- name: drop_sign_ins
+-- Deletes the sign-ins that have ended, and the oldest of too many of a key.
+-- No index: the table is small, and read whole at a sign-in only. Lock: the rows.
+DELETE FROM sign_ins AS s
+ WHERE NOT ({{is_signed_in(s)}})
+    OR s.digest IN (SELECT o.digest FROM sign_ins AS o WHERE o.key_id = %(key_id)s ORDER BY o.made_at DESC OFFSET %(kept)s)
+
+-- name: end_sign_in
+-- Deletes a sign-in.
+-- Index: sign_ins_pkey. Lock: the row.
+DELETE FROM sign_ins WHERE digest = %(digest)s
+
+-- name: take_link
+-- Deletes a link that opens the console; returns its key if it is young enough.
+-- Index: sign_ins_pkey. Lock: the row, which one of several requests deletes.
+DELETE FROM sign_ins WHERE digest = %(digest)s AND is_link AND made_at > tidewheel_now() - %(life)s::interval RETURNING key_id
+
+-- name: record_sign_in_use
+-- Records the use of a sign-in, every ten minutes.
+-- Index: sign_ins_pkey. Lock: the row.
+UPDATE sign_ins AS s SET used_at = tidewheel_now()
+ WHERE s.digest = %(digest)s AND {{is_signed_in(s)}} AND s.used_at < tidewheel_now() - interval '10 minutes'
 
 -- name: record_api_key_use
 -- Records the use of a key, once a minute; nothing while another transaction holds the row.
@@ -1967,3 +2024,55 @@ SELECT f.counts ->> 0, f.counts ->> 1, sum((f.counts ->> 2)::bigint)::bigint, su
  WHERE p.last_heartbeat_at > tidewheel_now() - %(silent_after)s::interval AND f.counts ->> 0 = ANY (%(steps)s::text[])
  GROUP BY 1, 2
  ORDER BY 1, 2
+
+-- name: lock_message_keys
+-- Allows one rotation at a time.
+-- Lock: the table, against other writers; readers go on.
+LOCK TABLE message_keys IN SHARE ROW EXCLUSIVE MODE
+
+-- name: read_message_key_age
+-- Returns the age of the newest key of run messages, in seconds.
+-- Index: message_keys_pkey. No lock.
+SELECT extract(epoch FROM tidewheel_now() - created_at)::double precision FROM message_keys ORDER BY key_id DESC LIMIT 1
+
+-- name: add_message_key
+-- Adds a random key of run messages; returns its id.
+-- Index: message_keys_pkey. Lock: its own row.
+INSERT INTO message_keys DEFAULT VALUES RETURNING key_id
+
+-- name: delete_message_keys
+-- Deletes the keys of run messages but the newest.
+-- No index: a few rows. Lock: the deleted rows.
+DELETE FROM message_keys WHERE key_id NOT IN (SELECT key_id FROM message_keys ORDER BY key_id DESC LIMIT %(kept)s)
+
+-- name: lock_task_token_keys
+-- Allows one rotation at a time.
+-- Lock: the table, against other writers; readers go on.
+LOCK TABLE task_token_keys IN SHARE ROW EXCLUSIVE MODE
+
+-- name: count_attempts_of_old_keys
+-- Returns the number of open attempts that began before all services signed with the newest key of task tokens.
+-- No index: the open runs as a whole, for a command of an operator. No lock.
+SELECT count(*) FROM job_runs
+ WHERE started_at < (SELECT max(created_at) + make_interval(secs => %(signs_after)s) FROM task_token_keys)
+
+-- name: read_task_token_key_ages
+-- Returns the ages of the keys of task tokens in seconds, the newest first.
+-- Index: task_token_keys_pkey. No lock.
+SELECT extract(epoch FROM tidewheel_now() - created_at)::double precision FROM task_token_keys ORDER BY key_id DESC
+
+-- name: add_task_token_key
+-- Adds a random key of task tokens; returns its id.
+-- Index: task_token_keys_pkey. Lock: its own row.
+INSERT INTO task_token_keys DEFAULT VALUES RETURNING key_id
+
+-- name: delete_task_token_keys
+-- Deletes the keys of task tokens but the newest.
+-- No index: a few rows. Lock: the deleted rows.
+DELETE FROM task_token_keys WHERE key_id NOT IN (SELECT key_id FROM task_token_keys ORDER BY key_id DESC LIMIT %(kept)s)
+
+-- name: replace_readable_key
+-- Replaces the key of task tokens that applications read by one that opens nothing: services of 0.1.0 need one to start.
+-- Index: settings_pkey. Lock: the row.
+UPDATE settings SET value = to_jsonb(encode(sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea), 'hex'))
+ WHERE name = 'task_token_key'

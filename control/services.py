@@ -7,18 +7,20 @@ import logging
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from tidewheel import task_token_keys
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.kafka.clients import bootstrap_check, why_kafka_is_away
 from tidewheel.migrations.runner import require_current
 from tidewheel.migrations.stored_schemas import lookup_in
 from tidewheel.postgres.epoch import epoch
-from tidewheel.postgres.session import connect, connect_configured
+from tidewheel.postgres.session import Conn, connect, connect_configured
 from tidewheel.presence import Presence
 from tidewheel.process import tracing
 from tidewheel.process.health import health, serve_health
@@ -40,6 +42,8 @@ from tidewheel.transitions.installation import Installation, read_installation, 
 R = TypeVar("R")
 
 _STOP_SECONDS = 15.0  # beside the drain; half of what Kubernetes grants by default
+
+_WITH_TASK_TOKENS = ("intake", "executor", "api")  # each of them signs or reads task tokens
 
 _LOG = logging.getLogger("tidewheel.process.service")
 _NO_SSLMODE = (
@@ -166,6 +170,7 @@ class _Start:
         end_process_with_threads()
         end_process_late(self.stop, _STOP_SECONDS + drain.total_seconds())
         self._why_waiting: str | None = "is starting"
+        self._refresh: Callable[[Conn], None] | None = None
         if settings.traces:
             tracing.start(role)
         names = [name.strip() for name in settings.metrics_hosts.split(",") if name.strip()]
@@ -186,6 +191,10 @@ class _Start:
         if (registry := self._settings.schema_registry_url) is not None:
             install_registry(lookup_in_registry(Registry(registry.get_secret_value())))
         health.requires("database", lambda: _why_away(url))
+        if self._role in _WITH_TASK_TOKENS:
+            self._refresh = partial(task_token_keys.refresh, installation.task_tokens)
+            with connect_configured(url, "tidewheel-start") as connection:
+                self._refresh(connection)
         return url, installation
 
     def kafka(self, installation: Installation) -> dict[str, str]:
@@ -202,7 +211,9 @@ class _Start:
     def announce(self, process_id: UUID | None = None) -> None:
         """Log that the service has started, and keep its row in `processes` from now on."""
         self._why_waiting = None
-        self._presence = Presence(self._url, self._settings, role=self._role, process_id=process_id or uuid4())
+        self._presence = Presence(
+            self._url, self._settings, role=self._role, process_id=process_id or uuid4(), refresh=self._refresh
+        )
         self._presence.start()
         _LOG.info("%s started%s", self._role, f", {self._metrics}" if self._port else "")
 

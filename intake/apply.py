@@ -73,7 +73,6 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.schemas.codec import decode, encode
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestType
-from tidewheel.task_tokens import read_task_token
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.key_limits import edited_keys
 from tidewheel.transitions.places import FreedPlace
@@ -345,7 +344,7 @@ def _name(received: ReceivedRequest, installation: Installation) -> _Name | None
         return None
     if not isinstance(request, RunComplete | RunHeartbeat):
         return received.tenant, request.request_id
-    named = read_task_token(installation.task_token_key, request.token)
+    named = installation.task_tokens.read(request.token)
     return named and (received.tenant, f"{named[0]}/{named[1]}{_SEPARATOR}{request.request_id}")
 
 

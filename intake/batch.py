@@ -37,7 +37,7 @@ from tidewheel.process import tracing
 from tidewheel.process.metrics import metrics
 from tidewheel.schemas.generated.records import Reply, RequestOrigin, RequestType
 from tidewheel.schemas.requests import Encoding, encoding_of, read_document, read_request
-from tidewheel.task_tokens import TASK_TOKEN_HEADER, read_task_token
+from tidewheel.task_tokens import TASK_TOKEN_HEADER, TaskTokens
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.places import FreedPlace
@@ -306,7 +306,7 @@ def _apply_target_replies(
             continue
         try:
             _ensure_short(message)
-            request = read_target_reply(message.headers(), _bytes(message.value()), installation.task_token_key)
+            request = read_target_reply(message.headers(), _bytes(message.value()), installation.task_tokens)
             batch.append(ReceivedRequest(request, origin_of(message)))
         except UndecodableMessage as error:
             rows.append(_dead_letter(connection, installation, message, str(error), now))
@@ -393,13 +393,13 @@ def _why(failure: Exception) -> str:
     return f"it could not be applied: {problem or type(failure).__name__}"
 
 
-def read_target_reply(headers: Headers, value: bytes | None, key: bytes) -> RunComplete:
+def read_target_reply(headers: Headers, value: bytes | None, tokens: TaskTokens) -> RunComplete:
     """Return the `run.complete` request that a target's reply means.
 
     Args:
         headers: The message's headers: the token, and the status.
         value: The result as JSON text, or none; the error text of a failure.
-        key: The key that signs this installation's tokens.
+        tokens: The task tokens of this installation.
 
     Raises:
         UndecodableMessage: The message has no token, a foreign token, or a result that is not JSON.
@@ -409,7 +409,7 @@ def read_target_reply(headers: Headers, value: bytes | None, key: bytes) -> RunC
     if token is None:
         message = f"the header {TASK_TOKEN_HEADER} is missing; send back the one that came with the message"
         raise UndecodableMessage(message)
-    if read_task_token(key, token) is None:
+    if tokens.read(token) is None:
         message = f"the header {TASK_TOKEN_HEADER} is not a task token of this installation"
         raise UndecodableMessage(message)
     return _request({"type": "run.complete", "token": token, **_outcome(texts, value or b"")})

@@ -31,7 +31,6 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome, Move, RunState, target
 from tidewheel.schemas.generated.records import JobDefinition, Reply
-from tidewheel.task_tokens import read_task_token
 from tidewheel.transitions.attempts import REPORTING, ProgressReport, save_progress
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
@@ -96,7 +95,7 @@ def _apply_reports(
 
     Args:
         connection: Inside a transaction.
-        installation: Holds the key that signs the tokens.
+        installation: Holds the keys of the tokens.
         batch: The requests, of one type.
         act: Applies the reports about attempts under way, at most one of a run at a time, in their order.
 
@@ -107,7 +106,7 @@ def _apply_reports(
     pending: list[tuple[int, RunId, int]] = []
     busy: dict[UUID, str] = {}
     for index, received in enumerate(batch):
-        named = read_task_token(installation.task_token_key, _token(received))
+        named = installation.task_tokens.read(_token(received))
         if named is None:
             replies[index] = rejected(received, _forged())
         else:

@@ -93,7 +93,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "joins": {"scheduler": "rawd", "intake": "rad", "executor": "rad", "api": "rad"},
         "key_limits": {"scheduler": "rd", "intake": "rawd", "executor": "r", "api": "rawd", "application": "r"},
         "members": {"scheduler": "rawd", "relay": "rawd", "executor": "r", "api": "rawd"},
-        "message_keys": {"relay": "rawd", "executor": "rawd", "api": "rawd"},
+        "message_keys": {"relay": "r", "executor": "r", "api": "r"},
         "order_failures": {"scheduler": "rad", "intake": "rad", "executor": "rad", "api": "rad", "application": "rad"},
         "order_keys": {"scheduler": "rawd", "intake": "rawd", "executor": "rawd", "api": "rawd", "application": "rawd"},
         "outbox": {
@@ -126,10 +126,12 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "api": "raw",
             "application": "r",
         },
+        "sign_ins": {"api": "rawd"},
         "signals": {"scheduler": "rad", "intake": "rad", "executor": "rad", "api": "rad", "application": "rd"},
         "skips": {"scheduler": "rawd", "intake": "rad", "api": "rad"},
         "standby": {"scheduler": "rw", "intake": "r", "api": "r"},
         "standby_changes": {"scheduler": "rd", "api": "r"},
+        "task_token_keys": {"intake": "r", "executor": "r", "api": "r"},
         "tenant_deletions": {"scheduler": "rawd", "intake": "rw", "api": "rad", "application": "r"},
         "tenant_periods": {"scheduler": "rwd", "intake": "r", "api": "raw"},
         "tenant_rates": {

@@ -13,21 +13,16 @@ from hashlib import blake2b, sha256
 from typing import Final, cast
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.errors import Unavailable
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 
 SIGNATURE_HEADER: Final = "signature"
 SIGNATURE_CHARACTERS: Final = 28  # base64: 4 of the key's id, 24 of the digest
 SIGNS_AFTER_SECONDS: Final = 10  # two default heartbeats, with which executors read the keys
-MIN_ROTATION_SECONDS: Final = 60  # until then messages of the key before the newest may be unread
 
 _SQL = Statements("tidewheel")
 _READ_MESSAGE_KEYS = _SQL["read_message_keys"]
-_LOCK_MESSAGE_KEYS = _SQL["lock_message_keys"]
-_READ_MESSAGE_KEY_AGE = _SQL["read_message_key_age"]
-_ADD_MESSAGE_KEY = _SQL["add_message_key"]
-_DELETE_MESSAGE_KEYS = _SQL["delete_message_keys"]
 
 _ID_BYTES, _ID_CHARACTERS = 3, 4
 _TAG_BYTES = 18
@@ -114,7 +109,7 @@ class MessageKeys:
             Unavailable: The database has none.
         """
         if self._signing is None:
-            message = "the database has no key that signs run messages; run `tidewheel topics rotate-key`"
+            message = "the database has no key that signs run messages; run `tidewheel secrets rotate run-messages`"
             raise Unavailable(message)
 
     def sign(self, topic: str, key: bytes, value: bytes) -> bytes:
@@ -145,31 +140,3 @@ class MessageKeys:
             self._keys = {key_id: MessageKey(key_id, secret) for key_id, secret in secrets.items()}
             self._by_head = {key.head: key for key in self._keys.values()}
         self._signing = None if signing is None else self._keys[signing]
-
-
-def rotate_key(connection: Conn, *, revoke: bool = False) -> int:
-    """Add a key, and delete those that no longer verify; in the caller's transaction.
-
-    Args:
-        connection: The other keys stay locked until the transaction ends.
-        revoke: Delete every other key, such as when one has become known. Else the newest of them stays.
-
-    Returns:
-        The new key's id.
-
-    Raises:
-        SettingsError: The newest key is too young: messages of the one before it may be unread.
-    """
-    connection.execute(_LOCK_MESSAGE_KEYS)
-    newest = connection.execute(_READ_MESSAGE_KEY_AGE, binary=True).fetchone()
-    age = None if newest is None else cast("float", newest[0])
-    if age is not None and age < MIN_ROTATION_SECONDS and not revoke:
-        message = (
-            f"the newest key is {age:.0f} s old, and messages of the one before may be unread: rotate again in"
-            f" {MIN_ROTATION_SECONDS - age:.0f} s, or revoke all other keys at once with --revoke"
-        )
-        raise SettingsError(message)
-    added = connection.execute(_ADD_MESSAGE_KEY, binary=True).fetchone()
-    assert added is not None  # noqa: S101 - the statement inserts one row
-    connection.execute(_DELETE_MESSAGE_KEYS, {"kept": 1 if revoke else 2})
-    return cast("int", added[0])

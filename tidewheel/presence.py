@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Final
@@ -19,7 +20,7 @@ from psycopg.types.json import Jsonb
 from tidewheel.activity import activity
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.postgres.session import Session
+from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.fallbacks import work
 from tidewheel.process.service import Backoff, Shutdown
@@ -37,10 +38,26 @@ SILENT_SECONDS: Final = 4 * EVERY_SECONDS  # without a heartbeat: three were los
 
 
 class Presence:
-    """The thread that keeps the row of this process."""
+    """The thread that keeps the row of this process.
 
-    def __init__(self, url: str, settings: Connections, *, role: str, process_id: UUID) -> None:
-        self._stop = Shutdown()
+    Args:
+        url: The database.
+        settings: The settings of the process, which the row shows.
+        role: Its role.
+        process_id: The id of its row.
+        refresh: Reads again, with each heartbeat, what the process keeps of the database.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        settings: Connections,
+        *,
+        role: str,
+        process_id: UUID,
+        refresh: Callable[[Conn], None] | None = None,
+    ) -> None:
+        self._stop, self._refresh = Shutdown(), refresh
         self._session = Session(url, f"tidewheel-{role}-process", autocommit=True)
         self._columns: dict[str, object] = {
             "process_id": process_id,
@@ -73,6 +90,8 @@ class Presence:
             try:
                 with self._session.transaction() as connection:
                     connection.execute(_HEARTBEAT_PROCESS, {**self._columns, **_present()})
+                    if self._refresh is not None:
+                        self._refresh(connection)
             except (Unavailable, psycopg.Error) as error:
                 self._backoff.wait(error)
                 continue

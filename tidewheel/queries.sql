@@ -56,25 +56,10 @@ DELETE FROM members WHERE member_id = %(member_id)s
 -- No index: two rows. No lock.
 SELECT key_id, secret, created_at <= tidewheel_now() - make_interval(secs => %(signs_after)s) FROM message_keys
 
--- name: lock_message_keys
--- Allows one rotation at a time.
--- Lock: the table, against other writers; readers go on.
-LOCK TABLE message_keys IN SHARE ROW EXCLUSIVE MODE
-
--- name: read_message_key_age
--- Returns the age of the newest key of run messages, in seconds.
--- Index: message_keys_pkey. No lock.
-SELECT extract(epoch FROM tidewheel_now() - created_at)::double precision FROM message_keys ORDER BY key_id DESC LIMIT 1
-
--- name: add_message_key
--- Adds a random key of run messages; returns its id.
--- Index: message_keys_pkey. Lock: its own row.
-INSERT INTO message_keys DEFAULT VALUES RETURNING key_id
-
--- name: delete_message_keys
--- Deletes the keys of run messages but the newest.
--- No index: a few rows. Lock: the deleted rows.
-DELETE FROM message_keys WHERE key_id NOT IN (SELECT key_id FROM message_keys ORDER BY key_id DESC LIMIT %(kept)s)
+-- name: read_task_token_keys
+-- Returns the keys of task tokens, the newest first, each with its age in seconds.
+-- Index: task_token_keys_pkey. No lock.
+SELECT secret, extract(epoch FROM tidewheel_now() - created_at)::double precision FROM task_token_keys ORDER BY key_id DESC
 
 -- name: count_repeats
 -- Adds to the newest entry of the last minute that each of these changes repeats; returns the positions of those counted.

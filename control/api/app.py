@@ -82,10 +82,8 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),
     )
-    api_keys, door = KeyCheck(pools.keys, settings.api_key_rate), Door(settings, installation.task_token_key)
-    guard = Middleware(
-        Guard, settings=settings, task_token_key=installation.task_token_key, keys=api_keys, console=door
-    )
+    api_keys, door = KeyCheck(pools.keys, settings.api_key_rate), Door(settings)
+    guard = Middleware(Guard, settings=settings, tokens=installation.task_tokens, keys=api_keys, console=door)
     app = FastAPI(
         title="Tidewheel",
         description=_ABOUT,

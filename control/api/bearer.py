@@ -27,7 +27,7 @@ from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.jobs.strict_json import read_object
 from tidewheel.redaction import protect
 from tidewheel.settings.api import ApiSettings, is_loopback
-from tidewheel.task_tokens import read_task_token
+from tidewheel.task_tokens import TaskTokens
 
 PROBES = ("/healthz", "/readyz")
 TRUSTED = "tidewheel.trusted"  # in a request's scope: it may use the calls of executors
@@ -74,10 +74,8 @@ class Guard:
     page in a browser of this machine could have made that name resolve to it (DNS rebinding).
     """
 
-    def __init__(
-        self, app: ASGIApp, settings: ApiSettings, task_token_key: bytes, keys: KeyCheck, console: Door
-    ) -> None:
-        self._app, self._key, self._keys, self._console = app, task_token_key, keys, console
+    def __init__(self, app: ASGIApp, settings: ApiSettings, tokens: TaskTokens, keys: KeyCheck, console: Door) -> None:
+        self._app, self._tokens, self._keys, self._console = app, tokens, keys, console
         protect(settings.api_token.get_secret_value() if settings.api_token else None)
         self._token = None if settings.api_token is None else settings.api_token.get_secret_value().encode()
         self._bodies = BodyMemory()
@@ -102,7 +100,8 @@ class Guard:
             use.in_progress -= 1
             use = problem(HTTPStatus.FORBIDDEN, "forbidden", _LACKS_EXECUTE)
         if isinstance(who, SignIn):
-            scope[SIGN_IN], scope[KNOWN] = who, self._keys.known(who)
+            known = scope[KNOWN] = self._keys.known(who)
+            scope[SIGN_IN] = who if known is None else who.named(known.sign_ins)
         if isinstance(use, Response):
             who = use
         if isinstance(who, Response):
@@ -156,7 +155,7 @@ class Guard:
         except HTTPException as error:
             return await on_http(request, error), request.receive
         try:
-            shown = read_task_token(self._key, str(read_object(body).get("token", "")))
+            shown = self._tokens.read(str(read_object(body).get("token", "")))
         except UndecodableMessage:
             shown = None
         rest: list[Message] = [{"type": "http.request", "body": body}]
@@ -179,7 +178,7 @@ class Guard:
             return self._console.caller(request)
         path, given = request.scope["path"], bearer(request)
         if _RUNS.fullmatch(path):
-            if given is not None and read_task_token(self._key, given) is None:
+            if given is not None and self._tokens.read(given) is None:
                 return unauthorized("the bearer token is not a task token of this installation; send it back unchanged")
             return "strangers" if given is None else "reports"  # the body may have the token
         if _OPEN.fullmatch(path):

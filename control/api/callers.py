@@ -77,6 +77,17 @@ def ensure_all_tenants(found: Caller, needed: Scope = Scope.ADMIN) -> None:
         raise HTTPException(HTTPStatus.FORBIDDEN, f"the key belongs to tenant {found.tenant}; use one of all tenants")
 
 
+def ensure_shows_key(found: Caller) -> None:
+    """Refuse a new key to a caller without one: it would open the API for ever, also once that needs keys.
+
+    Raises:
+        HTTPException: The caller has shown no key.
+    """
+    if found.actor.kind is ActorKind.LOCAL:
+        detail = "a caller without a key makes none: run `tidewheel key create` on the installation's database"
+        raise HTTPException(HTTPStatus.FORBIDDEN, detail)
+
+
 def _lacks(scope: str) -> HTTPException:
     return HTTPException(HTTPStatus.FORBIDDEN, f"the caller lacks the scope {scope}; use a key that has it")
 

@@ -251,8 +251,8 @@ SHARDS: Json = {"shards": [{"shard": 0, "owner": {
 }}]}  # fmt: skip
 TENANT: dict[str, Json] = {
     "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": 100.0,
-    "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "paused_at": None, "delete_at": None,
-    "roles": ["acme_app"], "deletion": None,
+    "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "keys": None, "key_rate": None,
+    "paused_at": None, "delete_at": None, "roles": ["acme_app"], "deletion": None,
 }  # fmt: skip
 TENANT_PERIODS: Json = {
     "tenant": "acme", "periods": [{"state": "succeeded", "days": 7, "kept_since": "2026-11-12"}], "unchanged": False,

@@ -52,7 +52,6 @@ from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 from tidewheel.schemas.codec import encode
 from tidewheel.settings.api import ApiSettings
-from tidewheel.task_tokens import task_token
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
 
@@ -296,7 +295,7 @@ class ExecutorsApi:
             started.lost_attempts,
             started.started_at,
             None if remaining is None else max(remaining, timedelta(0)).total_seconds(),
-            task_token(self.installation.task_token_key, started.run_id, started.attempt),
+            self.installation.task_tokens.sign(started.run_id, started.attempt),
             None if request is None else b64encode(encode(request)).decode(),
         )
 

@@ -7,12 +7,12 @@ it has read of real keys only. A key that it does not know waits for a stranger'
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from psycopg.rows import class_row
 from starlette.responses import Response
@@ -20,12 +20,17 @@ from starlette.responses import Response
 from tidewheel.api_keys import Bucket, Scope
 from tidewheel.control.api.problems import problem, unauthorized
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
+from tidewheel.control.console.sign_in import BOUNDS, SignIn, add_sign_in, end_sign_in, take_link
 from tidewheel.errors import Unavailable
+from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control")
 _FIND_API_KEY = _SQL["find_api_key"]
 _RECORD_API_KEY_USE = _SQL["record_api_key_use"]
+_RECORD_SIGN_IN_USE = _SQL["record_sign_in_use"]
+
+T = TypeVar("T")
 
 _WARNING = timedelta(minutes=10)  # enough to get another key
 _FRESH_SECONDS = 1.0
@@ -42,8 +47,8 @@ class ShownKey(Protocol):
         """Its id."""
         ...
 
-    def fits(self, stored: bytes) -> bool:
-        """Compare with a stored digest."""
+    def fits(self, secret_hash: bytes, sign_ins: Mapping[str, str | None]) -> bool:
+        """Compare with what is stored of the key and of its sign-ins."""
         ...
 
 
@@ -60,8 +65,14 @@ class StoredKey:
     revoked: bool
     expires_at: datetime | None
     read_at: datetime
+    max_rate: float | None
     to_record: bool
     queues: Sequence[str] | None
+    sign_ins: Mapping[str, str | None]
+
+    def opens_to(self, shown: ShownKey) -> bool:
+        """Return True if the secret of the key was shown, or that of one of its sign-ins."""
+        return shown.fits(self.secret_hash, self.sign_ins)
 
     @property
     def expired(self) -> bool:
@@ -126,12 +137,13 @@ class KeyCheck:
     def __init__(self, workers: Workers, rate: float) -> None:
         self._workers, self._rate = workers, rate
         self._uses: dict[str, KeyUse] = {}
+        self._tenants: dict[str, Bucket] = {}  # those with a limit, which operators set
         self._reading: dict[str, asyncio.Task[StoredKey | None]] = {}
 
     def known(self, key: ShownKey) -> StoredKey | None:
         """Return the key of this id with this secret as the process has last read it; None if it has not."""
         use = self._uses.get(key.key_id)
-        return use.stored if use is not None and key.fits(use.stored.secret_hash) else None
+        return use.stored if use is not None and use.stored.opens_to(key) else None
 
     async def begin(self, key: ShownKey) -> KeyUse | Response:
         """Return the use of a key, with one more request in progress; or the refusal.
@@ -140,13 +152,17 @@ class KeyCheck:
             Unavailable: The database does not answer, or too many keys are being read.
         """
         use = await self._read(key)
-        if use is None or not key.fits(use.stored.secret_hash):
+        if use is None or not use.stored.opens_to(key):
             return unauthorized("there is no such API key; `tidewheel key list` shows the ids of those that exist")
         if use.stored.revoked or use.stored.expired:
             state = "was revoked" if use.stored.revoked else "has expired"
             return unauthorized(f"the API key {key.key_id} {state}; use another one")
-        if (seconds := use.wait(asyncio.get_running_loop().time())) > 0:
-            detail = f"the API key {key.key_id} has sent too many requests at once; repeat the request later"
+        now = asyncio.get_running_loop().time()
+        who = f"the API key {key.key_id} has"
+        if (seconds := use.wait(now)) == 0 and (seconds := self._wait_of_tenant(use.stored, now)) > 0:
+            who = f"the API keys of tenant {use.stored.tenant} have"
+        if seconds > 0:
+            detail = f"{who} sent too many requests at once; repeat the request later"
             again = {"Retry-After": str(math.ceil(seconds))}
             return problem(HTTPStatus.TOO_MANY_REQUESTS, "rate_limited", detail, headers=again)
         use.in_progress += 1
@@ -163,7 +179,12 @@ class KeyCheck:
     async def _read(self, key: ShownKey) -> KeyUse | None:
         now = asyncio.get_running_loop().time()
         use = self._uses.get(key.key_id)
-        if use is not None and now - use.read_at < _FRESH_SECONDS:
+        # Another process may just have added a sign-in. A request that shows one has waited for a stranger's turn.
+        if (
+            use is not None
+            and now - use.read_at < _FRESH_SECONDS
+            and (use.stored.opens_to(key) or not isinstance(key, SignIn))
+        ):
             return use
         reading = self._reading.get(key.key_id)
         if reading is None:
@@ -183,6 +204,33 @@ class KeyCheck:
         elif use.stored is not stored:
             use.renew(stored, rate, now)
         return use
+
+    async def sign_in(self, key_id: str, name: str | None) -> SignIn | None:
+        """Begin a sign-in of a key that was shown; None if it has gone meanwhile."""
+        made = await self._workers.do(partial(_in_transaction, partial(add_sign_in, key_id=key_id, name=name)))
+        self._read_again(key_id)
+        return made
+
+    async def open_link(self, text: str) -> SignIn | None:
+        """Begin the sign-in of a link that is opened for the first time."""
+        return await self._workers.do(partial(_in_transaction, partial(take_link, text=text)))
+
+    async def sign_out(self, sign_in: SignIn) -> None:
+        """End a sign-in; other processes refuse it within a second."""
+        await self._workers.do(partial(_in_transaction, partial(end_sign_in, sign_in=sign_in)))
+        self._read_again(sign_in.key_id)
+
+    def _wait_of_tenant(self, stored: StoredKey, now: float) -> float:
+        """Take a request from the rate of a tenant; return 0, or the seconds after which one may follow."""
+        if stored.max_rate is None:
+            return 0.0
+        bucket = self._tenants.setdefault(stored.tenant, Bucket(stored.max_rate, now))
+        bucket.change(stored.max_rate)
+        return bucket.take(now)
+
+    def _read_again(self, key_id: str) -> None:
+        if (use := self._uses.get(key_id)) is not None:
+            use.read_at = float("-inf")
 
     def _over(self, key_id: str, reading: "asyncio.Task[StoredKey | None]") -> None:
         del self._reading[key_id]
@@ -204,12 +252,19 @@ class KeyCheck:
 
 def _find(key: ShownKey, state: WorkerState) -> StoredKey | None:
     """Read a key, and record its use if its secret was shown."""
-    columns: dict[str, object] = {"key_id": key.key_id}
+    columns: dict[str, object] = {"key_id": key.key_id, **BOUNDS}
     with (
         state.session.transaction() as connection,
         connection.cursor(row_factory=class_row(StoredKey), binary=True) as cursor,
     ):
+        if isinstance(key, SignIn):
+            connection.execute(_RECORD_SIGN_IN_USE, {**BOUNDS, "digest": key.digest})
         found = cursor.execute(_FIND_API_KEY, columns).fetchone()
-        if found is not None and found.to_record and not found.revoked and key.fits(found.secret_hash):
+        if found is not None and found.to_record and not found.revoked and found.opens_to(key):
             connection.execute(_RECORD_API_KEY_USE, columns)
     return found
+
+
+def _in_transaction(work: Callable[[Conn], T], state: WorkerState) -> T:
+    with state.session.transaction() as connection:
+        return work(connection)

@@ -16,12 +16,12 @@ from tidewheel.audit import MAX_OBJECT
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import answer
 from tidewheel.control.api.bodies import read_body
-from tidewheel.control.api.callers import Admin, Caller, ensure_all_tenants
+from tidewheel.control.api.callers import Admin, Caller, ensure_all_tenants, ensure_shows_key
 from tidewheel.control.api.json_schemas import body_of
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Cursors, Flag, PageQuery, TenantQuery, Text, Whole, read_query
 from tidewheel.control.api.workers import Workers
-from tidewheel.control.client.api_keys import MAX_LIFETIME, MAX_RATE, ApiKeys, NewApiKey
+from tidewheel.control.client.api_keys import DEFAULT_LIFETIME, MAX_LIFETIME, MAX_RATE, ApiKeys, NewApiKey
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.api_keys import ApiKeySummary, list_api_keys
 from tidewheel.control.reads.audit_log import AuditEntry, AuditFilter, list_audit_log
@@ -70,7 +70,7 @@ class KeyBody(StrictModel):
     Attributes:
         name: Shown in lists and in the audit log.
         scopes: Its rights; admin has all of them but execute, which is for executors in other languages.
-        lifetime: The time after which it expires; by default never.
+        lifetime: The time after which it expires, by default a year; null for a key that never does.
         rate: Its requests a second; by default the setting of the API.
         all_tenants: True for a key of all tenants.
         queues: With the scope execute the queues of its executors; by default all.
@@ -78,7 +78,7 @@ class KeyBody(StrictModel):
 
     name: Key
     scopes: Annotated[list[Literal["read", "write", "operate", "admin", "execute"]], Field(min_length=1, max_length=5)]
-    lifetime: Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), MAX_LIFETIME))] | None = None
+    lifetime: Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), MAX_LIFETIME))] | None = DEFAULT_LIFETIME
     rate: Annotated[float, Field(gt=0, le=MAX_RATE)] | None = None
     all_tenants: bool = False
     queues: Annotated[tuple[Queue, ...], Field(max_length=MAX_ELEMENTS)] = ()
@@ -148,6 +148,7 @@ class KeysApi:
 
     async def create_key(self, request: Request, caller: Admin) -> Response:
         """Create a key; the answer alone has its secret."""
+        ensure_shows_key(caller)
         read_query(request, TenantQuery)
         body = await read_body(request, KeyBody)
         if body.all_tenants:

@@ -26,7 +26,6 @@ from tidewheel.control.api.workers import Turn, Workers
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.jobs.requests import RunComplete, RunHeartbeat
 from tidewheel.jobs.strict_json import Json
-from tidewheel.task_tokens import read_task_token
 from tidewheel.transitions.installation import Installation
 
 
@@ -82,7 +81,7 @@ class TaskTokensApi:
         document: dict[str, object] = dict(body)
         if token is not None and document.setdefault("token", token) != token:
             raise InvalidInput([FieldError("token", "the header has another one", "send it once")])
-        named = read_task_token(self.installation.task_token_key, str(document.get("token", "")))
+        named = self.installation.task_tokens.read(str(document.get("token", "")))
         if named is None:
             detail = "send the attempt's task token, unchanged: as bearer token, or as `token` in the body"
             raise HTTPException(HTTPStatus.UNAUTHORIZED, detail, {"WWW-Authenticate": "Bearer"})

@@ -42,6 +42,9 @@ class LimitsBody(StrictModel):
         in_flight: The runs that may be active at once; more wait.
         jobs: The number of its jobs; more are refused.
         payload_bytes: The size of a payload; a larger one is refused.
+        keys: The API keys in force that the tenant's own keys may create, 20 if null.
+        key_rate: The requests a second of all its API keys, in each process; a key of the tenant makes none with more,
+            100 if null.
     """
 
     weight: int | None = None
@@ -49,6 +52,8 @@ class LimitsBody(StrictModel):
     in_flight: int | None = None
     jobs: int | None = None
     payload_bytes: int | None = None
+    keys: int | None = None
+    key_rate: float | None = None
 
 
 class NewTenant(LimitsBody):

@@ -85,7 +85,7 @@ class WorkerState:
     """Connections of one thread."""
 
     def __init__(self, url: str, installation: Installation, notifier: Notifier, options: str) -> None:
-        self._url, self._options, self._rates = url, options, installation.rates
+        self._url, self._options, self._shared = url, options, installation
         self._connection: Connection | None = None
         self._may_block_claims, self._writes = False, 0
         self.session = Session(url, "tidewheel-api", options=options, renews=True)
@@ -101,7 +101,7 @@ class WorkerState:
         """
         if self._connection is None:
             self._connection = Connection(
-                self._url, application="tidewheel-api", options=self._options, rates=self._rates, lock_seconds=0.0
+                self._url, application="tidewheel-api", options=self._options, shared=self._shared, lock_seconds=0.0
             )
             self._connection.before_blocking = self._before_blocking
         self._connection.tenant, self._connection.actor = tenant, actor or process_actor(Door.REST)

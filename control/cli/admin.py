@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from tidewheel import message_signatures
-from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_change
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import Replication, check_replication
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
@@ -234,30 +232,6 @@ def list_topics(queues: Queues = None, tenants: Tenants = None, output: OutputOp
             for each in found
         ],
     )
-
-
-def rotate_key(
-    revoke: Annotated[  # noqa: FBT002
-        bool, typer.Option("--revoke", help="A key has become known: make all but the new one invalid at once.")
-    ] = False,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Add a key that signs run messages, and delete all but the one before.
-
-    Relays sign each message that brings a run to executors. Executors run no message without a valid signature, so no
-    other client of Kafka can start a run. The database has the keys, and services read a new one within seconds:
-    nothing has to be restarted. Rotate the key as often as your rules for passwords require.
-
-    Messages of the key before stay valid until the next rotation. With --revoke executors leave them, and read their
-    runs from the database some seconds later: no run is lost.
-    """
-    with connect(Connections.load().database(), "tidewheel-topics") as connection:
-        key_id = message_signatures.rotate_key(connection, revoke=revoke)
-        change = Change(ALL_TENANTS, "topics.rotate-key", f"message-key/{key_id}")
-        record_change(connection, process_actor(Door.CLI), change)
-    signs = "at once" if revoke else f"in {message_signatures.SIGNS_AFTER_SECONDS} s"
-    others = "all other keys are deleted" if revoke else "messages of the key before stay valid"
-    print_result([f"added key {key_id}, which signs {signs}; {others}"], {"key_id": key_id}, output)
 
 
 def _queues(given: list[str] | None, config: dict[str, str], names: Topics) -> list[str]:

@@ -412,8 +412,20 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
             "list": Command("admin", "list_topics", "List the topics and what `topics apply` would change."),
             "rotate-key": Command(
-                "admin", "rotate_key", "Add a key that signs run messages, and delete all but the one before."
+                "secrets",
+                "rotate_key",
+                "Add a key that signs run messages: the older name of `tidewheel secrets rotate run-messages`.",
             ),
+        },
+    ),
+    "secrets": Group(
+        "The keys with which services sign.",
+        {
+            "rotate": Command(
+                "secrets",
+                "rotate",
+                "Add a key that signs run messages or task tokens, and delete all but the one before.",
+            )
         },
     ),
     "schemas": Group(

@@ -165,7 +165,9 @@ def _variables(reached: _Reached, url: str, kafka: Mapping[str, str], *, secrets
         from tidewheel.local.state import living_dev  # its packages are an extra
 
         yield "TIDEWHEEL_HOME", str(stack.data_dir)
-        yield from (dev.variables if (dev := living_dev(stack.data_dir)) else {}).items()
+        if (dev := living_dev(stack.data_dir)) is not None:
+            yield from dev.variables.items()
+            yield from _api_variables(stack.data_dir, secrets=secrets)
     if url:
         yield "TIDEWHEEL_DATABASE_URL", url
     parts = conninfo_to_dict(url)
@@ -180,6 +182,19 @@ def _variables(reached: _Reached, url: str, kafka: Mapping[str, str], *, secrets
         yield "TIDEWHEEL_KAFKA_BOOTSTRAP", kafka["bootstrap.servers"]
         rest = {name: value for name, value in kafka.items() if name != "bootstrap.servers"}
         yield from client_variables(rest).items()
+
+
+def _api_variables(home: Path, *, secrets: bool) -> Iterator[tuple[str, str]]:
+    """Yield the header file of the API of `tidewheel dev`, and with `secrets` its key and token."""
+    from tidewheel.local.state import API_HEADERS_FILE, API_TOKEN_FILE
+
+    headers, token = home / API_HEADERS_FILE, home / API_TOKEN_FILE
+    if headers.exists():
+        yield "TIDEWHEEL_API_HEADERS", str(headers)
+        if secrets:
+            yield "TIDEWHEEL_API_KEY", headers.read_text().rpartition(" ")[2].strip()
+    if secrets and token.exists():
+        yield "TIDEWHEEL_API_TOKEN", token.read_text()
 
 
 _PSQL = {

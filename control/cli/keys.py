@@ -29,8 +29,8 @@ def create(
         ),
     ],
     expires: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Lifetime, such as 90d; by default the key does not expire.")
-    ] = None,
+        str, typer.Option(metavar="DURATION", help="Lifetime, such as 90d; `never` for a key that does not expire.")
+    ] = "365d",
     rate: Annotated[
         float | None, typer.Option(metavar="N", help="Requests a second, instead of TIDEWHEEL_API_KEY_RATE.")
     ] = None,
@@ -47,7 +47,7 @@ def create(
     Clients send it as Authorization: Bearer. Only a digest of it is stored: a lost key is revoked and replaced.
     """
     try:
-        lifetime = None if expires is None else parse_duration(expires)
+        lifetime = None if expires == "never" else parse_duration(expires)
     except InvalidValue as error:
         refuse("--expires", error.errors[0].problem, error.errors[0].remedy)
     with requesting(tenant) as client:

@@ -1,7 +1,7 @@
 """`tidewheel tenant create | list | show | limits | retention | pause | resume | delete | usage`."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -40,6 +40,12 @@ Jobs = Annotated[str | None, typer.Option(metavar="N", help="Jobs of the tenant;
 PayloadSize = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Size of a payload, such as 64KiB; a larger one is refused.")
 ]
+Keys = Annotated[
+    str | None, typer.Option(metavar="N", help="API keys that the tenant's own keys may create; 20 if none.")
+]
+KeyRate = Annotated[
+    str | None, typer.Option(metavar="N", help="Requests a second of all its API keys, in each process.")
+]
 
 _SIZE = re.compile(r"(\d{1,9})\s*(|B|kB|KB|KiB|MB|MiB)", re.ASCII)
 _BYTES = {"": 1, "B": 1, "kB": 1000, "KB": 1000, "KiB": 1024, "MB": 1_000_000, "MiB": 1024 * 1024}
@@ -53,10 +59,20 @@ def create(
     in_flight: InFlight = None,
     jobs: Jobs = None,
     payload: PayloadSize = None,
+    keys: Keys = None,
+    key_rate: KeyRate = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Create a tenant, with limits or without."""
-    limits = _limits(weight, triggers_per_second, in_flight, jobs, payload)
+    limits = _limits(
+        weight=weight,
+        triggers_per_second=triggers_per_second,
+        in_flight=in_flight,
+        jobs=jobs,
+        payload_bytes=payload,
+        keys=keys,
+        key_rate=key_rate,
+    )
     with requesting(DEFAULT_TENANT) as client:
         made = client.tenants.create(name, **limits)
     text = "created" if made else "unchanged: it exists already"
@@ -104,6 +120,8 @@ def limits(
     in_flight: InFlight = None,
     jobs: Jobs = None,
     payload: PayloadSize = None,
+    keys: Keys = None,
+    key_rate: KeyRate = None,
     grant_role: Annotated[
         str | None, typer.Option(metavar="ROLE", help="Let a database role call the SQL functions for the tenant.")
     ] = None,
@@ -116,7 +134,15 @@ def limits(
 
     Without an option this shows the limits. With --grant-role and --revoke-role the name '*' means all tenants.
     """
-    changes = _limits(weight, triggers_per_second, in_flight, jobs, payload)
+    changes = _limits(
+        weight=weight,
+        triggers_per_second=triggers_per_second,
+        in_flight=in_flight,
+        jobs=jobs,
+        payload_bytes=payload,
+        keys=keys,
+        key_rate=key_rate,
+    )
     if not (changes or grant_role or revoke_role):
         show(name, output)
         return
@@ -226,17 +252,12 @@ def retention(
         typer.echo("no period of its own: runs are kept for TIDEWHEEL_RETENTION")
 
 
-def _limits(
-    weight: str | None, rate: str | None, in_flight: str | None, jobs: str | None, payload: str | None
-) -> "Limits":
-    given: list[tuple[str, str, str | None, Callable[[str, str], float]]] = [
-        ("weight", "--weight", weight, _whole),
-        ("triggers_per_second", "--triggers-per-second", rate, _number),
-        ("in_flight", "--in-flight", in_flight, _whole),
-        ("jobs", "--jobs", jobs, _whole),
-        ("payload_bytes", "--payload", payload, _size),
-    ]
-    found = {name: None if text == "none" else read(flag, text) for name, flag, text, read in given if text is not None}
+def _limits(**given: str | None) -> "Limits":
+    found = {
+        name: None if text == "none" else _READ[name](f"--{_FLAGS.get(name, name).replace('_', '-')}", text)
+        for name, text in given.items()
+        if text is not None
+    }
     return cast("Limits", found)
 
 
@@ -257,6 +278,18 @@ def _size(flag: str, text: str) -> int:
     if found is None:
         refuse(flag, f"{text!r} is not a size", "write bytes, or a size such as 64KiB, or none")
     return int(found[1]) * _BYTES[found[2]]
+
+
+_FLAGS = {"payload_bytes": "payload"}  # where the flag has another name than the limit
+_READ: Mapping[str, Callable[[str, str], float]] = {
+    "weight": _whole,
+    "triggers_per_second": _number,
+    "in_flight": _whole,
+    "jobs": _whole,
+    "payload_bytes": _size,
+    "keys": _whole,
+    "key_rate": _number,
+}
 
 
 def _row(each: read.TenantSummary) -> tuple[Cell, ...]:
@@ -286,6 +319,8 @@ def _facts(each: read.TenantSummary) -> Iterator[tuple[str, str | None]]:
     yield "in flight", _bound(each.in_flight) or "no limit"
     yield "jobs", _bound(each.jobs) or "no limit"
     yield "payload", _bytes(each.payload_bytes) or "no limit"
+    yield "API keys", _bound(each.keys) or "20 by its own keys"
+    yield "API requests/s", _bound(each.key_rate) or "no common limit"
     yield "roles", " ".join(each.roles) or None
 
 

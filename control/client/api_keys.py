@@ -22,12 +22,17 @@ from tidewheel.postgres.statements import Statements
 _SQL = Statements("tidewheel.control")
 _ADD_API_KEY = _SQL["add_api_key"]
 _ADD_EXECUTOR_KEY = _SQL["add_executor_key"]
+_LOCK_KEYS_OF_TENANT = _SQL["lock_keys_of_tenant"]
+_READ_KEY_LIMITS = _SQL["read_key_limits"]
 _REVOKE_API_KEY = _SQL["revoke_api_key"]
 
 ALL_QUEUES = "*"
 MAX_RATE = 1_000_000
 _QUEUES = TypeAdapter[Sequence[str]](Sequence[Queue])
+_DEFAULT_KEYS = 20  # of a tenant without a limit: one for each of its programs and people, and no flood
+_DEFAULT_KEY_RATE = 100.0  # as by default of keys without a rate
 MAX_LIFETIME = timedelta(days=3660)
+DEFAULT_LIFETIME = timedelta(days=365)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class ApiKeys:
         scopes: Sequence[Scope | str],
         *,
         all_tenants: bool = False,
-        lifetime: timedelta | None = None,
+        lifetime: timedelta | None = DEFAULT_LIFETIME,
         rate: float | None = None,
         queues: Sequence[str] = (),
         request_id: str | None = None,
@@ -66,7 +71,7 @@ class ApiKeys:
             name: Shown in lists and in the audit log.
             scopes: Its rights: read, write, operate, admin, which has all of these; execute, for executors.
             all_tenants: True for a key of all tenants.
-            lifetime: The time after which it expires; by default never.
+            lifetime: The time after which it expires, by default a year; None for a key that never does.
             rate: Its requests a second; by default the setting of the API.
             queues: With the scope execute the queues of its executors; by default all.
             request_id: The id of the request: a repeat of it is refused, because only the first answer has the key.
@@ -91,6 +96,8 @@ class ApiKeys:
         def add(connection: Conn) -> tuple[datetime, datetime | None]:
             if not all_tenants:
                 require_tenant(connection, tenant)
+            if self._connection.actor.tenant is not None:
+                _ensure_within_limits(connection, tenant, rate)
             try:
                 adding = _ADD_API_KEY if served is None else _ADD_EXECUTOR_KEY
                 row = connection.execute(adding, columns, binary=True).fetchone()
@@ -151,6 +158,20 @@ def _scope(given: Scope | str) -> Scope:
         return Scope(given)
     except ValueError:
         refuse("scopes", f"{given!r} is no scope", f"write one of {', '.join(Scope)}")
+
+
+def _ensure_within_limits(connection: Conn, tenant: str, rate: float | None) -> None:
+    """Refuse what a tenant's own key may not create: a key more than operators allow, or a faster one."""
+    connection.execute(_LOCK_KEYS_OF_TENANT, {"tenant": tenant})
+    row = connection.execute(_READ_KEY_LIMITS, {"tenant": tenant}, binary=True).fetchone()
+    count, keys, most = cast("tuple[int, int | None, float | None]", row)
+    keys, most = _DEFAULT_KEYS if keys is None else keys, _DEFAULT_KEY_RATE if most is None else most
+    if count >= keys:
+        problem = f"tenant {tenant} has {count} API keys, and its limit is {keys}"
+        refuse("keys", problem, f"revoke one, or have an operator run `tidewheel tenant limits {tenant} --keys N`")
+    if rate is not None and rate > most:
+        problem = f"{rate:g} requests a second are more than the {most:g} of tenant {tenant}"
+        refuse("rate", problem, f"write less, or have an operator run `tidewheel tenant limits {tenant} --key-rate N`")
 
 
 def _ensure_fits(name: str, scopes: Sequence[Scope], lifetime: timedelta | None, rate: float | None) -> None:

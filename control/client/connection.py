@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import LiteralString, TypeVar
 
+from psycopg.errors import InsufficientPrivilege
+
+from tidewheel import task_token_keys
 from tidewheel.audit import Actor, Change, process_actor, record_change
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.enqueue import raise_if_rejected
-from tidewheel.errors import Unavailable, UnknownJob, VersionConflict
+from tidewheel.errors import Unavailable, UnknownJob, VersionConflict, refuse
 from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.intake.request import ReceivedRequest
@@ -25,8 +28,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.postgres.tenant_role import begin_for_tenant, read_search_path
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.settings.connections import Connections
-from tidewheel.transitions.installation import read_installation
-from tidewheel.transitions.tenant_rates import TenantRates
+from tidewheel.transitions.installation import Installation, read_installation
 
 _SET_REPEATABLE_READ = Statements("tidewheel.control")["set_repeatable_read"]
 
@@ -49,7 +51,7 @@ class Connection:
         options: libpq options of its session.
         settings: In place of those of the environment.
         actor: The origin of its changes, for the audit log; by default the user of this process.
-        rates: The rates of tenants, if threads of the process share them: their owner closes them.
+        shared: The installation whose rates of tenants and task tokens threads share: their owner keeps them.
         lock_seconds: How long it waits for rows that another transaction has locked; then the caller decides.
 
     Attributes:
@@ -68,7 +70,7 @@ class Connection:
         options: str = "",
         settings: Connections | None = None,
         actor: Actor | None = None,
-        rates: TenantRates | None = None,
+        shared: Installation | None = None,
         lock_seconds: float = _LOCK_SECONDS,
     ) -> None:
         settings = settings or Connections.load(database_url=database_url)
@@ -87,8 +89,8 @@ class Connection:
             self._session.close()
             raise
         self._own_rates = self.installation.rates
-        if rates is not None:
-            self.installation = replace(self.installation, rates=rates)
+        if shared is not None:
+            self.installation = replace(self.installation, rates=shared.rates, task_tokens=shared.task_tokens)
         self._notifier = Notifier(self.url, f"{application}-notify")
         self._never = threading.Event()
 
@@ -97,6 +99,20 @@ class Connection:
         self._notifier.close()
         self._session.close()
         self._own_rates.close()
+
+    def refresh_task_tokens(self) -> None:
+        """Read the keys of task tokens again, as the client's own role.
+
+        Raises:
+            Refused: The role may not read them.
+            Unavailable: The database does not answer.
+        """
+        try:
+            with self._session.transaction() as connection:
+                task_token_keys.refresh(self.installation.task_tokens, connection)
+        except InsufficientPrivilege:
+            problem = "the database role of this client may not check task tokens"
+            refuse("token", problem, "report by the HTTP API or by a message, or connect as another role")
 
     @contextmanager
     def transaction(self, *, all_tenants: bool = False) -> Generator[Conn]:

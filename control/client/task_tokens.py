@@ -75,10 +75,12 @@ class TaskTokens:
             Refused: It is no token of this installation, or a value does not fit.
             Unavailable: The database does not answer.
         """
+        self._connection.refresh_task_tokens()
         document = {"type": "run.heartbeat", "token": token, "progress": progress, "checkpoint": checkpoint}
         return RunState(self._connection.request(document).run_status or "")
 
     def _end(self, request_id: str | None, **fields: object) -> RunState:
         # With an id, a repeat after a lost COMMIT returns the first reply, not StaleToken.
+        self._connection.refresh_task_tokens()
         document = {"type": "run.complete", **fields}
         return RunState(self._connection.request(document, request_id or str(uuid4())).run_status or "")

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, TypedDict, Unpack
 
 from tidewheel.audit import ALL_TENANTS, Change, record_change
+from tidewheel.control.client.api_keys import MAX_RATE as MAX_KEY_RATE
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.tenant_periods import KEPT_STATES, MAX_PERIOD, TenantPeriod, tenant_periods
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants, show_tenant, tenant_usage
@@ -49,6 +50,8 @@ MAX_WEIGHT = 100
 GRACE = timedelta(days=1)
 """The time from the request of a deletion to its begin, in which it can be taken back."""
 MAX_GRACE = timedelta(days=400)
+MAX_KEYS = 10_000
+_FRACTIONS = ("triggers_per_second", "key_rate")
 
 
 class Limits(TypedDict, total=False):
@@ -60,6 +63,9 @@ class Limits(TypedDict, total=False):
         in_flight: The runs that may be active at once; more wait.
         jobs: The number of its jobs; more are refused.
         payload_bytes: The size of a payload; a larger one is refused.
+        keys: The API keys in force that the tenant's own keys may create, 20 if none.
+        key_rate: The requests a second of all its API keys, in each process; a key of the tenant makes none with more,
+            100 if none.
     """
 
     weight: int | None
@@ -67,6 +73,8 @@ class Limits(TypedDict, total=False):
     in_flight: int | None
     jobs: int | None
     payload_bytes: int | None
+    keys: int | None
+    key_rate: float | None
 
 
 class Tenants:
@@ -346,6 +354,8 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "in_flight": (1, MAX_IN_FLIGHT),
     "jobs": (1, MAX_JOBS),
     "payload_bytes": (1, MAX_PAYLOAD_BYTES),
+    "keys": (1, MAX_KEYS),
+    "key_rate": (MIN_RATE, MAX_KEY_RATE),
 }
 
 
@@ -374,8 +384,8 @@ def _misfit(name: str, value: object, tenant: str) -> FieldError | None:
     if value == 0 and name != "weight":
         remedy = f"freeze the tenant instead: tidewheel tenant pause {tenant}"
         return FieldError(name, "0 would refuse everything", remedy)
-    if not least <= value <= most or (name != "triggers_per_second" and value != int(value)):
-        kind = "number" if name == "triggers_per_second" else "whole number"
+    if not least <= value <= most or (name not in _FRACTIONS and value != int(value)):
+        kind = "number" if name in _FRACTIONS else "whole number"
         return FieldError(
             name, f"{shown(value)} does not fit", f"write a {kind} from {least:g} to {most:,}; none lifts the limit"
         )

@@ -26,7 +26,7 @@ from tidewheel.control.console.bulk import BulkPage, BulkWorkPage
 from tidewheel.control.console.bulk_actions import ChangeBulk
 from tidewheel.control.console.dead_letter_actions import PurgeLetters, RedriveLetters
 from tidewheel.control.console.dead_letters import DeadLetterOnePage, DeadLettersPage
-from tidewheel.control.console.door import SIGN_IN, Door
+from tidewheel.control.console.door import Door
 from tidewheel.control.console.forms import check_form, read_form
 from tidewheel.control.console.freezing import ChooseFreezePage, FreezeScope, ThawScope
 from tidewheel.control.console.frozen import framed
@@ -54,7 +54,7 @@ from tidewheel.control.console.run import RunPage
 from tidewheel.control.console.run_actions import CancelRun, RetryRun
 from tidewheel.control.console.run_log import RawLog, RunLines
 from tidewheel.control.console.runs import RunsPage
-from tidewheel.control.console.sign_in import COOKIE, LOOKS, ZONE_COOKIE
+from tidewheel.control.console.sign_in import COOKIE, LOOKS, ZONE_COOKIE, sign_in_of
 from tidewheel.control.console.signing import SignInPage
 from tidewheel.control.console.slow import SlowPage
 from tidewheel.control.console.tenants import tenant_names
@@ -198,15 +198,15 @@ class Console:
             frame = framed(connection, seen)
             return self.door.renderer.page(request, page.template, frame, status=view.status, values=values)
 
-        answer = await call(self.reads, found, made)
-        self._renew(request, answer)
-        return answer
+        return await call(self.reads, found, made)
 
     async def _sign_out(self, request: Request) -> Response:
-        """End the sign-in of this browser."""
+        """End the sign-in of this browser, also for copies of its cookie."""
         check_form(request, await read_form(request), self.door)
+        if (sign_in := sign_in_of(request)) is not None:
+            await self.keys.sign_out(sign_in)
         answer = self._to("/sign-in")
-        answer.delete_cookie(COOKIE, path=self.door.base or "/")
+        self.door.renderer.delete_cookie(request, answer, COOKIE)
         return answer
 
     async def _choose_looks(self, request: Request) -> Response:
@@ -231,9 +231,3 @@ class Console:
 
     def _to(self, path: str) -> Response:
         return self.door.renderer.guarded(RedirectResponse(f"{self.door.base}{path}", HTTPStatus.SEE_OTHER))
-
-    def _renew(self, request: Request, answer: Response) -> None:
-        """Set the cookie again, so that a sign-in in use does not end."""
-        sign_in = request.scope.get(SIGN_IN)
-        if sign_in is not None and sign_in.is_to_renew(self.door.seconds()):
-            self.door.set_sign_in(request, answer, sign_in.key_id, sign_in.name, secure=sign_in.secure)

@@ -11,11 +11,10 @@ from starlette.responses import RedirectResponse, Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.audit import ALL_TENANTS
-from tidewheel.clock import Clock, SystemClock
 from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.problems import PAGE
-from tidewheel.control.console.rendering import KeyShown, Renderer, Visitor, is_secure
-from tidewheel.control.console.sign_in import COOKIE, LIFE_SECONDS, Signer, SignIn
+from tidewheel.control.console.rendering import KeyShown, Renderer, Visitor
+from tidewheel.control.console.sign_in import COOKIE, LIFE, Signer, SignIn, sign_in_of
 from tidewheel.control.console.urls import is_page, within
 from tidewheel.errors import InvalidInput, TenantDeleted, UnknownTenant
 from tidewheel.jobs.values import is_tenant
@@ -40,13 +39,11 @@ class Door:
 
     Args:
         settings: Base path, and whether the API needs keys.
-        secret: The secret of the installation.
-        clock: For the age of sign-ins.
     """
 
-    def __init__(self, settings: ApiSettings, secret: bytes, clock: Clock | None = None) -> None:
-        self.signer, self.clock = Signer(secret), clock or SystemClock()
+    def __init__(self, settings: ApiSettings) -> None:
         self.needs_key = settings.api_token is not None
+        self.signer = Signer(needs_key=self.needs_key)
         self.base = settings.api_base_path or ""
         self.renderer = Renderer(settings, self.signer, needs_key=self.needs_key)
 
@@ -63,35 +60,15 @@ class Door:
         path = request.scope["path"]
         if path in TO_SIGN_IN or is_static(path):
             return "strangers"
-        if (found := self.sign_in_of(request)) is not None:
+        if (found := sign_in_of(request)) is not None:
             return found
         if not self.needs_key:
             return "executors"
         return self._to_sign_in(request)
 
-    def sign_in_of(self, request: Request) -> SignIn | None:
-        """Return the sign-in of a browser; None if it has none, or an old one."""
-        return self.signer.read(request.cookies.get(COOKIE, ""), self.seconds())
-
-    def seconds(self) -> float:
-        """Return the present instant in seconds since 1970."""
-        return self.clock.now().timestamp()
-
-    def set_sign_in(
-        self, request: Request, answer: Response, key_id: str, name: str | None, *, secure: bool = False
-    ) -> None:
-        """Set the cookie of a sign-in that begins now, or go on with it.
-
-        Args:
-            request: The request.
-            answer: The answer that sets it.
-            key_id: The id of the key.
-            name: The person's name.
-            secure: True if the cookie goes by https alone, whatever the request shows.
-        """
-        secure = secure or is_secure(request)
-        text = self.signer.write(SignIn(key_id, int(self.seconds()), name, secure))
-        self.renderer.set_cookie(request, answer, COOKIE, text, seconds=LIFE_SECONDS, secure=secure)
+    def set_sign_in(self, request: Request, answer: Response, sign_in: SignIn) -> None:
+        """Set the cookie of a sign-in that begins now."""
+        self.renderer.set_cookie(request, answer, COOKIE, sign_in.text, seconds=int(LIFE.total_seconds()))
 
     def shown(self, request: Request, answer: Response) -> Response:
         """Return a problem document as a page, where a page was requested."""
@@ -134,5 +111,5 @@ class Door:
         at = f"{self.base}/sign-in" + (f"?{'&'.join(parts)}" if parts else "")
         answer = RedirectResponse(at, HTTPStatus.SEE_OTHER)
         if ended:
-            answer.delete_cookie(COOKIE, path=self.base or "/")
+            self.renderer.delete_cookie(request, answer, COOKIE)
         return self.renderer.guarded(answer)

@@ -11,7 +11,6 @@ from starlette.requests import Request
 
 from tidewheel.control.api.bodies import in_time
 from tidewheel.control.console.door import Door
-from tidewheel.control.console.sign_in import FORM_COOKIE
 from tidewheel.control.console.words import size
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES
 
@@ -63,8 +62,7 @@ def check_form(request: Request, form: Mapping[str, str], door: Door) -> None:
     foreign = site != "same-origin" if site is not None else _is_foreign(origin, request.headers.get("host", ""))
     if foreign:
         raise HTTPException(HTTPStatus.FORBIDDEN, "a page of another site may not change anything here")
-    token, cookie = form.get("token", ""), request.cookies.get(FORM_COOKIE, "")
-    if not door.signer.fits_form(token, cookie, door.sign_in_of(request)):
+    if not door.signer.fits_form(request, form.get("token", "")):
         raise HTTPException(HTTPStatus.FORBIDDEN, "the form is out of date; reload the page and repeat the action")
 
 

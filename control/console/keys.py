@@ -8,7 +8,7 @@ from starlette.requests import Request
 from tidewheel.api_keys import PREFIX, Scope
 from tidewheel.audit import ALL_TENANTS
 from tidewheel.control.api.bearer import KEY
-from tidewheel.control.api.callers import Caller, ensure_all_tenants
+from tidewheel.control.api.callers import Caller, ensure_all_tenants, ensure_shows_key
 from tidewheel.control.api.keys import KeyBody
 from tidewheel.control.api.queries import Cursors, PageQuery, Text
 from tidewheel.control.client.api_keys import ApiKeys
@@ -74,22 +74,24 @@ class NewKey:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the fields of a key."""
+        once = "The next page shows the key once."
         whose = f"tenant {caller.tenant}"
         everywhere = [Field("all_tenants", "Valid for all tenants", "check", help=f"Otherwise only for {whose}.")]
         return Dialog(
             "New key", "Create the key", urls("keys"), place="admin", keep="Back",
-            will=("The next page shows the key once.",),
+            will=(once if _own(request) else "Refused without a sign-in: run `tidewheel key create` instead.",),
             fields=(
                 Field("name", "Name", required=True, help="Shown in lists and in the audit log."),
                 *(Field(each, each, "check", help=words) for each, words in _SCOPES.items()),
                 *(everywhere if caller.all_tenants else ()),
-                Field("lifetime", "Expires after (optional)", help="Such as 90d."),
+                Field("lifetime", "Expires after (optional)", help="Such as 90d, or never; by default 365d."),
                 Field("rate", "Requests per second (optional)", "number", help="If empty, the API's default."),
             ),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Create it."""
+        ensure_shows_key(caller)
         body = _body(form)
         if body.all_tenants:
             ensure_all_tenants(caller)
@@ -185,6 +187,6 @@ def _body(form: Form) -> KeyBody:
         number = typed_number(rate)
         given["rate"] = rate if number is None else number
     try:
-        return validate(KeyBody, given | ({"lifetime": lifetime} if lifetime else {}))
+        return validate(KeyBody, given | ({"lifetime": None if lifetime == "never" else lifetime} if lifetime else {}))
     except InvalidValue as invalid:
         raise InvalidInput(invalid.errors) from invalid

@@ -21,9 +21,11 @@ from tidewheel.control.console.sign_in import (
     DONE_COOKIE,
     FORM_COOKIE,
     LOOKS,
+    PREFIXES,
     ZONE_COOKIE,
     Signer,
     SignIn,
+    cookie_of,
     new_form_cookie,
 )
 from tidewheel.control.console.urls import PATHS, Urls
@@ -150,7 +152,6 @@ class Renderer:
         *,
         status: int = 200,
         headers: Mapping[str, str] | None = None,
-        sign_in: SignIn | None = None,
         values: Mapping[str, object],
     ) -> Response:
         """Return a page, with the cookie that its forms need if the browser has none.
@@ -161,14 +162,13 @@ class Renderer:
             visitor: Its reader.
             status: The HTTP status.
             headers: Further headers.
-            sign_in: That of the browser, if the frame of the page shows none.
             values: The values of its template.
         """
-        given = request.cookies.get(FORM_COOKIE)
+        given = cookie_of(request, FORM_COOKIE)
         form_cookie = given or new_form_cookie()
         page_zone_name, zone = zone_of_page(request)
         query = request.scope["query_string"].decode("latin-1")
-        done = None if PART in request.headers else self._signer.unseal("done", request.cookies.get(DONE_COOKIE, ""))
+        done = None if PART in request.headers else self._signer.unseal(request, cookie_of(request, DONE_COOKIE))
         here = "/" + request.scope["path"].lstrip("/") + (f"?{query}" if query else "")  # `//host` is another site
         text = self._templates.get_template(template).render(
             url=self.urls(visitor),
@@ -177,7 +177,7 @@ class Renderer:
             pattern=self._pattern,
             page_zone=zone,
             page_zone_name=page_zone_name,
-            form_token=self._signer.form_token(form_cookie, visitor.sign_in or sign_in),
+            form_token=self._signer.form_token(request, form_cookie),
             here=here,
             origin=None if request.scope["path"] in _NO_ORIGIN else here,
             visitor=visitor,
@@ -192,12 +192,12 @@ class Renderer:
         if not given:
             self.set_cookie(request, answer, FORM_COOKIE, form_cookie)
         if done is not None:
-            answer.delete_cookie(DONE_COOKIE, path=self._base or "/")
+            self.delete_cookie(request, answer, DONE_COOKIE)
         return self.guarded(answer)
 
     def keep_done(self, request: Request, answer: Response, words: str, undo: tuple[str, str] | None) -> None:
         """Keep the message of an action for the next page, with the label and the address of its undo."""
-        text = self._signer.seal("done", [words[:_LONGEST_WORDS], *(undo or (None, None))])
+        text = self._signer.seal(request, [words[:_LONGEST_WORDS], *(undo or (None, None))])
         self.set_cookie(request, answer, DONE_COOKIE, text, seconds=60)
 
     def error(
@@ -222,20 +222,25 @@ class Renderer:
         return Response(found.packed, headers=headers | {"Content-Encoding": "gzip"}, media_type=found.media_type)
 
     def set_cookie(
-        self,
-        request: Request,
-        answer: Response,
-        name: str,
-        value: str,
-        *,
-        seconds: int | None = None,
-        secure: bool = False,
+        self, request: Request, answer: Response, name: str, value: str, *, seconds: int | None = None
     ) -> None:
-        """Set a cookie that no script reads and no other site sends."""
+        """Set a cookie that no script reads and no other site sends.
+
+        By https its name begins with `__Host-`, so that no other host of the domain sets it; with `__Secure-` below a
+        base path, since `__Host-` takes none. Browsers refuse both by plain HTTP.
+        """
+        secure = is_secure(request)
+        prefix = "" if not secure else "__Secure-" if self._base else "__Host-"
         answer.set_cookie(
-            name, value, max_age=seconds, path=self._base or "/", httponly=True, samesite="strict",
-            secure=secure or is_secure(request),
+            prefix + name, value, max_age=seconds, path=self._base or "/", httponly=True, samesite="strict",
+            secure=secure,
         )  # fmt: skip
+
+    def delete_cookie(self, request: Request, answer: Response, name: str) -> None:
+        """Delete a cookie under each name that the browser has it."""
+        for prefix in PREFIXES:
+            if prefix + name in request.cookies:
+                answer.delete_cookie(prefix + name, path=self._base or "/", secure=bool(prefix))
 
     @staticmethod
     def guarded(answer: Response) -> Response:
@@ -246,7 +251,7 @@ class Renderer:
 
 def zone_of_page(request: Request) -> tuple[str, tzinfo]:
     """Return the zone of a page with its name: that of its address, or that of the browser, or UTC."""
-    for name in (request.query_params.get("tz", ""), request.cookies.get(ZONE_COOKIE, "")):
+    for name in (request.query_params.get("tz", ""), cookie_of(request, ZONE_COOKIE)):
         if (zone := words.zone_of(name)) is not None:
             return name, zone
     return "UTC", UTC
@@ -254,7 +259,7 @@ def zone_of_page(request: Request) -> tuple[str, tzinfo]:
 
 def looks_of(request: Request) -> Mapping[str, str]:
     """Return what the reader has chosen of the looks of pages, by name."""
-    found = {name: request.cookies.get(cookie, "") for name, (cookie, _) in LOOKS.items()}
+    found = {name: cookie_of(request, cookie) for name, (cookie, _) in LOOKS.items()}
     return {name: found[name] if found[name] in values else values[0] for name, (_, values) in LOOKS.items()}
 
 

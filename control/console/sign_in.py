@@ -1,27 +1,35 @@
-"""Sign-ins: what a browser has in place of an API key.
+"""Sign-ins: what a browser has in place of an API key, and the tokens of its forms.
 
-The cookie names the key by its id, and is signed by the secret of the installation. So every API process accepts it,
-and no table holds it. The key's secret is in no cookie. The guard reads the key as for a Bearer key, so a revocation
-ends the sign-in within a second.
+The cookie names the key by its id and has a random secret of its own; the table `sign_ins` has the digest of that. So
+no key of the installation makes a cookie, and the secret of the API key is in none. `KeyCheck` reads the sign-ins of a
+key with the key: a revocation and a sign-out act within a second.
 """
 
 import hmac
 import json
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from hashlib import sha256
-from typing import cast
+from typing import Final, cast
 
-from tidewheel.audit import person
+from starlette.requests import Request
 
-COOKIE = "tidewheel-sign-in"
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+COOKIE = "tidewheel-session"
 FORM_COOKIE = "tidewheel-form"
 THEME_COOKIE = "tidewheel-theme"
 DONE_COOKIE = "tidewheel-done"
 ZONE_COOKIE = "tidewheel-zone"
 DENSITY_COOKIE = "tidewheel-density"
 KEYS_COOKIE = "tidewheel-keys"
+PREFIXES: Final = ("__Host-", "__Secure-", "")
+"""What the names of cookies begin with: by https, by https below a base path, and by plain HTTP, in order of trust."""
+
 THEMES = ("auto", "light", "dark")
 LOOKS = {
     "theme": (THEME_COOKIE, THEMES),
@@ -30,93 +38,148 @@ LOOKS = {
 }
 """What a reader chooses of the looks of pages: each choice with its cookie and its values."""
 
-LIFE_SECONDS = 12 * 3600
-RENEW_SECONDS = 3600
+LIFE: Final = timedelta(days=7)  # from the sign-in: then the key is shown again
+IDLE: Final = timedelta(hours=12)  # a working day without a page
+LINK_LIFE: Final = timedelta(hours=1)
+_MOST_SIGN_INS = 100  # of one key; the oldest go
 _LONGEST = 3072  # characters of a cookie that is looked at
+
+_SQL = Statements("tidewheel.control")
+_ADD_SIGN_IN = _SQL["add_sign_in"]
+_DROP_SIGN_INS = _SQL["drop_sign_ins"]
+_END_SIGN_IN = _SQL["end_sign_in"]
+_TAKE_LINK = _SQL["take_link"]
+
+BOUNDS: Final[Mapping[str, object]] = {"idle": IDLE, "life": LIFE}
+"""The columns of statements that read sign-ins."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """A sign-in whose signature is right. The key behind it may have been revoked since.
+    """A sign-in as a cookie shows it: it may have ended.
 
     Args:
         key_id: The id of its key.
-        made_at: When it was made or renewed, in seconds since 1970.
-        name: The person's own name for the audit log, which nothing verifies.
-        secure: True if its cookie goes by https alone. A renewal keeps it: a page that is read has no origin.
+        secret: Its secret.
+        name: The person's own name for the audit log, which nothing verifies; known once the key has been read.
     """
 
     key_id: str
-    made_at: int
-    name: str | None
-    secure: bool = False
+    secret: str = field(repr=False)
+    name: str | None = None
 
-    def fits(self, stored: bytes) -> bool:
-        """Return True: the signature has proved that the secret of the key was shown."""
-        del stored
-        return True
+    @property
+    def digest(self) -> bytes:
+        """The digest that is stored."""
+        return _digest(self.secret)
 
-    def is_to_renew(self, now: float) -> bool:
-        """Return True an hour after it was made."""
-        return now - self.made_at > RENEW_SECONDS
+    @property
+    def text(self) -> str:
+        """The text of its cookie."""
+        return f"{self.key_id}.{self.secret}"
+
+    def fits(self, secret_hash: bytes, sign_ins: Mapping[str, str | None]) -> bool:
+        """Return True for one of the sign-ins of its key that have not ended."""
+        del secret_hash
+        return self.digest.hex() in sign_ins
+
+    def named(self, sign_ins: Mapping[str, str | None]) -> "SignIn":
+        """Return it with the name that it was given."""
+        return replace(self, name=sign_ins.get(self.digest.hex()))
+
+
+def read_sign_in(text: str) -> SignIn | None:
+    """Return the sign-in of a cookie; None if the text is none.
+
+    >>> read_sign_in("0a1b.secret"), read_sign_in("0a1b"), read_sign_in("x.é")
+    (SignIn(key_id='0a1b', name=None), None, None)
+    """
+    key_id, _, secret = text.partition(".")
+    return SignIn(key_id, secret) if key_id and secret and text.isascii() and len(text) <= _LONGEST else None
+
+
+def add_sign_in(connection: Conn, key_id: str, name: str | None, *, is_link: bool = False) -> SignIn | None:
+    """Add a sign-in of a key in force, or a link that becomes one.
+
+    Ended sign-ins are deleted, and the oldest of too many.
+
+    Returns:
+        The sign-in; None if the key has gone meanwhile.
+    """
+    made = SignIn(key_id, secrets.token_urlsafe(32), name)
+    columns = {"digest": made.digest, "key_id": key_id, "name": name, "is_link": is_link}
+    connection.execute(_DROP_SIGN_INS, {**BOUNDS, "key_id": key_id, "kept": _MOST_SIGN_INS - 1})
+    return made if connection.execute(_ADD_SIGN_IN, columns).rowcount else None
+
+
+def end_sign_in(connection: Conn, sign_in: SignIn) -> None:
+    """End a sign-in."""
+    connection.execute(_END_SIGN_IN, {"digest": sign_in.digest})
+
+
+def take_link(connection: Conn, text: str) -> SignIn | None:
+    """Return the sign-in that a link opens, once; None if it was opened before, or is an hour old."""
+    link = read_sign_in(text)
+    if link is None:
+        return None
+    columns = {"digest": link.digest, "life": LINK_LIFE}
+    if connection.execute(_TAKE_LINK, columns).fetchone() is None:
+        return None
+    return add_sign_in(connection, link.key_id, None)
+
+
+def cookie_of(request: Request, name: str) -> str:
+    """Return the value of a cookie, under whichever of its names; empty if there is none."""
+    return next((found for each in PREFIXES if (found := request.cookies.get(f"{each}{name}"))), "")
+
+
+def sign_in_of(request: Request) -> SignIn | None:
+    """Return the sign-in that the cookie of a request shows; None if it shows none."""
+    return read_sign_in(cookie_of(request, COOKIE))
 
 
 class Signer:
-    """Writes and reads sign-ins and the tokens of forms.
+    """Signs the tokens of forms and the message for the next page, by the secret of the sign-in.
 
     Args:
-        secret: The secret of the installation; keys of this use are derived from it.
+        needs_key: False where the API needs no keys: a secret of this process takes the place of the sign-in's.
     """
 
-    def __init__(self, secret: bytes) -> None:
-        self._key = hmac.digest(secret, b"tidewheel console", sha256)
+    def __init__(self, *, needs_key: bool) -> None:
+        self._open = b"" if needs_key else secrets.token_bytes(32)
 
-    def write(self, sign_in: SignIn) -> str:
-        """Return the text of the cookie."""
-        return self.seal("sign-in", [sign_in.key_id, sign_in.made_at, sign_in.name, sign_in.secure])
-
-    def read(self, text: str, now: float) -> SignIn | None:
-        """Return a sign-in; None if the text is forged, or older than twelve hours.
-
-        >>> signer = Signer(b"secret")
-        >>> text = signer.write(SignIn("k", 100, None))
-        >>> signer.read(text, 200), signer.read(text, 100 + LIFE_SECONDS + 1), signer.read("x" + text, 200)
-        (SignIn(key_id='k', made_at=100, name=None, secure=False), None, None)
-        """
-        if (found := self.unseal("sign-in", text)) is None:
-            return None
-        key_id, made_at, name, *secure = cast("tuple[str, int, str | None, bool]", found)  # 0.1 wrote three
-        return (
-            SignIn(key_id, made_at, person(name), secure == [True])
-            if 0 <= now - made_at + 60 <= LIFE_SECONDS + 60
-            else None
-        )
-
-    def seal(self, use: str, value: object) -> str:
-        """Return a value as text of a cookie, signed for one use."""
+    def seal(self, request: Request, value: object) -> str:
+        """Return a value as text of a cookie, for the browser of this request alone."""
         body = urlsafe_b64encode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")).decode()
-        return f"{body}.{self._mark(use, body)}"
+        return f"{body}.{self._mark(request, 'done', body)}"
 
-    def unseal(self, use: str, text: str) -> object | None:
-        """Return the value of a cookie; None if it was not sealed here for this use."""
+    def unseal(self, request: Request, text: str) -> object | None:
+        """Return the value of a cookie; None if it was not sealed here for this browser."""
         body, _, mark = text.partition(".")
-        if len(text) > _LONGEST or not hmac.compare_digest(mark.encode(), self._mark(use, body).encode()):
+        if len(text) > _LONGEST or not hmac.compare_digest(mark.encode(), self._mark(request, "done", body).encode()):
             return None
         return cast("object", json.loads(urlsafe_b64decode(body)))
 
-    def form_token(self, form_cookie: str, sign_in: SignIn | None) -> str:
-        """Return the token of the forms of one browser and key."""
-        return self._mark("form", form_cookie, sign_in.key_id if sign_in else "")
+    def form_token(self, request: Request, form_cookie: str) -> str:
+        """Return the token of the forms of one browser and sign-in."""
+        return self._mark(request, "form", form_cookie)
 
-    def fits_form(self, token: str, form_cookie: str, sign_in: SignIn | None) -> bool:
-        """Return True if a form was made for this browser and key."""
-        expected = self.form_token(form_cookie, sign_in)
+    def fits_form(self, request: Request, token: str) -> bool:
+        """Return True if a form was made for this browser and sign-in."""
+        form_cookie = cookie_of(request, FORM_COOKIE)
+        expected = self.form_token(request, form_cookie)
         return bool(form_cookie) and hmac.compare_digest(token.encode(), expected.encode())
 
-    def _mark(self, *parts: str) -> str:
-        return hmac.new(self._key, "\n".join(parts).encode(), sha256).hexdigest()
+    def _mark(self, request: Request, *parts: str) -> str:
+        sign_in = sign_in_of(request)
+        key = self._open if sign_in is None else sign_in.secret.encode()
+        return hmac.new(key, "\n".join(parts).encode(), sha256).hexdigest()
 
 
 def new_form_cookie() -> str:
     """Return the random text that binds forms to a browser."""
     return secrets.token_urlsafe(24)
+
+
+def _digest(secret: str) -> bytes:
+    return sha256(secret.encode()).digest()

@@ -14,6 +14,7 @@ from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.forms import check_form, read_form
 from tidewheel.control.console.rendering import Visitor
+from tidewheel.control.console.sign_in import SignIn
 from tidewheel.control.console.urls import local_path
 from tidewheel.settings.api import is_loopback
 
@@ -21,6 +22,7 @@ _NO_KEY = "No such key, or it was revoked."
 _MISTYPED = "The key has a typing error, or a part of it is missing. Copy the whole key."
 _MAY_NOT_READ = "This key lacks the scope read, which every page needs."
 _PLAIN = "This page came by plain HTTP, where others can read the key. Open it by HTTPS."
+_OLD_LINK = "The link was opened before, or is an hour old. Sign in with a key."
 _BUSY = "The key has sent too many requests at once. Sign in again in a moment."
 
 
@@ -43,35 +45,47 @@ class SignInPage:
         if not self.door.needs_key:
             return self.door.renderer.guarded(RedirectResponse(f"{self.door.base}/", HTTPStatus.SEE_OTHER))
         query = request.query_params
+        if (link := query.get("link")) is not None:
+            return await self._open(request, link)
         return self._page(request, {"next": query.get("next", "")}, ended="ended" in query)
+
+    async def _open(self, request: Request, link: str) -> Response:
+        """Sign in by a link of `tidewheel dev`, which opens the console once."""
+        if (made := await self.keys.open_link(link)) is None:
+            return self._page(request, {}, wrong=_OLD_LINK)
+        answer = RedirectResponse(f"{self.door.base}/", HTTPStatus.SEE_OTHER)
+        self.door.set_sign_in(request, answer, made)
+        return self.door.renderer.guarded(answer)
 
     async def sign_in(self, request: Request) -> Response:
         """Check the key, and set the cookie."""
         form = await read_form(request)
         check_form(request, form, self.door)
-        found = await self._check(request, form)
-        if not found[0]:
-            return self._page(request, form, wrong=found[1])
+        made = await self._check(request, form)
+        if not isinstance(made, SignIn):
+            return self._page(request, form, wrong=made)
         back = f"{self.door.base}{local_path(form.get('next', ''))}"
         answer = RedirectResponse(back, HTTPStatus.SEE_OTHER)
-        self.door.set_sign_in(request, answer, found[1], person(form.get("name")))
+        self.door.set_sign_in(request, answer, made)
         return self.door.renderer.guarded(answer)
 
-    async def _check(self, request: Request, form: Mapping[str, str]) -> tuple[bool, str]:
-        """Return True and the id of the key; or False and the reason.
+    async def _check(self, request: Request, form: Mapping[str, str]) -> SignIn | str:
+        """Return the sign-in that begins now, or the reason why none does.
 
         Raises:
             Unavailable: The database does not answer.
         """
         if not self.allows_plain_http and _is_plain(request):
-            return False, _PLAIN
+            return _PLAIN
         if (key := read_key(form.get("key", "").strip())) is None:
-            return False, _MISTYPED
+            return _MISTYPED
         use = await self.keys.begin(key)
         if isinstance(use, Response):
-            return False, _NO_KEY if use.status_code == HTTPStatus.UNAUTHORIZED else _BUSY
+            return _NO_KEY if use.status_code == HTTPStatus.UNAUTHORIZED else _BUSY
         use.in_progress -= 1
-        return (True, key.key_id) if Scope.READ in use.stored.rights else (False, _MAY_NOT_READ)
+        if Scope.READ not in use.stored.rights:
+            return _MAY_NOT_READ
+        return await self.keys.sign_in(key.key_id, person(form.get("name"))) or _NO_KEY
 
     def _page(self, request: Request, form: Mapping[str, str], *, wrong: str = "", ended: bool = False) -> Response:
         status = HTTPStatus.UNPROCESSABLE_ENTITY if wrong else HTTPStatus.OK
@@ -79,9 +93,7 @@ class SignInPage:
             "place": "", "wrong": wrong, "ended": ended, "next": local_path(form.get("next", "")),
             "name": form.get("name", ""), "host": request.url.netloc, "prefix": PREFIX,
         }  # fmt: skip
-        return self.door.renderer.page(
-            request, "sign-in.html", Visitor(), status=status, sign_in=self.door.sign_in_of(request), values=values
-        )
+        return self.door.renderer.page(request, "sign-in.html", Visitor(), status=status, values=values)
 
 
 def _is_plain(request: Request) -> bool:

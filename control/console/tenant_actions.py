@@ -28,6 +28,8 @@ _HELP = {
     "in_flight": ("Active runs", "How many runs may be active at once; more wait."),
     "triggers_per_second": ("Triggers per second", "Triggers above this rate are delayed."),
     "payload_bytes": ("Payload, in bytes", "A larger payload is refused."),
+    "keys": ("API keys", "The tenant's own keys create no further ones; 20 if empty."),
+    "key_rate": ("API requests per second", "Of all its keys together; if empty, each key has a rate of its own."),
     "weight": (
         "Weight",
         "This tenant's share while executors cannot keep up, 1 to 100:"

@@ -76,6 +76,8 @@ def gauges(tenant: TenantSummary, usage: TenantUsage | Failed | None) -> Sequenc
         gauge("in_flight", "active runs", known.in_flight if known else None, tenant.in_flight),
         gauge("triggers_per_second", "triggers", None, tenant.triggers_per_second, " per second"),
         gauge("payload_bytes", "payload", None, tenant.payload_bytes, " bytes"),
+        gauge("keys", "API keys", None, tenant.keys),
+        gauge("key_rate", "API requests", None, tenant.key_rate, " per second"),
         gauge("weight", "weight", None, tenant.weight),
     )
 

@@ -34,7 +34,8 @@ class Limits:
         site_age: An older state in the topics of a standby site means that they are behind.
         message_age: An older message of the outbox means that none leaves.
         timer_age: A timer that is overdue for longer means that nothing fires.
-        key_age: An older key of run messages is to be rotated.
+        key_age: An older key of run messages or task tokens is to be rotated.
+        key_expiry: An API key in use that expires sooner is a finding.
         retention_age: A pass of retention that is longer ago means that none works; they are an hour apart.
         retention_behind: Partitions that are older than their period by more are a finding.
         connections_share: The part of the server's connections in use.
@@ -49,6 +50,7 @@ class Limits:
     message_age: timedelta = timedelta(seconds=30)
     timer_age: timedelta = timedelta(seconds=60)
     key_age: timedelta = timedelta(days=365)
+    key_expiry: timedelta = timedelta(days=14)
     retention_age: timedelta = timedelta(hours=6)
     retention_behind: timedelta = timedelta(days=2)
     connections_share: float = 0.9

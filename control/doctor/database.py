@@ -38,6 +38,8 @@ _FIND_IDLE_SLOTS = _SQL["find_idle_slots"]
 _FIND_QUARANTINED = _SQL["find_quarantined"]
 _FIND_BLOCKED_KEYS = _SQL["find_blocked_keys"]
 _READ_KEY_AGES = _SQL["read_key_ages"]
+_READ_TASK_TOKEN_KEY_FACTS = _SQL["read_task_token_key_facts"]
+_FIND_EXPIRING_KEYS = _SQL["find_expiring_keys"]
 _READ_RESTORE = _SQL["read_restore"]
 _READ_RETENTION = _SQL["read_retention"]
 
@@ -295,17 +297,41 @@ def check_order(context: Context) -> Iterator[Finding]:
 
 
 def check_signatures(context: Context) -> Iterator[Finding]:
-    """Check that there is a key to sign run messages, and that it is not old."""
+    """Check the keys that sign run messages and task tokens: that they exist, their age, their readers."""
     with context.connection() as connection:
         row = connection.execute(_READ_KEY_AGES, binary=True).fetchone()
+        of_tokens = connection.execute(_READ_TASK_TOKEN_KEY_FACTS, binary=True).fetchone()
     count, age = cast("tuple[int, timedelta | None]", row)
-    remedy = "tidewheel topics rotate-key"
+    remedy = "tidewheel secrets rotate run-messages"
     if age is None:
         what = "there is no key to sign run messages: executors leave all of them to the sweep"
         yield Finding("signatures", Severity.ERROR, what, f"{count} rows in message_keys", remedy)
     elif age > context.limits.key_age:
         what = "the key that signs run messages is old"
         yield Finding("signatures", Severity.WARNING, what, f"created {age.days} days ago", remedy)
+    count, age, is_readable = cast("tuple[int, timedelta | None, bool]", of_tokens)
+    remedy = "tidewheel secrets rotate task-tokens"
+    if age is None:
+        what = "there is no key to sign task tokens: attempts that need one fail"
+        yield Finding("signatures", Severity.ERROR, what, f"{count} rows in task_token_keys", remedy)
+    elif age > context.limits.key_age:
+        what = "the key that signs task tokens is old"
+        yield Finding("signatures", Severity.WARNING, what, f"created {age.days} days ago", remedy)
+    if is_readable:
+        what = "applications read a key of task tokens, and could end any attempt"
+        evidence = "settings.task_token_key is still one of them, as in 0.1.0"
+        yield Finding("signatures", Severity.WARNING, what, evidence, remedy)
+
+
+def check_keys(context: Context) -> Iterator[Finding]:
+    """Check that no API key in use expires soon."""
+    with context.connection() as connection:
+        columns = {"soon": context.limits.key_expiry, "limit": _COUNTED_KEYS}
+        rows = connection.execute(_FIND_EXPIRING_KEYS, columns, binary=True).fetchall()
+    for key_id, name, tenant, left in cast("list[tuple[str, str, str, timedelta]]", rows):
+        what = f"the API key {name} expires in {age_text(left)}, and is in use"
+        remedy = "create another with `tidewheel key create`, and give it to the key's users"
+        yield Finding("keys", Severity.WARNING, what, f"{key_id}, tenant {tenant}", remedy)
 
 
 def live_queues(connection: Conn) -> set[str]:

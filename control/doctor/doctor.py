@@ -25,6 +25,7 @@ CHECKS = (
     Check("quarantine", database.check_quarantine, needs="schema"),
     Check("order", database.check_order, needs="schema"),
     Check("signatures", database.check_signatures, needs="schema"),
+    Check("keys", database.check_keys, needs="schema"),
     Check("broker", broker.check_broker),
     Check("topics", broker.check_topics, needs="broker"),
     Check("disk", broker.check_disk),

@@ -74,6 +74,23 @@ SELECT k.tenant, k.key, k.blocked_by, tidewheel_now() - k.blocked_at
 -- No index: two rows. No lock.
 SELECT count(*), tidewheel_now() - max(created_at) FROM message_keys
 
+-- name: read_task_token_key_facts
+-- Returns the number of keys of task tokens, the age of the newest, and true if one is in `settings` too.
+-- No index: two rows. No lock.
+SELECT count(*), tidewheel_now() - max(k.created_at),
+       coalesce(bool_or(encode(k.secret, 'hex') = (SELECT value #>> '{}' FROM settings WHERE name = 'task_token_key')), false)
+  FROM task_token_keys AS k
+
+-- name: find_expiring_keys
+-- Returns the API keys that were used in the last 30 days and expire soon, the next one first.
+-- No index: the keys are few, and read whole. No lock.
+SELECT key_id, name, tenant, expires_at - tidewheel_now()
+  FROM api_keys
+ WHERE revoked_at IS NULL AND expires_at > tidewheel_now() AND expires_at < tidewheel_now() + %(soon)s::interval
+   AND last_used_at > tidewheel_now() - interval '30 days'
+ ORDER BY expires_at
+ LIMIT %(limit)s
+
 -- name: read_last_archived_day
 -- Returns the last day that the archive has; null without an archive.
 -- Index: archived_days_pkey. No lock.

@@ -30,7 +30,18 @@ _DAY = timedelta(days=1)
 
 _LIMITS = 10  # columns of a tenant before those of its deletion
 _Limits: TypeAlias = tuple[
-    str, datetime, int, float | None, int | None, int | None, int | None, datetime | None, datetime | None, list[str]
+    str,
+    datetime,
+    int,
+    float | None,
+    int | None,
+    int | None,
+    int | None,
+    int | None,
+    float | None,
+    datetime | None,
+    datetime | None,
+    list[str],
 ]
 _DeletionRow: TypeAlias = tuple[
     datetime | None, int, int, Mapping[str, int], str | None, datetime | None, datetime | None
@@ -72,6 +83,8 @@ class TenantSummary:
         in_flight: The runs that may be active at once; more wait.
         jobs: The number of its jobs.
         payload_bytes: The size of a payload.
+        keys: The API keys that its own keys may create.
+        key_rate: The requests a second of its API keys.
         paused_at: When it was paused; None if it is not.
         delete_at: When its requested deletion begins, which can be taken back until then; None if none was requested.
         roles: The database roles that may call the SQL functions for it.
@@ -85,6 +98,8 @@ class TenantSummary:
     in_flight: int | None
     jobs: int | None
     payload_bytes: int | None
+    keys: int | None
+    key_rate: float | None
     paused_at: datetime | None
     delete_at: datetime | None
     roles: Sequence[str]

@@ -9,6 +9,7 @@ from uuid import UUID
 import psycopg
 from psycopg.types.json import Jsonb
 
+from tidewheel import task_token_keys
 from tidewheel.control.restore.ends import create_missing, end_unknown, raise_attempts, record_ends
 from tidewheel.control.restore.history import History, find_expired, read_history
 from tidewheel.control.restore.replay import replay_requests
@@ -148,6 +149,7 @@ def restore(
             installation, now = read_installation(connection, settings), read_now(connection)
             keys = MessageKeys()
             keys.refresh(connection)
+            task_token_keys.refresh(installation.task_tokens, connection)
         state = _begin(session, since, stopped_at, write=not dry_run, accept_gaps=accept_gaps)
         report = Restored(datetime.fromisoformat(state.since), datetime.fromisoformat(state.stopped_at))
         if not dry_run:

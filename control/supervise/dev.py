@@ -16,6 +16,7 @@ from watchfiles import awatch  # pyright: ignore[reportUnknownVariableType] - tr
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.local_stack import make_stack
+from tidewheel.control.supervise.dev_access import console_link, executor_token
 from tidewheel.control.supervise.dev_stack import DevLock, DevStack
 from tidewheel.control.supervise.log import Log
 from tidewheel.control.supervise.process import Report
@@ -25,7 +26,7 @@ from tidewheel.control.supervise.supervisor import Supervisor
 from tidewheel.errors import refuse
 from tidewheel.local.ports import free_port, is_free
 from tidewheel.local.stack import StackInfo
-from tidewheel.local.state import HOME_VARIABLE
+from tidewheel.local.state import API_HEADERS_FILE, HOME_VARIABLE
 from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.executor import ExecutorSettings
 
@@ -74,8 +75,11 @@ async def run_dev(options: DevOptions, log: Log) -> bool:
     if "log_runs" not in settings.model_fields_set:
         variables["TIDEWHEEL_LOG_RUNS"] = "true"
     with DevLock(stack.home) as lock:
-        host, port = _choose_api_port(options.api_port, log)
+        api = ApiSettings.load(api_port=options.api_port)
+        port = _choose_api_port(api, options.api_port, log)
         variables["TIDEWHEEL_API_PORT"] = str(port)
+        if api.api_token is None:
+            variables["TIDEWHEEL_API_TOKEN"] = executor_token(stack.home)
         services = make_services(ROLES, variables, options.flags, options.metrics_port)
         supervisor = Supervisor(services, log, keeps_waiting=True)
         local = DevStack(stack, lock, supervisor, log)
@@ -87,8 +91,10 @@ async def run_dev(options: DevOptions, log: Log) -> bool:
                 if info is not None:
                     supervisor.release()
                     supervisor.run_beside(local.keep(info))
-                    api, named_home = f"http://{host}:{port}", options.home is not None
-                    supervisor.run_beside(_show(supervisor, log, info, api, began, named_home=named_home))
+                    link = await asyncio.to_thread(console_link, info.database_url, stack.home)
+                    url, named_home = f"http://{api.api_host}:{port}", options.home is not None
+                    shown = _Access(url, f"{url}{api.api_base_path or ''}/sign-in?link={link}")
+                    supervisor.run_beside(_show(supervisor, log, info, shown, began, named_home=named_home))
                     await supervisor.wait_stopping()
             finally:
                 await supervisor.stop()
@@ -96,25 +102,32 @@ async def run_dev(options: DevOptions, log: Log) -> bool:
     return not supervisor.has_failed
 
 
-def _choose_api_port(given: int | None, log: Log) -> tuple[str, int]:
-    """Return the API's address and port: the one given or set, else the default, else a free one.
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """The address of the API, and the link that opens the console once."""
+
+    api: str
+    console: str
+
+
+def _choose_api_port(settings: ApiSettings, given: int | None, log: Log) -> int:
+    """Return the API's port: the one given or set, else the default, else a free one.
 
     Raises:
         InvalidInput: The port that was given or set is in use.
     """
-    settings = ApiSettings.load(api_port=given)
     port = settings.api_port
     if port == 0:
-        return settings.api_host, free_port()
+        return free_port()
     if is_free(port):
-        return settings.api_host, port
+        return port
     problem = f"port {port} is in use by {_owner(port)}"
     if "api_port" in settings.model_fields_set:
         name = "--api-port" if given is not None else "TIDEWHEEL_API_PORT"
         refuse(name, problem, "end that process, or choose another port; 0 is a free one")
     chosen = free_port()
     log.report(f"{problem}: the API listens on {chosen}", level="warning")
-    return settings.api_host, chosen
+    return chosen
 
 
 def _owner(port: int) -> str:
@@ -165,20 +178,22 @@ async def _watch(supervisor: Supervisor, folders: Collection[Path], files: Colle
         supervisor.change("executor")
 
 
-async def _show(supervisor: Supervisor, log: Log, info: StackInfo, api: str, began: float, *, named_home: bool) -> None:
+async def _show(
+    supervisor: Supervisor, log: Log, info: StackInfo, access: _Access, began: float, *, named_home: bool
+) -> None:
     await supervisor.wait_settled()
     report = supervisor.last_report("executor")
     facts: Mapping[str, object] = {
-        "api": api,
+        "api": access.api,
         "bootstrap": info.bootstrap,
         "home": str(info.data_dir),
         "handlers": report.handlers,
         "seconds": round(monotonic_seconds() - began, 1),
     }
-    log.banner(_banner(info, api, report, began, named_home=named_home), "ready", facts)
+    log.banner(_banner(info, access, report, began, named_home=named_home), "ready", facts)
 
 
-def _banner(info: StackInfo, api: str, report: Report, began: float, *, named_home: bool) -> list[str]:
+def _banner(info: StackInfo, access: _Access, report: Report, began: float, *, named_home: bool) -> list[str]:
     handlers = report.handlers
     payload = json.dumps(report.payloads[handlers[0]]) if handlers and handlers[0] in report.payloads else None
     target = f"--handler {handlers[0]}" if handlers else "--url https://example.org/"
@@ -186,7 +201,8 @@ def _banner(info: StackInfo, api: str, report: Report, began: float, *, named_ho
         f"Tidewheel is ready, after {monotonic_seconds() - began:.1f} s.",
         "",
         f"  handlers    {', '.join(handlers) or 'none: --handlers names their modules'}",
-        f"  console     {api}, which serves REST too",
+        f"  console     {access.console}",
+        f"  REST        {access.api}: curl -H @{shlex.quote(str(info.data_dir / API_HEADERS_FILE))}",
         "  PostgreSQL  tidewheel psql",
         f"  Kafka       {info.bootstrap}, by SASL; settings: tidewheel env --format kafka --secrets",
         f"  data        {info.data_dir}",

@@ -38,7 +38,7 @@ from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.redaction import Redactor, redact
 from tidewheel.schemas.generated.records import HttpTarget
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.task_tokens import TASK_TOKEN_HEADER, task_token
+from tidewheel.task_tokens import TASK_TOKEN_HEADER, TaskTokens
 from tidewheel.transitions.installation import Installation
 from tidewheel.webhooks import host_key, read_secrets, signature_headers
 
@@ -140,7 +140,7 @@ class HttpRunner:
     Args:
         allow_private: True if targets may reach loopback, private and link-local addresses.
         secrets: Keys that sign requests, by host: `read_secrets`.
-        task_token_key: Key of task tokens.
+        task_tokens: Signs the task tokens of asynchronous calls.
         resolve: Resolves names in place of the system.
         ca_file: Roots that are accepted besides the bundled ones, in PEM.
         allow_lists: Hosts and ports that may be called; by default any.
@@ -152,7 +152,7 @@ class HttpRunner:
         *,
         allow_private: bool,
         secrets: Mapping[str, Sequence[bytes]] | None = None,
-        task_token_key: bytes = b"",
+        task_tokens: TaskTokens | None = None,
         resolve: Resolve | None = None,
         ca_file: Path | None = None,
         allow_lists: AllowLists | None = None,
@@ -161,7 +161,7 @@ class HttpRunner:
         self._store = store or SecretStore()
         self._allow_lists = allow_lists or AllowLists(allow_private=allow_private, ports=None)
         self._ca_file = ca_file
-        self._secrets, self._task_token_key = secrets or {}, task_token_key
+        self._secrets, self._task_tokens = secrets or {}, task_tokens or TaskTokens()
         self._guard = AddressGuard(allow_private=allow_private, resolve=resolve)
         self._client: HttpClient | None = None
 
@@ -222,7 +222,7 @@ class HttpRunner:
             now = SystemClock().now()
             headers |= signature_headers(secrets, name=attempt.request.run_id, at=now, body=attempt.payload)
         if target.async_timeout_ms is not None:
-            headers[TASK_TOKEN_HEADER] = task_token(self._task_token_key, *attempt.key)
+            headers[TASK_TOKEN_HEADER] = self._task_tokens.sign(*attempt.key)
         return headers
 
 
@@ -232,7 +232,7 @@ def http_runner(settings: ExecutorSettings, installation: Installation, store: S
     return HttpRunner(
         allow_private=settings.http_allow_private,
         secrets=read_secrets(secrets.get_secret_value()) if secrets else None,
-        task_token_key=installation.task_token_key,
+        task_tokens=installation.task_tokens,
         ca_file=settings.http_ca_file,
         allow_lists=settings.allow_lists(enforces=True),
         store=store,

@@ -25,7 +25,7 @@ from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.kafka.clients import producer
 from tidewheel.kafka.topics import Topics
 from tidewheel.schemas.generated.records import KafkaTarget
-from tidewheel.task_tokens import TASK_TOKEN_HEADER, task_token
+from tidewheel.task_tokens import TASK_TOKEN_HEADER
 from tidewheel.transitions.installation import Installation
 
 REPLY_TOPIC_HEADER = "tidewheel-reply-topic"
@@ -94,7 +94,7 @@ class KafkaRunner:
         self._needed_seconds = min(seconds * _IN_CLIENT + _EXPIRY_SECONDS, seconds * _MOST_OF_LEASE)
         self._config = {"topic.metadata.propagation.max.ms": str(int(self._in_client_ms * _TOPIC_SEEN)), **config}
         self._topics: Topics = installation.topics
-        self._task_token_key = installation.task_token_key
+        self._task_tokens = installation.task_tokens
         self._producer: Producer | None = None
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -227,7 +227,7 @@ class KafkaRunner:
         if attempt.traceparent:
             headers["traceparent"] = attempt.traceparent
         if target.reply_timeout_ms is not None:
-            headers[TASK_TOKEN_HEADER] = task_token(self._task_token_key, *attempt.key)
+            headers[TASK_TOKEN_HEADER] = self._task_tokens.sign(*attempt.key)
             headers[REPLY_TOPIC_HEADER] = self._topics.target_replies
         return [(name, value.encode()) for name, value in headers.items()]
 

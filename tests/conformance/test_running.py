@@ -9,7 +9,6 @@ from tests.conformance.kit import Kit
 from tests.fixtures.reader import TopicReader
 from tests.transitions.acts import trigger
 from tidewheel.runs import Lane
-from tidewheel.task_tokens import read_task_token
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -162,7 +161,7 @@ def test_attempt_may_wait_for_an_external_end(kit: Kit) -> None:
     run_id = kit.trigger("conformance.end", {"how": "wait"})
     kit.until(lambda: kit.facts(run_id).state == "waiting", "it waits")
     [token] = [each["token"] for each in kit.effects(run_id) if each["what"] == "token"]
-    assert read_task_token(kit.fleet.database.installation.task_token_key, token) == (run_id, 1)
+    assert kit.fleet.database.installation.task_tokens.read(token) == (run_id, 1)
     assert kit.facts(run_id).failed_attempts == 0
     kit.client.runs.cancel(run_id)
 

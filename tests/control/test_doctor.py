@@ -24,6 +24,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, admin_of, delete_topics, until
 from tests.relay.topics import make_topics
 from tests.transitions.acts import begin, end, ending, submit, trigger
+from tidewheel.control.client.client import Client
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
 from tidewheel.control.doctor.doctor import CHECKS, diagnose
 from tidewheel.control.reads.findings import Finding, Severity
@@ -229,7 +230,26 @@ def test_old_and_missing_key_of_run_messages_are_found(fresh_database: Database)
     assert (old.severity, old.evidence) == (Severity.WARNING, "created 366 days ago")
     fresh_database.execute("DELETE FROM message_keys")
     missing = about(examine(fresh_database), "signatures")
-    assert (missing.severity, missing.remedy) == (Severity.ERROR, "tidewheel topics rotate-key")
+    assert (missing.severity, missing.remedy) == (Severity.ERROR, "tidewheel secrets rotate run-messages")
+
+
+def test_key_of_task_tokens_that_applications_read_is_found(fresh_database: Database) -> None:
+    fresh_database.execute("UPDATE settings SET value = (SELECT to_jsonb(encode(secret, 'hex')) FROM task_token_keys)"
+                           " WHERE name = 'task_token_key'")  # fmt: skip
+    found = about(examine(fresh_database), "signatures")
+    assert (found.severity, found.remedy) == (Severity.WARNING, "tidewheel secrets rotate task-tokens")
+    fresh_database.execute("DELETE FROM task_token_keys")
+    assert about(examine(fresh_database), "signatures").severity is Severity.ERROR
+
+
+def test_api_key_in_use_that_expires_soon_is_found(fresh_database: Database) -> None:
+    with Client(fresh_database.url) as client:
+        client.api_keys.create("ci", ["read"], lifetime=timedelta(days=13))
+    assert [each for each in examine(fresh_database) if each.check == "keys"] == []
+    fresh_database.execute("UPDATE api_keys SET last_used_at = tidewheel_now()")
+    found = about(examine(fresh_database), "keys")
+    assert found.severity is Severity.WARNING
+    assert found.what.startswith("the API key ci expires in 12d23h")
 
 
 def test_invalid_index_is_found(fresh_database: Database) -> None:

@@ -15,6 +15,7 @@ from tidewheel.executor.runners.addresses import Resolve
 from tidewheel.executor.runners.http import HttpRunner
 from tidewheel.executor.runners.secret_store import SecretStore
 from tidewheel.jobs.allow_lists import AllowLists
+from tidewheel.task_tokens import TaskTokens
 
 
 @dataclass
@@ -180,7 +181,11 @@ def call(
     async def work() -> list[Outcome]:
         known = {host: secrets} if secrets else None
         runner = HttpRunner(
-            allow_private=allow_private, secrets=known, task_token_key=b"of tests", resolve=resolve, store=store
+            allow_private=allow_private,
+            secrets=known,
+            task_tokens=TaskTokens([b"of tests"]),
+            resolve=resolve,
+            store=store,
         )
         try:
             outcomes: list[Outcome] = []

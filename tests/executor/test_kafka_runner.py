@@ -21,7 +21,6 @@ from tidewheel.executor.runners.kafka import KafkaRunner
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
-from tidewheel.task_tokens import read_task_token
 
 pytestmark = pytest.mark.kafka
 
@@ -118,7 +117,7 @@ def test_message_with_a_reply_names_its_topic_and_the_run_waits(sending: Sending
     [message] = sending.written()
     headers = dict(message.headers)
     token = headers["tidewheel-task-token"].decode()
-    assert read_task_token(sending.installation.task_token_key, token) == (RUN, 1)
+    assert sending.installation.task_tokens.read(token) == (RUN, 1)
     assert headers["tidewheel-reply-topic"] == sending.installation.topics.target_replies.encode()
 
 

@@ -21,6 +21,7 @@ from tests.fixtures.reader import TopicReader
 from tests.fixtures.services import until
 from tests.transitions.acts import attempts, submit, trigger
 from tests.transitions.stepping import in_background
+from tidewheel.control.rotation import rotate_message_keys
 from tidewheel.local.stack import StackInfo
 from tidewheel.message_signatures import (
     SIGNATURE_HEADER,
@@ -28,7 +29,6 @@ from tidewheel.message_signatures import (
     MessageKey,
     SignatureFlaw,
     digest_of,
-    rotate_key,
 )
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.loop import Relay
@@ -229,7 +229,7 @@ def test_rotation_under_load_refuses_no_message(executing: Executing) -> None:
             for _ in range(3):
                 database.execute(AGE_KEYS, [timedelta(minutes=2)])
                 with database.transaction() as connection:
-                    newest = rotate_key(connection)
+                    newest = rotate_message_keys(connection)
                 sent += [executing.trigger("acts.echo", 0) for _ in range(50)]
                 database.execute(AGE_KEYS, [timedelta(seconds=SIGNS_AFTER_SECONDS)])
                 until(partial(sends_with, executing, sent, newest), "the relay signs with the new key")
@@ -260,7 +260,7 @@ def test_revoked_key_verifies_nothing_after_the_next_heartbeat(executing: Execut
     with executing.running(**NO_SWEEP):
         executing.ended(first)
         with executing.database.transaction() as connection:
-            rotate_key(connection, revoke=True)
+            rotate_message_keys(connection, revoke=True)
         seen = dict[str, int]()
         until(lambda: beats(executing, seen, 2), "two heartbeats have come after it")
         publish(executing, topic, key, value, stolen)

@@ -18,7 +18,7 @@ from tidewheel.ids import RunId
 from tidewheel.intake.batch import read_target_reply
 from tidewheel.local.stack import StackInfo
 from tidewheel.schemas.generated.records import RunCompleted
-from tidewheel.task_tokens import task_token
+from tidewheel.task_tokens import TaskTokens, task_token
 
 KEY = b"of this installation"
 TOKEN = task_token(KEY, RunId(UUID(int=1)), 1)
@@ -168,20 +168,20 @@ def test_redriven_target_reply_ends_its_run(fresh_database: Database, info: Stac
 
 def test_too_large_target_reply_fails_permanently() -> None:
     big = json.dumps("x" * 65_536).encode()
-    request = read_target_reply([("tidewheel-task-token", TOKEN.encode())], big, KEY)
+    request = read_target_reply([("tidewheel-task-token", TOKEN.encode())], big, TaskTokens([KEY]))
     assert (request.status, request.error_type, request.permanent) == ("failed", "ResultTooLarge", True)
     assert request.result is None
 
 
 @pytest.mark.parametrize(("value", "result"), [(None, None), (b"", None), (b"null", b"null"), (b" [1, 2]\n", b"[1,2]")])
 def test_target_replys_value_is_stored_as_compact_json(value: bytes | None, result: bytes | None) -> None:
-    request = read_target_reply({"Tidewheel-Task-Token": TOKEN}, value, KEY)
+    request = read_target_reply({"Tidewheel-Task-Token": TOKEN}, value, TaskTokens([KEY]))
     assert (request.status, request.result) == ("succeeded", result)
 
 
 def test_error_texts_of_a_target_reply_are_cut_and_storable() -> None:
     headers = [("tidewheel-task-token", TOKEN.encode()), ("tidewheel-status", b"failed")]
-    request = read_target_reply(headers, b"\x00\xff\x1b" + "ü".encode() * 5000, KEY)
+    request = read_target_reply(headers, b"\x00\xff\x1b" + "ü".encode() * 5000, TaskTokens([KEY]))
     message = request.error_message or ""
     assert message.startswith(" \ufffd ü")
     assert len(message) == 4096
@@ -193,11 +193,11 @@ def test_error_texts_of_a_target_reply_are_cut_and_storable() -> None:
 )
 def test_target_reply_with_unstorable_json_is_undecodable(value: bytes) -> None:
     with pytest.raises(UndecodableMessage):
-        read_target_reply([("tidewheel-task-token", TOKEN.encode())], value, KEY)
+        read_target_reply([("tidewheel-task-token", TOKEN.encode())], value, TaskTokens([KEY]))
 
 
 @pytest.mark.parametrize("error_type", [b"", b"x" * 300, b"a\nb", b"\xff\x00"])
 def test_target_reply_with_an_invalid_error_type_is_undecodable(error_type: bytes) -> None:
     given = {"tidewheel-task-token": TOKEN.encode(), "tidewheel-status": b"failed", "tidewheel-error-type": error_type}
     with pytest.raises(UndecodableMessage, match="error_type"):
-        read_target_reply(list(given.items()), b"", KEY)
+        read_target_reply(list(given.items()), b"", TaskTokens([KEY]))

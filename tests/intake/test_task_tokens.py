@@ -155,10 +155,10 @@ def test_token_of_an_earlier_attempt_does_not_end_the_next(with_job: Database) -
 
 
 def test_token_of_an_unknown_or_unclaimed_attempt_is_rejected(with_job: Database) -> None:
-    unknown = task_token(with_job.installation.task_token_key, RunId(begun(with_job).run_id), 7)
+    unknown = with_job.installation.task_tokens.sign(RunId(begun(with_job).run_id), 7)
     is_over(apply_batch(with_job, completing(unknown))[0], "running")
     gone = trigger(with_job)
-    is_over(apply_batch(with_job, completing(task_token(with_job.installation.task_token_key, gone, 1)))[0], "queued")
+    is_over(apply_batch(with_job, completing(with_job.installation.task_tokens.sign(gone, 1)))[0], "queued")
 
 
 def test_completion_with_a_forged_token_changes_nothing(with_job: Database) -> None:

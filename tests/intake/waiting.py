@@ -5,14 +5,13 @@ from datetime import timedelta
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, apply_batch, begun
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.task_tokens import task_token
 from tidewheel.transitions.await_external import Wait, wait_runs
 from tidewheel.transitions.claim import Started
 
 
 def token_of(database: Database, started: Started) -> str:
     """The token that an attempt was handed."""
-    return task_token(database.installation.task_token_key, started.run_id, started.attempt)
+    return database.installation.task_tokens.sign(started.run_id, started.attempt)
 
 
 def waiting(

@@ -23,9 +23,9 @@ from tidewheel.postgres.statements import Statements
 ENTRIES: Mapping[str, tuple[str, ...]] = {
     "scheduler": ("tidewheel.scheduler.loop",),
     "relay": ("tidewheel.relay.loop",),
-    "intake": ("tidewheel.intake.service",),
-    "executor": ("tidewheel.executor.loop",),
-    "api": ("tidewheel.control.api.service",),
+    "intake": ("tidewheel.intake.service", "tidewheel.task_token_keys"),
+    "executor": ("tidewheel.executor.loop", "tidewheel.task_token_keys"),
+    "api": ("tidewheel.control.api.service", "tidewheel.task_token_keys"),
     "application": (
         "tidewheel.control.client.enqueue",
         "tidewheel.control.client.own_runs",

@@ -73,7 +73,11 @@ OTHERS = {
     ("tenants", "CHECK ((in_flight > 0))"),
     ("tenants", "CHECK ((max_jobs > 0))"),
     ("tenants", "CHECK ((max_payload_bytes > 0))"),
+    ("tenants", "CHECK ((max_keys > 0))"),
+    ("tenants", "CHECK ((max_key_rate > (0)::double precision))"),
     ("message_keys", "CHECK ((octet_length(secret) = 32))"),
+    ("task_token_keys", "CHECK ((octet_length(secret) = 32))"),
+    ("sign_ins", "CHECK ((octet_length(digest) = 32))"),
     ("api_keys", "CHECK ((octet_length(secret_hash) = 32))"),
     ("api_keys", "CHECK ((rate > (0)::double precision))"),
 }

@@ -15,6 +15,8 @@ WITHOUT_TENANT = {
     "intake_offsets",
     "schemas",
     "message_keys",
+    "sign_ins",
+    "task_token_keys",
     "run_days",
     "retention_state",
     "standby",

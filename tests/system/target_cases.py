@@ -23,7 +23,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # its 
 from tests.fixtures.reader import TopicReader
 from tests.fixtures.services import Fleet
 from tidewheel.runs import FINAL
-from tidewheel.task_tokens import TASK_TOKEN_HEADER, read_task_token
+from tidewheel.task_tokens import TASK_TOKEN_HEADER
 
 EVENTS = ("timeout", "cancel", "crash", "restart")
 DELIVERIES = ("at_least_once", "at_most_once")
@@ -196,7 +196,7 @@ class Cases:
         runs = {str(rows[key][0]) for key in keys & rows.keys() if rows[key][1] not in FINAL}
         tokens = dict.fromkeys(self.server.tokens, "http") | {token: "kafka" for _, _, token in self._sent() if token}
         for token, way in tokens.items():
-            read = read_task_token(self.fleet.database.installation.task_token_key, token)
+            read = self.fleet.database.installation.task_tokens.read(token)
             assert read is not None
             if str(read[0]) not in runs or read[1] < first or token in self._answered:
                 continue

@@ -115,7 +115,7 @@ def site(fleet: Fleet, info: StackInfo, tmp_path: Path) -> Iterator[Site]:
             "password of a role": str(conninfo_to_dict(fleet.database.url_of("relay"))["password"]),
             "Kafka password": fleet.kafka["sasl.password"],
             "webhook secret": webhook,
-            "key of task tokens": fleet.database.installation.task_token_key,
+            "key of task tokens": cast("bytes", fleet.database.value("SELECT secret FROM task_token_keys")),
         }
     )
     folder = tmp_path / "secrets"

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.database import Database
+from tidewheel.control.rotation import rotate_message_keys
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.message_signatures import (
     SIGNATURE_CHARACTERS,
@@ -13,7 +14,6 @@ from tidewheel.message_signatures import (
     MessageKeys,
     SignatureFlaw,
     digest_of,
-    rotate_key,
 )
 from tidewheel.postgres.session import Session
 
@@ -77,7 +77,7 @@ def keys_of(database: Database) -> MessageKeys:
 def rotate(database: Database, *, revoke: bool = False) -> int:
     """Rotate in a transaction."""
     with database.transaction() as connection:
-        return rotate_key(connection, revoke=revoke)
+        return rotate_message_keys(connection, revoke=revoke)
 
 
 def age(database: Database, seconds: float) -> None:
@@ -131,7 +131,7 @@ def test_second_rotation_waits_unless_it_revokes(fresh_database: Database) -> No
 
 def test_database_without_a_key_gets_one_by_rotation(fresh_database: Database) -> None:
     fresh_database.execute("DELETE FROM message_keys")
-    with pytest.raises(Unavailable, match="tidewheel topics rotate-key"):
+    with pytest.raises(Unavailable, match="tidewheel secrets rotate run-messages"):
         keys_of(fresh_database).require()
     rotate(fresh_database)
     keys_of(fresh_database).require()

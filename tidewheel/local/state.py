@@ -23,6 +23,12 @@ from tidewheel.local.private_file import write_private
 HOME_VARIABLE = "TIDEWHEEL_HOME"
 
 STATE_FILE = "stack.json"
+API_HEADERS_FILE = "api-headers"
+"""The header with which curl opens the API of `tidewheel dev`: `curl -H @FILE`."""
+
+API_TOKEN_FILE = "api-token"  # noqa: S105 - the name of a file
+"""The token of executors in other languages."""
+
 DEV_FILE = "dev.lock"
 """Names the `tidewheel dev` of the stack, which holds a lock of the file."""
 

@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from tidewheel import task_token_keys
 from tidewheel.errors import Unusable
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.database_clock import read_now
@@ -32,7 +33,7 @@ CREATE OR REPLACE FUNCTION tidewheel_now() RETURNS timestamptz
 """
 
 # What no test made.
-_KEPT = ["tidewheel_migrations", "settings", "schemas", "message_keys"]
+_KEPT = ["tidewheel_migrations", "settings", "schemas", "message_keys", "task_token_keys"]
 # Returns each table and partition, with its parent or itself, and whether its file has a page. A query for rows would
 # open all indexes, and TRUNCATE of a parent would write new files for each of its partitions.
 _TABLES: LiteralString = """
@@ -81,6 +82,7 @@ class Template:
             if extra:
                 connection.execute(extra)
             self.installation = read_installation(connection, Connections.load(http_allow_private=True))
+            task_token_keys.refresh(self.installation.task_tokens, connection)
             self._tables = {str(parent) for _, parent, _ in connection.execute(_TABLES, [_KEPT])}
 
     def copy(self) -> str:

@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from psycopg.rows import class_row
 
+from tidewheel import task_token_keys
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.results import Job, Run
@@ -233,7 +234,9 @@ class Tidewheel:
         settings = Connections.load(topic_prefix=self.topics.prefix, http_allow_private=True)
         with self._session.transaction() as connection:
             record_topic_prefix(connection, settings)
-            return read_installation(connection, settings)
+            installation = read_installation(connection, settings)
+            task_token_keys.refresh(installation.task_tokens, connection)
+            return installation
 
     def _next_due(self) -> datetime | None:
         with self._session.transaction() as connection:

@@ -12,12 +12,12 @@ from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.kafka.topics import Topics
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.redaction import protect
 from tidewheel.schemas.cloudevents import ContentType
 from tidewheel.schemas.codec import encode, encode_json
 from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, RunCompleted
 from tidewheel.schemas.registry import Recorded, framed, frames_of
 from tidewheel.settings.connections import Connections
+from tidewheel.task_tokens import TaskTokens
 from tidewheel.transitions.tenant_rates import TenantRates
 
 _SQL = Statements("tidewheel.transitions")
@@ -43,9 +43,9 @@ class Installation:
         as_registry: True if events have that format.
         misfire_after: The delay after which an occurrence counts as missed.
         catch_up_rate: Caught-up runs per second, of the whole fleet.
-        task_token_key: The key that signs task tokens.
         allow_lists: The targets that jobs may name.
         tenant_role: The role as which sessions act for a tenant; None if they do so as the owner of the tables.
+        task_tokens: The task tokens: no fact either, for their keys are rotated. Empty until `task_token_keys.refresh`.
         rates: The rates of tenants: no fact but what the threads of the process share, for every writer of runs.
     """
 
@@ -59,9 +59,9 @@ class Installation:
     as_registry: bool = False
     frames: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     catch_up_rate: float = 1000.0
-    task_token_key: bytes = field(default=b"", repr=False)
     allow_lists: AllowLists = field(default_factory=AllowLists)
     tenant_role: str | None = None
+    task_tokens: TaskTokens = field(default_factory=TaskTokens, repr=False, compare=False)
     rates: TenantRates = field(default_factory=TenantRates, repr=False, compare=False)
 
 
@@ -79,7 +79,6 @@ def read_installation(connection: Conn, settings: Connections) -> Installation:
     facts = dict(cast("list[tuple[str, object]]", connection.execute(_READ_INSTALLATION).fetchall()))
     frames = frames_of(cast("Recorded", facts.get("schema_ids") or {}))
     topics = Topics(_prefix(facts.get("topic_prefix"), settings))
-    protect(str(facts["task_token_key"]))
     return Installation(
         shards=cast("int", facts["shards"]),
         topics=topics,
@@ -91,7 +90,6 @@ def read_installation(connection: Conn, settings: Connections) -> Installation:
         misfire_after=settings.misfire_after,
         run_events=settings.events_runs == "all",
         catch_up_rate=settings.catch_up_rate,
-        task_token_key=bytes.fromhex(str(facts["task_token_key"])),
         allow_lists=settings.allow_lists(topics.prefix),
         tenant_role=cast("str | None", facts.get("tenant_role")),
     )

@@ -1261,7 +1261,7 @@ SELECT given.run_id, given.attempt, %(kind)s, given.tenant, given.executor_id, t
 -- Returns the number of shards, the signing key, the recorded topic prefix, the schemas' ids in a registry, the tenants' role.
 -- Index: settings_pkey.
 -- No lock.
-SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key', 'topic_prefix', 'schema_ids', 'tenant_role')
+SELECT name, value FROM settings WHERE name IN ('shards', 'topic_prefix', 'schema_ids', 'tenant_role')
 
 -- name: find_busy_attempts
 -- Returns the attempts that a move did not change only because another transaction holds their row; the caller retries.

@@ -26,7 +26,6 @@ from tests.transitions.acts import (
 from tidewheel.control.client.client import Client
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import RunRequest
-from tidewheel.task_tokens import read_task_token
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_claim_starts_the_attempt_and_returns_its_token(executor: Executor, data
     [started] = executor.claim(run_id)
     assert (started["run_id"], started["attempt"], started["request"]) == (str(run_id), 1, None)
     assert 0 < started["schedule_to_close_remaining_seconds"] <= 10
-    assert read_task_token(database.installation.task_token_key, started["task_token"]) == (run_id, 1)
+    assert database.installation.task_tokens.read(started["task_token"]) == (run_id, 1)
     row = open_run(database, run_id)
     assert (row.state, row.claimed_from, row.executor_id) == (
         "running",

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.control.api.answering import ApiClient, answer_of, answering, enter, refusal
+from tests.control.console.pages import fields_of
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import submit, trigger
@@ -324,3 +325,61 @@ def test_thousand_idle_connections_with_a_key_do_not_slow_down_beats(door: ApiCl
         with httpx.Client(**executors) as another:  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             assert enter(another).heartbeat() == []
         assert door.get("/api/v1/jobs", headers=with_key(key)).status_code == HTTPStatus.OK
+
+
+def test_admin_key_of_a_tenant_makes_no_more_keys_and_no_faster_ones_than_operators_allow(door: ApiClient) -> None:
+    """A tenant gave itself a rate of 1,000,000, and 60 keys: issue 39, N11."""
+    add_tenant(door.database, "acme")
+    admin = with_key(created(door.database, "admin", tenant="acme"))
+
+    def make(**about: object) -> httpx.Response:
+        return door.post("/api/v1/keys", json={"name": "n", "scopes": ["read"], **about}, headers=admin)
+
+    [error] = refusal(make(rate=1_000_000), HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
+    assert (error["path"], "tidewheel tenant limits acme --key-rate N" in error["remedy"]) == ("rate", True)
+    assert make(rate=100).status_code == HTTPStatus.CREATED
+    with Client(door.database.url) as operator:
+        operator.tenants.limit("acme", keys=5, key_rate=500)
+    assert make(rate=500).status_code == HTTPStatus.CREATED
+    with ThreadPoolExecutor(8) as threads:
+        answers = [sent.result().status_code for sent in [threads.submit(make) for _ in range(8)]]
+    assert answers.count(HTTPStatus.CREATED) == 2, "five with its own"
+    [error] = refusal(make(), HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
+    assert error["path"] == "keys"
+    with Client(door.database.url, tenant="acme") as operator:
+        operator.api_keys.create("of an operator", ["read"], rate=1000)
+
+
+def test_keys_of_a_tenant_share_its_rate(door: ApiClient) -> None:
+    add_tenant(door.database, "acme")
+    with Client(door.database.url) as operator:
+        operator.tenants.limit("acme", key_rate=0.5)
+    keys = [with_key(created(door.database, "read", tenant="acme")) for _ in range(3)]
+    answers = [door.get("/api/v1/jobs", headers=key) for key in keys]
+    assert [answer.status_code for answer in answers] == [200, 429, 429]
+    assert "the API keys of tenant acme have sent too many" in answers[1].json()["detail"]
+    others = with_key(created(door.database, "read"))
+    assert door.get("/api/v1/jobs", headers=others).status_code == HTTPStatus.OK
+
+
+def test_key_expires_after_a_year_unless_its_maker_says_otherwise(door: ApiClient) -> None:
+    admin = with_key(created(door.database, "admin"))
+    abouts: tuple[dict[str, object], ...] = ({}, {"lifetime": None}, {"lifetime": "90d"})
+    for about in abouts:
+        made = door.post("/api/v1/keys", json={"name": "n", "scopes": ["read"], **about}, headers=admin)
+        assert made.status_code == HTTPStatus.CREATED
+    lives = "SELECT extract(day FROM expires_at - created_at)::integer FROM api_keys ORDER BY created_at"
+    assert [life for (life,) in door.database.rows(lives)] == [365, 365, None, 90]
+
+
+def test_caller_without_a_key_makes_none(database: Database) -> None:
+    """The key would outlive the open API: issue 39, N5."""
+    with answering(database) as client:
+        body = {"name": "x", "scopes": ["admin"], "all_tenants": True}
+        assert "tidewheel key create" in refusal(client.post("/api/v1/keys", json=body), HTTPStatus.FORBIDDEN)["detail"]
+        client.headers.update({"Accept": "text/html"})
+        page = client.get("/admin/new-key")
+        assert "Refused without a sign-in" in page.text
+        answer = client.post("/admin/new-key", data=fields_of(page) | {"name": "ci", "read": "yes"})
+        assert answer.status_code == HTTPStatus.FORBIDDEN
+    assert database.count("api_keys") == 0

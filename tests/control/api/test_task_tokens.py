@@ -97,7 +97,7 @@ def test_forged_token_is_refused_without_a_transaction_and_uses_up_no_request_id
 
 def test_token_of_another_run_than_the_address_names_is_refused(client: httpx.Client, database: Database) -> None:
     started = a_waiting_run(database)
-    others = task_token(database.installation.task_token_key, uuid4(), 1)
+    others = database.installation.task_tokens.sign(uuid4(), 1)
     answer = client.post(f"/api/v1/runs/{started.run_id}:complete", headers={"Authorization": f"Bearer {others}"})
     [error] = refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
     assert error["path"] == "token"

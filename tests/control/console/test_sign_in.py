@@ -14,7 +14,7 @@ from tidewheel.api_keys import new_key
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import key_check
 from tidewheel.control.client.client import Client
-from tidewheel.control.console.sign_in import COOKIE, LIFE_SECONDS, Signer, SignIn
+from tidewheel.control.console.sign_in import COOKIE, LIFE, SignIn, add_sign_in
 from tidewheel.jobs.values import format_timestamp
 
 
@@ -46,7 +46,7 @@ def test_cookie_is_kept_from_scripts_and_other_sites_and_holds_no_secret(door: A
     key = key_of(door.database)
     answer = sign_in(door, key)
     [cookie] = [each for each in answer.headers.get_list("set-cookie") if each.startswith(COOKIE)]
-    assert {"HttpOnly", "SameSite=strict", "Path=/", f"Max-Age={LIFE_SECONDS}"} <= set(cookie.split("; "))
+    assert {"HttpOnly", "SameSite=strict", "Path=/", f"Max-Age={LIFE.total_seconds():.0f}"} <= set(cookie.split("; "))
     assert key not in cookie
     assert key.split("_")[2] not in cookie
     assert key not in door.get("/").text
@@ -68,17 +68,18 @@ def test_key_typed_into_a_page_that_came_by_plain_http_from_afar_is_refused(door
     assert COOKIE not in answer.headers.get("set-cookie", "")
 
 
-def test_renewal_behind_a_proxy_keeps_the_cookie_from_plain_http(
-    door: ApiClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    form = form_of(door.get("/sign-in")) | {"key": key_of(door.database)}
-    first = door.post("/sign-in", data=form, headers={"Origin": "https://jobs.example.org", "Host": "jobs.example.org"})
-    [made] = [each for each in first.headers.get_list("set-cookie") if each.startswith(f"{COOKIE}=")]
-    assert "; Secure" in made
-    monkeypatch.setattr("tidewheel.control.console.sign_in.RENEW_SECONDS", -1)
-    page = door.get("/", headers={"Cookie": made.partition(";")[0]})
-    [renewed] = [each for each in page.headers.get_list("set-cookie") if each.startswith(f"{COOKIE}=")]
-    assert "; Secure" in renewed
+def test_cookies_by_https_have_names_that_no_other_host_of_the_domain_can_set(door: ApiClient) -> None:
+    proxied = {"Origin": "https://jobs.example.org", "Sec-Fetch-Site": "same-origin"}
+    for base, prefix in (("", "__Host-"), ("/ops", "__Secure-")):
+        with console(door.database, **({"api_base_path": base} if base else {})) as behind:
+            form = form_of(behind.get(f"{base}/sign-in")) | {"key": key_of(door.database)}
+            answer = behind.post(f"{base}/sign-in", data=form, headers=proxied)
+            [made] = [each for each in answer.headers.get_list("set-cookie") if COOKIE in each]
+            assert made.startswith(f"{prefix}{COOKIE}=")
+            assert {"Secure", f"Path={base or '/'}"} <= set(made.split("; "))
+            pair = made.partition(";")[0]
+            assert behind.get(f"{base}/", headers={"Cookie": pair}).status_code == HTTPStatus.OK
+            assert behind.get(f"{base}/", headers={"Cookie": f"{pair}x"}).status_code == HTTPStatus.SEE_OTHER
 
 
 @pytest.mark.parametrize("kind", ["unknown", "mistyped", "revoked"])
@@ -138,20 +139,92 @@ def test_sign_out_ends_the_sign_in_of_this_browser(door: ApiClient) -> None:
     assert door.get("/").status_code == HTTPStatus.SEE_OTHER
 
 
-def test_forged_and_old_cookies_open_nothing(door: ApiClient) -> None:
-    key = key_of(door.database)
-    key_id, now = key.split("_")[1], 1_900_000_000
-    signer = Signer(door.database.installation.task_token_key)
-    forged = Signer(b"another").write(SignIn(key_id, now, None))
-    assert signer.read(forged, now) is None
-    own = signer.write(SignIn(key_id, now, "anna"))
-    assert signer.read(own, now + 60) == SignIn(key_id, now, "anna")
-    assert signer.read(own, now + LIFE_SECONDS + 61) is None
-    assert signer.read(own + "0", now) is None
-    assert signer.read(own[1:], now) is None
-    for text in (forged, "", ".", "x" * 5000):
+def test_sign_out_ends_the_sign_in_for_whoever_has_copied_its_cookie(door: ApiClient) -> None:
+    signed_in(door, key_of(door.database))
+    copied, form = cookies_of(door), form_of(door.get("/"))
+    with console(door.database) as other_process:
+        assert other_process.get("/", headers=copied).status_code == HTTPStatus.OK
+        assert door.post("/sign-out", data=form).status_code == HTTPStatus.SEE_OTHER
+        assert door.get("/", headers=copied).status_code == HTTPStatus.SEE_OTHER
+        until(lambda: other_process.get("/", headers=copied).status_code == HTTPStatus.SEE_OTHER, "the sign-in to end")
+
+
+def test_sign_in_ends_after_12_hours_without_a_page_and_after_7_days_in_any_case(door: ApiClient) -> None:
+    """Nothing lengthens a sign-in: issue 39, N10."""
+    database = door.database
+    signed_in(door, key_of(database))
+    kept = cookies_of(door)
+
+    def opens(used: str, made: str) -> bool:
+        database.execute("UPDATE sign_ins SET used_at = tidewheel_now() - %s::interval", [used])
+        database.execute("UPDATE sign_ins SET made_at = tidewheel_now() - %s::interval", [made])
+        with console(database) as fresh:  # its process has read nothing yet
+            return fresh.get("/", headers=kept).status_code == HTTPStatus.OK
+
+    assert opens("11 hours 59 minutes", "6 days")
+    used = "SELECT tidewheel_now() - used_at < interval '1 minute' FROM sign_ins"
+    assert database.value(used) is True, "a page counts as a use"
+    assert not opens("12 hours 1 minute", "1 day")
+    assert not opens("0", "7 days 1 minute")
+
+
+def test_sign_in_of_a_key_opens_nothing_of_another_key_with_its_id(door: ApiClient) -> None:
+    """A cookie is bound to the secret that was shown: issue 39, N1."""
+    signed_in(door, key_of(door.database))
+    assert door.get("/").status_code == HTTPStatus.OK
+    door.database.execute("UPDATE api_keys SET secret_hash = sha256('another')")
+    until(lambda: door.get("/").status_code == HTTPStatus.SEE_OTHER, "the sign-in to end")
+
+
+def test_forged_cookies_open_nothing(door: ApiClient) -> None:
+    key = key_of(door.database, "admin")
+    key_id = key.split("_")[1]
+    digest = door.database.value("SELECT encode(secret_hash, 'hex') FROM api_keys")
+    guesses = (SignIn(key_id, "guessed"), SignIn(key_id, str(digest)))
+    for text in (*(guess.text for guess in guesses), key_id, f"{key_id}.", ".", "x" * 5000):
         door.cookies.set(COOKIE, text)
         assert door.get("/").status_code == HTTPStatus.SEE_OTHER
+
+
+def test_sign_ins_of_a_key_are_bounded_and_ended_ones_are_deleted(
+    door: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidewheel.control.console.sign_in._MOST_SIGN_INS", 3)
+    key = key_of(door.database)
+    for _ in range(5):
+        door.cookies.clear()
+        signed_in(door, key)
+    assert door.database.count("sign_ins") == 3
+    assert door.get("/").status_code == HTTPStatus.OK
+    door.database.execute("UPDATE sign_ins SET made_at = made_at - interval '8 days'")
+    door.cookies.clear()
+    signed_in(door, key_of(door.database))
+    assert door.database.count("sign_ins") == 1
+
+
+def test_link_opens_the_console_once(door: ApiClient) -> None:
+    key_of(door.database, "admin")
+    key_id = str(door.database.value("SELECT key_id FROM api_keys"))
+
+    def link() -> str:
+        with door.database.transaction() as connection:
+            made = add_sign_in(connection, key_id, None, is_link=True)
+        assert made is not None
+        return made.text
+
+    text = link()
+    door.cookies.set(COOKIE, text)
+    assert door.get("/").status_code == HTTPStatus.SEE_OTHER, "a link is no cookie"
+    door.cookies.clear()
+    opened = door.get(f"/sign-in?link={text}")
+    assert (opened.status_code, opened.headers["location"]) == (HTTPStatus.SEE_OTHER, "/")
+    assert door.get("/").status_code == HTTPStatus.OK
+    with console(door.database) as other:
+        assert "was opened before" in other.get(f"/sign-in?link={text}").text
+        late = link()
+        door.database.execute("UPDATE sign_ins SET made_at = made_at - interval '61 minutes'")
+        assert "an hour old" in other.get(f"/sign-in?link={late}").text
+        assert other.get("/").status_code == HTTPStatus.SEE_OTHER
 
 
 def test_token_of_executors_and_bearer_keys_open_no_page(door: ApiClient) -> None:
@@ -223,6 +296,11 @@ def test_api_without_a_token_opens_pages_without_a_sign_in(database: Database) -
         assert "development, no keys" in page.text
         assert client.get("/sign-in").headers["location"] == "/"
         assert client.get("/", headers={"Host": "evil.example"}).status_code == HTTPStatus.MISDIRECTED_REQUEST
+
+
+def cookies_of(client: ApiClient) -> dict[str, str]:
+    """Return the header with which another browser would show the cookies of this one."""
+    return {"Cookie": "; ".join(f"{name}={value}" for name, value in client.cookies.items())}
 
 
 def revoke(database: Database, key: str) -> None:

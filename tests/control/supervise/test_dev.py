@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -164,6 +167,49 @@ def test_first_run_succeeds_and_ctrl_c_keeps_the_data(folder: Path, tmp_path_fac
         assert not LocalStack(home).status().is_running
     finally:
         LocalStack(home).down(erase=True)
+
+
+def test_other_users_of_the_machine_find_no_door(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """They reach the loopback address, and read no file of the stack's home: issue 39, N5."""
+    home = tmp_path_factory.mktemp("dev-home")
+    home.chmod(0o755)
+    try:
+        with dev(folder, home) as opened:
+            api = api_of(opened)
+            for method, path in (("GET", "jobs"), ("POST", "keys"), ("POST", "executors"), ("GET", "status")):
+                body = {"name": "x", "scopes": ["admin"], "all_tenants": True} if method == "POST" else None
+                assert httpx.request(method, f"{api}/api/v1/{path}", json=body).status_code == HTTPStatus.UNAUTHORIZED
+            [link] = re.findall(rf"console +({api}/sign-in\?link=\S+)", opened.screen)
+            kept = [home / name for name in ("api-headers", "api-token", "stack.json")]
+            assert [oct(path.stat().st_mode & 0o777) for path in kept] == ["0o600"] * 3
+            shown = exported(command(home, "env", "--secrets"))
+            curl = ["curl", "-sS", "-f", "-H", f"@{shown['TIDEWHEEL_API_HEADERS']}", f"{api}/api/v1/status"]
+            assert subprocess.run(curl, check=False, capture_output=True).returncode == 0
+            key = {"Authorization": f"Bearer {shown['TIDEWHEEL_API_KEY']}"}
+            assert httpx.get(f"{api}/api/v1/jobs", headers=key).status_code == HTTPStatus.OK
+            executor = {"Authorization": f"Bearer {shown['TIDEWHEEL_API_TOKEN']}"}
+            assert httpx.get(f"{api}/api/v1/jobs", headers=executor).status_code == HTTPStatus.FORBIDDEN
+            assert "tw_" not in command(home, "env")
+            with httpx.Client() as browser:
+                assert browser.get(link).status_code == HTTPStatus.SEE_OTHER
+                assert browser.get(f"{api}/", headers={"Accept": "text/html"}).status_code == HTTPStatus.OK
+            assert "was opened before" in httpx.get(link, headers={"Accept": "text/html"}).text
+            opened.press(CTRL_C)
+            assert opened.wait() == 0
+        with dev(folder, home) as opened:
+            assert httpx.get(f"{api_of(opened)}/api/v1/jobs", headers=key).status_code == HTTPStatus.OK, "the key stays"
+    finally:
+        LocalStack(home).down(erase=True)
+
+
+def api_of(opened: Terminal) -> str:
+    [api] = re.findall(r"console +(http://[0-9.]+:[0-9]+)", opened.screen)
+    return str(api)
+
+
+def exported(text: str) -> dict[str, str]:
+    pairs = (line.removeprefix("export ").partition("=") for line in text.splitlines())
+    return {name: value.strip("'") for name, _, value in pairs}
 
 
 def test_a_stack_of_which_a_part_ran_goes_on(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
