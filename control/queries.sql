@@ -1120,7 +1120,7 @@ UPDATE api_keys SET revoked_at = tidewheel_now() WHERE tenant = %(tenant)s AND r
 
 -- name: cancel_tenant
 -- Inserts a cancellation of all runs of a tenant, also of those to come: from its commit on no claim takes one.
--- Index: cancellations_pkey. Lock: the new row, after the advisory lock `claims`.
+-- Index: cancellations_pkey. Lock: the new row, after claims_lock.
 INSERT INTO cancellations (tenant, created_before, include_started, reason, created_by)
 VALUES (%(tenant)s, '9999-12-31 00:00:00+00', true, %(reason)s, %(reason)s)
 

@@ -34,7 +34,7 @@ from tidewheel.process.service import Shutdown
 from tidewheel.runs import OWNED, Lane, Move, sources
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.cancel_signals import Signal
-from tidewheel.transitions.claim import Claim, Started, claim_runs, read_claims
+from tidewheel.transitions.claim import Claim, Started, claim_runs, read_claims, share_old_claims
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_events import append_started
 from tidewheel.transitions.run_messages import Definitions, build_requests, read_definitions
@@ -307,7 +307,9 @@ def claim_remotely(
     row = connection.execute(_LOCK_REMOTE_EXECUTOR, {"executor_id": claim.executor_id}, binary=True).fetchone()
     if row is None:
         raise UnknownExecutor(claim.executor_id)
-    queues, handlers, last = row
+    queues, handlers, last, shares_old_claims = row
+    if shares_old_claims is not True:
+        share_old_claims(connection)
     assert isinstance(last, int)  # noqa: S101 - the column's type
     served = cast("list[str]", queues), cast("list[str]", handlers)
     if claim.number < last:

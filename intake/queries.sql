@@ -432,8 +432,15 @@ SELECT %(id)s, job_id, %(tenant)s FROM unnest(%(job_ids)s::uuid[]) AS named (job
 
 -- name: block_claims
 -- Waits for the claims under way, and blocks new ones until the end of the transaction: those see what it has written.
--- No index. Lock: the advisory lock `claims`, which each batch of claims shares.
-SELECT pg_advisory_xact_lock(hashtext('tidewheel.claims'))
+-- Lock: claims_lock, which each batch of claims shares.
+LOCK TABLE claims_lock IN SHARE ROW EXCLUSIVE MODE
+
+-- name: block_old_claims
+-- Does so for the claims of processes of 0.1, unless a stranger holds their lock.
+-- No index. Lock: an advisory one.
+SELECT pg_advisory_xact_lock(k.key)
+  FROM (SELECT hashtext('tidewheel.claims')::bigint AS key) AS k
+ WHERE {{tidewheel.no_stranger(k)}}
 
 -- name: add_cancellation
 -- Inserts a cancellation: from its commit on no claim takes the runs that it names. The scheduler ends them.

@@ -34,6 +34,7 @@ _RIGHTS: Mapping[str, tuple[LiteralString, ...]] = MappingProxyType(
         "ended_attempts": ("SELECT",),
         "runs": ("SELECT",),
         "audit_log": ("SELECT", "INSERT", "UPDATE"),  # its trigger refuses every change but a counter's
+        "claims_lock": ("UPDATE",),
         "executors": ("SELECT",),
         "history_limits": ("SELECT", "INSERT", "UPDATE"),
         "outbox": ("INSERT",),

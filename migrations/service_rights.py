@@ -52,6 +52,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "cancellations_id_seq": {"intake": "w", "api": "w"},
         "cancelled_jobs": {"scheduler": "rd", "intake": "ra", "executor": "r", "api": "ra", "application": "r"},
         "catch_up_pace": {"scheduler": "rw", "intake": "rw", "api": "rw"},
+        "claims_lock": {"intake": "w", "executor": "d", "api": "wd"},
         "dead_letters": {
             "scheduler": "rawd",
             "intake": "rawd",

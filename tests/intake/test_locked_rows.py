@@ -186,7 +186,7 @@ def test_own_transaction_cannot_complete_a_run_after_its_pending_cancel_was_acce
 def test_cancel_is_not_accepted_while_a_claim_that_cannot_see_it_is_under_way(shop: Database) -> None:
     run_id = trigger(shop)
     with connect(shop.url, "test", options=UNIFORM) as claiming:
-        claiming.execute("SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))")
+        claiming.execute("LOCK TABLE claims_lock IN ROW EXCLUSIVE MODE")
         [started] = claim_uniform(claiming, [requested_claim(shop, run_id)], executor_id=EXECUTOR)
         with pytest.raises(RowLocked, match="lock on claims"):
             apply_batch(shop, cancel(run_id))

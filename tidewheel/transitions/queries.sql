@@ -200,6 +200,13 @@ SELECT r.run_id, r.job_id, r.attempt > 0 AS started,
 -- No index, no lock.
 SELECT set_config('lock_timeout', %(lock_timeout)s, true), set_config('plan_cache_mode', 'force_custom_plan', true)
 
+-- name: share_old_claims
+-- Waits for a cancellation that a process of 0.1 writes, unless a stranger holds its lock.
+-- No index. Lock: an advisory one, shared.
+SELECT pg_advisory_xact_lock_shared(k.key)
+  FROM (SELECT hashtext('tidewheel.claims')::bigint AS key) AS k
+ WHERE {{tidewheel.no_stranger(k)}}
+
 -- name: lock_claims
 -- Locks the runs that may be claimed now, in run_id order.
 -- Index: job_runs_pkey.
