@@ -110,6 +110,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "processes": {"scheduler": "rawd", "relay": "rawd", "intake": "rawd", "executor": "rawd", "api": "rawd"},
         "quarantine": {"scheduler": "rad", "relay": "a", "api": "r"},
         "redrives": {"scheduler": "rawd", "api": "raw"},
+        "relay_slices": {"relay": "rw"},
         "releases": {"scheduler": "rawd", "intake": "rawd", "executor": "rawd", "api": "rawd", "application": "rawd"},
         "requests": {"scheduler": "rd", "intake": "rawd", "api": "ra", "application": "ra"},
         "retention_state": {"scheduler": "raw", "api": "r"},
@@ -132,6 +133,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "standby": {"scheduler": "rw", "intake": "r", "api": "r"},
         "standby_changes": {"scheduler": "rd", "api": "r"},
         "tenant_deletions": {"scheduler": "rwd", "intake": "rw", "api": "rad", "application": "r"},
+        "tenant_locks": {"scheduler": "rd"},
         "tenant_periods": {"scheduler": "rwd", "intake": "r", "api": "raw"},
         "tenant_rates": {
             "scheduler": "rawd",

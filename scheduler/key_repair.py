@@ -209,7 +209,7 @@ class KeyRepair:
         """Add to the counters of a tenant's row what they lack; return True if that was anything."""
         limits: dict[str, object] = {"holds": Gate.HOLDS_TENANT, "limit": _MAX_OPEN}
         with self._session.transaction() as connection:
-            if connection.execute(_LOCK_TENANT_REPAIR).fetchone() != (True,):
+            if connection.execute(_LOCK_TENANT_REPAIR).fetchone() is None:
                 return False  # another scheduler repairs
             row = connection.execute(_MEASURE_TENANT_KEY, columns | limits, binary=True).fetchone()
             if row is None:

@@ -30,6 +30,7 @@ from tidewheel.control.occurrence_audit.records import Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.tenants import show_tenant
+from tidewheel.errors import Unavailable
 from tidewheel.postgres.partitions import day_of, start_of
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
@@ -40,6 +41,7 @@ from tidewheel.transitions.tenant_refusals import deletions_of
 _SQL = Statements("tidewheel.control.occurrence_audit")
 _SET_TIME_LIMIT = _SQL["set_time_limit"]
 _HOLD_RETENTION = _SQL["hold_retention"]
+_HOLD_OLD_RETENTION = _SQL["hold_old_retention"]
 
 MAX_LISTED = 1_000
 """Findings that a result lists; the report lists up to a hundred of each job."""
@@ -165,6 +167,7 @@ def run_audit(
         with session.transaction() as connection:
             connection.execute(_SET_TIME_LIMIT, {"limit": _LONGEST})
             connection.execute(_HOLD_RETENTION)
+            connection.execute(_HOLD_OLD_RETENTION)
             facts = read_facts(connection, tenant)
             for refusal in deletions_of(connection, [] if tenant is None else [tenant]).values():
                 raise refusal
@@ -178,7 +181,9 @@ def run_audit(
         connection.isolation_level = IsolationLevel.REPEATABLE_READ
         connection.read_only = True
         with session.transaction() as connection:
-            facts = sources.added_to(read_facts(connection, tenant))
+            connection.execute(_HOLD_RETENTION)  # before the snapshot
+            facts = sources.added_to(sources.same_days(read_facts(connection, tenant)))
+            ensure_kept(connection, facts, scope)
             scope = replace(scope, before=before or facts.taken_at)
             totals, findings = AuditTotals(), list[JobFinding]()
             days = (*archived, *sources.stored(scope))
@@ -243,6 +248,17 @@ class _Sources:
     def added_to(self, facts: AuditFacts) -> AuditFacts:
         """Return the facts with the first day that both have together."""
         return facts if self._since is None else replace(facts, runs_from=start_of(self._since))
+
+    def same_days(self, facts: AuditFacts) -> AuditFacts:
+        """Return the facts.
+
+        Raises:
+            Unavailable: Retention has dropped a day while the archive was read.
+        """
+        if facts.runs_from != self._stored_from:
+            message = "retention has dropped a day while the audit began; repeat it"
+            raise Unavailable(message)
+        return facts
 
     def read(self, connection: Conn) -> list[AuditedDay]:
         """Copy what the range needs of the archive into the session."""

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
 
@@ -253,8 +254,8 @@ def test_slice_is_held_by_one_relay(relaying: Relaying) -> None:
 
 
 def shares(database: Database) -> list[int]:
-    """Count the slices that each session holds, largest first."""
-    return sorted(Counter(pid for _, pid in holders(database)).values(), reverse=True)
+    """Count the slices that each relay holds, largest first."""
+    return sorted(Counter(member for _, member in holders(database)).values(), reverse=True)
 
 
 def expected(database: Database) -> list[int]:
@@ -263,14 +264,8 @@ def expected(database: Database) -> list[int]:
     return sorted(filter(None, (len(rendezvous(SLICES, members, me)) for me in members)), reverse=True)
 
 
-def holders(database: Database) -> list[tuple[int, int]]:
-    return [
-        (number, pid)
-        for number, pid in database.rows(
-            "SELECT objid::int, pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2"
-            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        )
-    ]
+def holders(database: Database) -> list[tuple[int, UUID]]:
+    return database.rows("SELECT slice, member_id FROM relay_slices WHERE member_id IN (SELECT member_id FROM members)")
 
 
 def test_slices_of_lost_relay_are_taken_over(relaying: Relaying) -> None:
