@@ -118,8 +118,9 @@ def lock_graphs(connection: Conn, batch: Collection[ReceivedRequest]) -> Graphs:
     }
     tenants = sorted({concerned[job] for job in changed})
     for tenant in tenants:
-        connection.execute(_LOCK_GRAPHS, {"tenant": tenant})
+        # In this order: drains, which only try both, let a change go first that waits for the old lock.
         connection.execute(_LOCK_OLD_GRAPHS, {"tenant": tenant})
+        connection.execute(_LOCK_GRAPHS, {"tenant": tenant})
     return Graphs(tenants, changed)
 
 

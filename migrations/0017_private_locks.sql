@@ -13,11 +13,11 @@ COMMENT ON TABLE restore_lock IS 'a restore locks it SHARE ROW EXCLUSIVE';
 
 CREATE TABLE tenant_locks (
     tenant text NOT NULL,
-    name   text NOT NULL CHECK (name IN ('graphs', 'rate')),
+    name   text NOT NULL,
     PRIMARY KEY (tenant, name)
 );
 COMMENT ON TABLE tenant_locks IS
-    'rows to lock: who changes the edges of a tenant''s jobs, or paces its held runs, locks one alone; who reads or writes them shares it';
+    'rows to lock, named graphs or rate: who changes the edges of a tenant''s jobs, or paces its held runs, locks one alone; who reads or writes them shares it';
 INSERT INTO tenant_locks (tenant, name)
 SELECT DISTINCT e.tenant, 'graphs' FROM job_edges AS e
 UNION ALL

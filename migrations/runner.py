@@ -290,7 +290,7 @@ def _newer(applied: Iterable[str]) -> set[str]:
 
 @contextmanager
 def _alone(url: str, connection: Conn, *, dry_run: bool) -> Generator[None]:
-    """Keep other runners waiting for all files; a rehearsal on a new database writes nothing, and needs no lock."""
+    """Keep other runners waiting for all files; a rehearsal on a new database needs no lock."""
     if connection.execute(_TABLE_EXISTS).fetchone() != (True,):
         connection.rollback()
         if dry_run:

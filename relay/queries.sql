@@ -150,8 +150,8 @@ SELECT e.topic, count(*) FROM expired AS e GROUP BY e.topic ORDER BY e.topic
 -- Tries to keep relays of 0.1 from a slice; returns whether it does, and whether none of them has it.
 -- No index. Lock: a session-wide advisory lock, one per slice, released with the session.
 SELECT t.locked, t.locked OR NOT {{tidewheel.no_stranger(k)}}
-  FROM (SELECT (hashtext('tidewheel.relay')::bigint << 32) | %(slice)s AS key) AS k
- CROSS JOIN pg_try_advisory_lock(hashtext('tidewheel.relay'), %(slice)s) AS t (locked)
+  FROM (SELECT (hashtext('tidewheel.relay')::bigint << 32) | %(slice)s::integer AS key) AS k
+ CROSS JOIN pg_try_advisory_lock(hashtext('tidewheel.relay'), %(slice)s::integer) AS t (locked)
 
 -- name: unlock_slice
 -- Releases that lock.

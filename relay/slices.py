@@ -1,9 +1,9 @@
-"""Outbox slices of this relay: its share by rendezvous hashing, each secured by a row of `relay_slices`.
+"""Outbox slices of this relay: its share by rendezvous hashing, each secured by a row.
 
-The row names the member that publishes the slice, and holds while that member's heartbeats are recent. So it keeps one
-relay at a time on a slice, and so the first copies of a run's events in order. Nobody without rights on the table can
-take a slice. A relay whose own heartbeat is overdue holds none. Messages that a frozen relay publishes when it wakes
-are repeats, which receivers drop by id.
+A row of `relay_slices` names the member that publishes the slice, and holds while that member's heartbeats are recent.
+So it keeps one relay at a time on a slice, and so the first copies of a run's events in order. A role without rights on
+the table takes no slice. A relay whose own heartbeat is overdue holds none. Messages that a frozen relay publishes when
+it wakes are repeats, which receivers drop by id.
 
 Relays of 0.1 know the advisory lock of a slice alone. So this one takes that too, unless a stranger has it.
 """

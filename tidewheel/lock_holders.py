@@ -10,7 +10,7 @@ _FIND_LOCK_HOLDERS = Statements("tidewheel")["find_lock_holders"]
 
 
 class LockHolder(NamedTuple):
-    """A session without the rights of a service that holds an advisory lock of 0.1, or one that keeps claims waiting.
+    """A stranger that holds an advisory lock of 0.1, or a session that keeps claims waiting.
 
     Args:
         process: Its process on the server.

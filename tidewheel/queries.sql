@@ -25,11 +25,12 @@ SELECT member_id FROM members
 member.last_heartbeat_at > (SELECT tidewheel_now()) - interval '15 s'
 
 -- part: no_stranger(old)
--- True unless a session whose role has no rights of a service holds an advisory key of 0.1: then nobody waits for that key.
+-- True unless a session whose role has no rights of a service holds an advisory key of 0.1, or waits for it: then services go on without
+-- that key.
 -- No index, no lock.
 NOT EXISTS (SELECT FROM pg_locks AS l
               JOIN pg_stat_activity AS s ON s.pid = l.pid
-             WHERE l.locktype = 'advisory' AND l.granted
+             WHERE l.locktype = 'advisory'
                AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
                AND (l.classid::bigint << 32 | l.objid::bigint) = old.key
                AND NOT has_table_privilege(s.usesysid, 'outbox', 'INSERT'))

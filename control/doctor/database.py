@@ -126,7 +126,7 @@ def check_isolation(context: Context) -> Iterator[Finding]:
 
 
 def check_locks(context: Context) -> Iterator[Finding]:
-    """Check that no session holds up claims, and that no stranger holds a lock which processes of 0.1 need."""
+    """Check that no session holds up claims, and no stranger holds a lock of services."""
     with context.connection() as connection:
         holders = find_lock_holders(connection)
     for holder in holders:

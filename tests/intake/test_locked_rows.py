@@ -43,7 +43,12 @@ from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.transitions.claim import Started, claim_uniform
 from tidewheel.transitions.finish import finish_runs
 
-# Claims wait for nobody.
+# By claims of this release, and of 0.1.
+SHARED: tuple[LiteralString, ...] = (
+    "LOCK TABLE claims_lock IN ROW EXCLUSIVE MODE",
+    "SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))",
+)
+# No claim waits.
 UNBLOCKED: LiteralString = """
 SELECT NOT EXISTS (SELECT FROM pg_locks WHERE relation = 'claims_lock'::regclass AND mode = 'ShareRowExclusiveLock')
 """
@@ -187,10 +192,13 @@ def test_own_transaction_cannot_complete_a_run_after_its_pending_cancel_was_acce
     assert shop.count("effects") == 0
 
 
-def test_cancel_is_not_accepted_while_a_claim_that_cannot_see_it_is_under_way(shop: Database) -> None:
+@pytest.mark.parametrize("lock", SHARED)
+def test_cancel_is_not_accepted_while_a_claim_that_cannot_see_it_is_under_way(
+    shop: Database, lock: LiteralString
+) -> None:
     run_id = trigger(shop)
     with connect(shop.url, "test", options=UNIFORM) as claiming:
-        claiming.execute("LOCK TABLE claims_lock IN ROW EXCLUSIVE MODE")
+        claiming.execute(lock)
         [started] = claim_uniform(claiming, [requested_claim(shop, run_id)], executor_id=EXECUTOR)
         with pytest.raises(RowLocked, match="lock on claims"):
             apply_batch(shop, cancel(run_id))

@@ -12,7 +12,7 @@ from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tests.transitions.stepping import in_background
 from tidewheel.local.stack import StackInfo
-from tidewheel.membership import rendezvous
+from tidewheel.membership import Membership, rendezvous
 from tidewheel.outbox import SLICES, OutboxLane, append
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.process.service import Shutdown
@@ -251,6 +251,31 @@ def test_slice_is_held_by_one_relay(relaying: Relaying) -> None:
     with relaying.running(), relaying.running():
         until(lambda: relaying.database.count("members") == 2, "both have entered")
         until(lambda: shares(relaying.database) == expected(relaying.database), "each has its share")
+
+
+def test_relays_that_each_think_they_are_alone_share_no_slice(
+    relaying: Relaying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Membership, "live", lambda self: (self.member_id,))
+    with relaying.running():
+        until(lambda: shares(relaying.database) == [SLICES], "the first has all")
+        before = holders(relaying.database)
+        topic = relaying.topic("a")
+        with relaying.running():
+            until(lambda: relaying.database.count("members") == 2, "both have entered")
+            relaying.write(*(relaying.row(topic, str(n).encode(), shard=n) for n in range(64)))
+            relaying.until_empty()
+            assert holders(relaying.database) == before
+
+
+def test_relay_leaves_the_slices_of_one_of_0_1_alone(relaying: Relaying) -> None:
+    old = relaying.database.connection(autocommit=True)
+    old.execute("SELECT pg_advisory_lock(hashtext('tidewheel.relay'), 3)")
+    with relaying.running():
+        until(lambda: len(holders(relaying.database)) == SLICES - 1, "it has the others")
+        assert 3 not in dict(holders(relaying.database))
+        old.close()
+        until(lambda: len(holders(relaying.database)) == SLICES, "it has all once the other ends")
 
 
 def shares(database: Database) -> list[int]:

@@ -21,7 +21,7 @@ SELECT set_config(name, '0', false)
 
 @contextmanager
 def held_lock(url: str, name: str, *statements: LiteralString) -> Generator[bool]:
-    """Run a block under the locks that some statements take; yield False if one of them is taken by others.
+    """Run a block under the locks of some statements; yield False if others hold one of them.
 
     Args:
         url: The database.
