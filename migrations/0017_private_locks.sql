@@ -28,7 +28,6 @@ CREATE TABLE relay_slices (
     member_id uuid
 );
 COMMENT ON COLUMN relay_slices.member_id IS 'the relay that publishes the slice while its row of members has recent heartbeats; else the slice is free';
-INSERT INTO relay_slices (slice) SELECT generate_series(0, 7);
 
 -- The function locks the table of the days in place of an advisory lock. The rest is as before.
 --

@@ -112,7 +112,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "processes": {"scheduler": "rawd", "relay": "rawd", "intake": "rawd", "executor": "rawd", "api": "rawd"},
         "quarantine": {"scheduler": "rad", "relay": "a", "api": "r"},
         "redrives": {"scheduler": "rawd", "api": "raw"},
-        "relay_slices": {"relay": "rw"},
+        "relay_slices": {"relay": "raw"},
         "releases": {"scheduler": "rawd", "intake": "rawd", "executor": "rawd", "api": "rawd", "application": "rawd"},
         "requests": {"scheduler": "rd", "intake": "rawd", "api": "ra", "application": "ra"},
         "retention_lock": {"scheduler": "w"},

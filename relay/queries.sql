@@ -159,9 +159,10 @@ SELECT t.locked, t.locked OR NOT {{tidewheel.no_stranger(k)}}
 SELECT pg_advisory_unlock(hashtext('tidewheel.relay'), %(slice)s)
 
 -- name: lock_slice
--- Locks a slice, so that the next statement sees the relay that has taken it last.
--- Index: relay_slices_pkey. Lock: the row, for some milliseconds.
-SELECT FROM relay_slices WHERE slice = %(slice)s FOR UPDATE
+-- Locks a slice, so that the next statement sees the relay that has taken it last; the first lock of a slice inserts its row.
+-- Index: relay_slices_pkey. Lock: the row, for some milliseconds; ON CONFLICT locks it, and changes nothing.
+INSERT INTO relay_slices AS s (slice) VALUES (%(slice)s)
+    ON CONFLICT (slice) DO UPDATE SET member_id = excluded.member_id WHERE false
 
 -- name: take_slice
 -- Makes a locked slice this relay's; no row while it is that of another live one.
