@@ -191,5 +191,11 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "run_days": Bounded("a row for each day"),
         "archived_days": By("tidewheel.control.archive", "delete_archived_day"),
         "retention_state": Bounded("one row"),
+        **dict.fromkeys(
+            ("claims_lock", "kept_since_lock", "retention_lock", "archive_lock", "restore_lock"),
+            Bounded("no row: only the table is locked"),
+        ),
+        "tenant_locks": Bounded("two rows for each tenant, which go with it"),
+        "relay_slices": Bounded("eight rows"),
     }
 )

@@ -256,7 +256,10 @@ def test_slice_is_held_by_one_relay(relaying: Relaying) -> None:
 def test_relays_that_each_think_they_are_alone_share_no_slice(
     relaying: Relaying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Membership, "live", lambda self: (self.member_id,))
+    def alone(membership: Membership) -> tuple[UUID, ...]:
+        return (membership.member_id,)
+
+    monkeypatch.setattr(Membership, "live", alone)
     with relaying.running():
         until(lambda: shares(relaying.database) == [SLICES], "the first has all")
         before = holders(relaying.database)

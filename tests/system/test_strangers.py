@@ -37,17 +37,9 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 # A key's name in an SQL text, and those of 0.1 that no statement has any more.
 KEY = re.compile(r"hashtext(?:extended)?\(\s*'(tidewheel[^']*)'")
 OF_0_1 = (
-    "archive",
-    "claims",
-    "graphs",
-    "kept_since",
-    "migrations",
-    "orphans",
-    "postgres.partitions",
-    "relay",
-    "restore",
-)
-OF_0_1 += ("retention", "standby", "tenant_repair")
+    "archive", "claims", "graphs", "kept_since", "migrations", "orphans", "postgres.partitions", "relay", "restore",
+    "retention", "standby", "tenant_repair",
+)  # fmt: skip
 TENANTS = ("default", "acme")
 # Keys of one number, those of two, and those of a tenant.
 TAKE: LiteralString = """
@@ -165,6 +157,6 @@ def test_doctor_names_the_stranger_that_holds_a_key(fresh_database: Database, st
 
 @pytest.mark.parametrize("table", ["claims_lock", "kept_since_lock", "retention_lock", "archive_lock", "restore_lock"])
 @pytest.mark.parametrize("mode", ["ROW EXCLUSIVE", "SHARE ROW EXCLUSIVE", "ACCESS SHARE"])
-def test_a_role_without_rights_locks_no_table(stranger_url: str, table: str, mode: str) -> None:
+def test_a_role_without_rights_locks_no_table(stranger_url: str, table: str, mode: LiteralString) -> None:
     with psycopg.connect(stranger_url) as other, pytest.raises(psycopg.errors.InsufficientPrivilege):
         other.execute(sql.SQL("LOCK TABLE {} IN {} MODE").format(sql.Identifier(table), sql.SQL(mode)))
