@@ -112,7 +112,7 @@ DELETE FROM tenant_deletions
 -- Writes the rows of days that were over an hour ago, and have none; notes the transactions of this database that are open.
 -- Index: run_days_pkey. Lock: the new rows.
 -- Why an hour: a transaction may begin that much later than the instant that it writes. One that only holds the lock of retention or of
--- the archive writes nothing.
+-- the archive writes nothing, and a role without rights on tables or functions can write no run.
 INSERT INTO run_days (day, waits_for)
 SELECT d.day, ARRAY(SELECT l.virtualtransaction
                       FROM pg_locks AS l
@@ -120,7 +120,14 @@ SELECT d.day, ARRAY(SELECT l.virtualtransaction
                      WHERE l.locktype = 'virtualxid' AND a.datname = current_database() AND l.pid <> pg_backend_pid()
                        AND NOT EXISTS (SELECT FROM pg_locks AS h
                                         WHERE h.pid = l.pid AND h.mode = 'ShareRowExclusiveLock'
-                                          AND h.relation IN ('retention_lock'::regclass, 'archive_lock'::regclass)))
+                                          AND h.relation IN ('retention_lock'::regclass, 'archive_lock'::regclass))
+                       AND EXISTS (SELECT FROM pg_roles AS r
+                                    WHERE pg_has_role(a.usesysid, r.oid, 'MEMBER')
+                                      AND (has_table_privilege(r.oid, 'outbox', 'INSERT')
+                                           OR EXISTS (SELECT FROM pg_proc AS p
+                                                       WHERE p.proname LIKE 'tidewheel\_%%' AND p.prosecdef
+                                                         AND p.pronamespace = current_schema()::regnamespace
+                                                         AND has_function_privilege(r.oid, p.oid, 'EXECUTE')))))
   FROM unnest(%(days)s::date[]) AS d (day)
  WHERE (d.day + 1)::timestamp AT TIME ZONE 'UTC' < tidewheel_now() - interval '1 hour'
 ON CONFLICT (day) DO NOTHING

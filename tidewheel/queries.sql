@@ -24,6 +24,16 @@ SELECT member_id FROM members
 -- No index, no lock.
 member.last_heartbeat_at > (SELECT tidewheel_now()) - interval '15 s'
 
+-- part: is_service(session)
+-- True if the role of a session has the rights of a service, or may act as one that has: all services write the outbox.
+-- No index: the roles. No lock.
+EXISTS (SELECT FROM pg_roles AS r WHERE pg_has_role(session.usesysid, r.oid, 'MEMBER') AND has_table_privilege(r.oid, 'outbox', 'INSERT'))
+
+-- name: find_services
+-- Returns those of these sessions that are a service's.
+-- No index, no lock.
+SELECT s.pid FROM pg_stat_activity AS s WHERE s.pid = ANY (%(processes)s::integer[]) AND {{is_service(s)}}
+
 -- part: no_stranger(old)
 -- True unless a session whose role has no rights of a service holds an advisory key of 0.1, or waits for it: then services go on without
 -- that key.
@@ -33,7 +43,7 @@ NOT EXISTS (SELECT FROM pg_locks AS l
              WHERE l.locktype = 'advisory'
                AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
                AND (l.classid::bigint << 32 | l.objid::bigint) = old.key
-               AND NOT has_table_privilege(s.usesysid, 'outbox', 'INSERT'))
+               AND NOT {{is_service(s)}})
 
 -- name: find_lock_holders
 -- Returns the sessions without the rights of a service that hold an advisory key of 0.1, and those that have kept claims waiting for five
@@ -49,7 +59,7 @@ SELECT DISTINCT l.pid, coalesce(s.usename::text, '?') AS role, 'the advisory loc
             ELSE l.objsubid = 1 AND (l.classid::bigint << 32 | l.objid::bigint) = k.code END
   JOIN pg_stat_activity AS s ON s.pid = l.pid
  WHERE l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-   AND NOT has_table_privilege(s.usesysid, 'outbox', 'INSERT')
+   AND NOT {{is_service(s)}}
  UNION ALL
 SELECT l.pid, coalesce(s.usename::text, '?'), 'the table claims_lock', clock_timestamp() - s.xact_start
   FROM pg_locks AS l

@@ -8,12 +8,14 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import LiteralString
 from uuid import UUID
 
+import psycopg
 import pytest
 from psycopg import sql
 
 from tests.control.cli.command import json_output
 from tests.control.client.test_dead_letters import fail
 from tests.fixtures.database import Database
+from tests.fixtures.roles import stranger
 from tests.fixtures.services import until
 from tests.transitions.acts import about, apply_batch, begin, end, ending, submit, trigger
 from tidewheel.control.client.client import Client
@@ -153,6 +155,17 @@ def test_day_is_closed_when_no_transaction_can_add_a_run(fresh_database: Databas
         return fresh_database.value(closed, [day])
 
     until(is_closed, "the day is closed")
+
+
+def test_open_transaction_of_a_role_without_rights_keeps_no_day_open(
+    fresh_database: Database, retention: Retention
+) -> None:
+    """Kind: a public name as a lock (N2 of issue 39)."""
+    [day] = made(fresh_database, 2)
+    with stranger(fresh_database.url) as url, psycopg.connect(url) as other:
+        other.execute("SELECT pg_current_xact_id()")
+        retention.step()
+        assert fresh_database.value("SELECT closed_at IS NOT NULL FROM run_days WHERE day = %s", [day])
 
 
 def test_with_an_archive_no_day_is_dropped_before_it_is_archived(

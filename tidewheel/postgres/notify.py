@@ -13,7 +13,7 @@ import socket
 import threading
 from contextlib import suppress
 from enum import StrEnum
-from typing import LiteralString, cast
+from typing import cast
 
 import psycopg
 from psycopg import sql
@@ -21,15 +21,13 @@ from psycopg import sql
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.session import Conn, connect
+from tidewheel.postgres.statements import Statements
 
 _INTERVAL_SECONDS = 0.020  # NOTIFY takes an instance-wide lock at commit; 50 a second cost nothing measurable
 _RECONNECT_SECONDS = 1.0
 _KNOWN_SECONDS = 10.0  # for which a listener remembers a session; the server may give its number to another one
 
-# Those of some sessions whose roles have the rights of a service: all that notify write the outbox.
-_FIND_SERVICES: LiteralString = """
-SELECT a.pid FROM pg_stat_activity AS a WHERE a.pid = ANY (%s) AND has_table_privilege(a.usesysid, 'outbox', 'INSERT')
-"""
+_FIND_SERVICES = Statements("tidewheel")["find_services"]
 
 
 class Channel(StrEnum):
@@ -155,7 +153,7 @@ class _Senders:
             self._services, self._strangers = set(), set()
             self._known_until = monotonic_seconds() + _KNOWN_SECONDS
         if unknown := processes - self._services - self._strangers:
-            found = self._connection.execute(_FIND_SERVICES, [sorted(unknown)]).fetchall()
+            found = self._connection.execute(_FIND_SERVICES, {"processes": sorted(unknown)}).fetchall()
             self._services |= {cast("int", process) for (process,) in found}
             self._strangers |= unknown - self._services
         return processes & self._strangers
