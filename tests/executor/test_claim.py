@@ -14,7 +14,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import Claimer, LeaseLost
 from tidewheel.executor.lease import Lease
 from tidewheel.postgres.notify import Channel
-from tidewheel.postgres.session import KEPT_PLANS, connect
+from tidewheel.postgres.session import KEPT_PLANS, UNIFORM, Session, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome, RunState
@@ -168,7 +168,10 @@ def test_no_claim_begins_while_a_cancellation_is_written(database: Database, loc
     """A kept plan takes the lock too: the executor's sessions plan a claim once."""
     database.execute(ENTER, [EXECUTOR])
     submit(database, overlap="allow_all")
-    mine = claimer(database)
+    mine = Claimer(
+        Session(database.url, "test", options=UNIFORM), database.installation, EXECUTOR, Shutdown(),
+        lease_lost=lambda: None, notify=lambda _: None,
+    )  # fmt: skip
     for _ in range(7):
         wanted = [requested_claim(database, trigger(database))]
         assert len(mine.claim(wanted, source="message").started) == 1
@@ -178,6 +181,7 @@ def test_no_claim_begins_while_a_cancellation_is_written(database: Database, loc
         with pytest.raises(Unavailable):
             mine.claim(wanted, source="message")
     assert len(mine.claim(wanted, source="message").started) == 1
+    mine.close()
 
 
 def test_a_claim_locks_its_table_and_writes_nothing_for_it(database: Database) -> None:
