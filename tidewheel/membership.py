@@ -54,8 +54,9 @@ class Membership:
         return self._live or (self.member_id,)
 
     def is_overdue(self) -> bool:
-        """Return True if the others may count this member as dead."""
-        return monotonic_seconds() - self._beaten > self._timeout.total_seconds()
+        """Return True if the others may count this member as dead; one that has not joined is alone."""
+        is_late = monotonic_seconds() - self._beaten > self._timeout.total_seconds()
+        return is_late and self._thread.ident is not None
 
     def leave(self) -> None:
         """Leave the role; never raises."""

@@ -224,10 +224,11 @@ def share_old_claims(connection: Conn) -> None:
     """Wait for a cancellation of a process of 0.1; for a claim that did not get the advisory lock at once.
 
     Raises:
-        psycopg.errors.LockNotAvailable: It takes longer than 50 ms.
+        psycopg.errors.LockNotAvailable: It takes longer than 200 ms.
     """
-    connection.execute(_SET_WAITS, {"lock_timeout": "50ms"})
+    connection.execute(_SET_WAITS, {"lock_timeout": "200ms"})
     connection.execute(_SHARE_OLD_CLAIMS)
+    connection.execute(_SET_WAITS, {"lock_timeout": "50ms"})
 
 
 def contest_runs(connection: Conn, run_ids: Iterable[UUID]) -> None:
