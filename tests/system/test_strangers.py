@@ -92,7 +92,9 @@ def all_keys_taken(url: str) -> Generator[int]:
 def work(fleet: Fleet, client: Client) -> None:
     """Let every part of the services do what needed a key in 0.1, and wait for its end."""
     database = fleet.database
-    fleet.ask({"type": "job.submit", "job": {"key": "job", "target": "note", "overlap": "allow_all"}})
+    fleet.ask(
+        {"type": "job.submit", "job": {"key": "job", "schedule": "manual", "target": "note", "overlap": "allow_all"}}
+    )
     fleet.ask({"type": "job.submit", "job": {"key": "every", "target": "note", "schedule": "@every 1s"}})
     fleet.flush()
     fleet.until(lambda: database.count("jobs") == 2, "the jobs are submitted")
@@ -105,7 +107,7 @@ def work(fleet: Fleet, client: Client) -> None:
     fleet.until(lambda: database.value(ENDED, ["job"]) == 20, "20 of 20 runs end")
     fleet.until(lambda: database.value(ENDED, ["after"]) == 20, "the runs of their children end")
     fleet.until(lambda: database.value(ENDED, ["every"]) > 2, "timers fire")
-    client.submit({"key": "later", "target": "note"})
+    client.submit({"key": "later", "schedule": "manual", "target": "note"})
     client.trigger("later", delay="1h")
     cancellation = client.runs.cancel_all(key="later")
     fleet.until(
@@ -128,7 +130,7 @@ def test_a_role_without_rights_that_takes_every_advisory_key_stops_nothing(
             assert taken > len(OF_0_1)
             services = services or fleet.start_all(*SERVICES)
             work(fleet, client)
-            acme.submit({"key": "shaped", "target": "note", "overlap": "allow_all"})
+            acme.submit({"key": "shaped", "schedule": "manual", "target": "note", "overlap": "allow_all"})
             for _ in range(5):
                 acme.trigger("shaped")
             fleet.until(lambda: database.value(ENDED, ["shaped"]) == 5, "runs beyond the rate of a tenant end")
