@@ -26,7 +26,7 @@ def held_lock(url: str, name: str, *statements: LiteralString) -> Generator[bool
     Args:
         url: The database.
         name: The application_name in pg_stat_activity.
-        statements: LOCK TABLE, or queries that return false where they have not locked.
+        statements: LOCK TABLE, or queries that return false if others hold the lock.
 
     Raises:
         Unavailable: The database does not answer.
@@ -56,6 +56,6 @@ def try_table_lock(connection: Conn, statement: LiteralString) -> bool:
     try:
         with connection.transaction():
             cursor = connection.execute(statement)
-            return cursor.description is None or cursor.fetchone() == (True,)
+            return cursor.description is None or cursor.fetchone() != (False,)
     except psycopg.errors.LockNotAvailable:
         return False
