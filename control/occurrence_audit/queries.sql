@@ -6,7 +6,6 @@ SELECT set_config(p.name, %(limit)s, false) FROM pg_settings AS p WHERE p.name =
 -- name: hold_retention
 -- Keeps retention from removing runs until the transaction ends.
 -- Lock: kept_since_lock, shared; waits for a pass of retention that marks days, some milliseconds.
--- Why no statement that reads: the transaction must take its snapshot after the lock.
 LOCK TABLE kept_since_lock IN ROW EXCLUSIVE MODE
 
 -- name: hold_old_retention

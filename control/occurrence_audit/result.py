@@ -30,7 +30,7 @@ from tidewheel.control.occurrence_audit.records import Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.tenants import show_tenant
-from tidewheel.errors import Unavailable
+from tidewheel.postgres.held_lock import held_lock
 from tidewheel.postgres.partitions import day_of, start_of
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
@@ -163,10 +163,12 @@ def run_audit(
         TenantDeleted: The tenant is being deleted, or its name is reserved.
         Unavailable: The database, or the archive, does not answer.
     """
-    with closing(Session(url, "tidewheel-audit", options=_SESSION)) as session:
+    with (
+        held_lock(url, "tidewheel-audit-lock", _HOLD_RETENTION),
+        closing(Session(url, "tidewheel-audit", options=_SESSION)) as session,
+    ):
         with session.transaction() as connection:
             connection.execute(_SET_TIME_LIMIT, {"limit": _LONGEST})
-            connection.execute(_HOLD_RETENTION)
             connection.execute(_HOLD_OLD_RETENTION)
             facts = read_facts(connection, tenant)
             for refusal in deletions_of(connection, [] if tenant is None else [tenant]).values():
@@ -181,9 +183,7 @@ def run_audit(
         connection.isolation_level = IsolationLevel.REPEATABLE_READ
         connection.read_only = True
         with session.transaction() as connection:
-            connection.execute(_HOLD_RETENTION)  # before the snapshot
-            facts = sources.added_to(sources.same_days(read_facts(connection, tenant)))
-            ensure_kept(connection, facts, scope)
+            facts = sources.added_to(read_facts(connection, tenant))
             scope = replace(scope, before=before or facts.taken_at)
             totals, findings = AuditTotals(), list[JobFinding]()
             days = (*archived, *sources.stored(scope))
@@ -248,17 +248,6 @@ class _Sources:
     def added_to(self, facts: AuditFacts) -> AuditFacts:
         """Return the facts with the first day that both have together."""
         return facts if self._since is None else replace(facts, runs_from=start_of(self._since))
-
-    def same_days(self, facts: AuditFacts) -> AuditFacts:
-        """Return the facts.
-
-        Raises:
-            Unavailable: Retention has dropped a day while the archive was read.
-        """
-        if facts.runs_from != self._stored_from:
-            message = "retention has dropped a day while the audit began; repeat it"
-            raise Unavailable(message)
-        return facts
 
     def read(self, connection: Conn) -> list[AuditedDay]:
         """Copy what the range needs of the archive into the session."""
