@@ -43,6 +43,7 @@ from tidewheel.transitions.claim import (
     claim_uniform,
     contest_runs,
     read_claims,
+    share_old_claims,
     split_by_places,
 )
 from tidewheel.transitions.installation import Installation
@@ -387,9 +388,12 @@ class Claimer:
             self._notify(Channel.OUTBOX)
 
     def _lock_lease(self, connection: Conn) -> None:
-        if connection.execute(_LOCK_LEASE_FOR_CLAIM, {"executor_id": self._executor_id}).fetchone() is None:
+        row = connection.execute(_LOCK_LEASE_FOR_CLAIM, {"executor_id": self._executor_id}).fetchone()
+        if row is None:
             message = "this executor's lease was ended after its heartbeats stopped; the executor registers again"
             raise LeaseLost(message)
+        if row[0] is not True:
+            share_old_claims(connection)
 
     def _read_back(self, claims: Sequence[Claim]) -> list[Started]:
         backoff = Backoff(self._stop, "reading back a claim")

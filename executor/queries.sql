@@ -11,12 +11,15 @@ ON CONFLICT (executor_id) DO UPDATE
 RETURNING last_heartbeat_at, heartbeat_count
 
 -- name: lock_lease_for_claim
--- Lock this executor's lease for a claim; no row means that a reaper has ended it.
+-- Lock this executor's lease for a claim; no row means that a reaper has ended it. Returns false if the claim must call
+-- share_old_claims.
 -- Index: executors_pkey.
--- Lock: its own row's key, shared; the advisory lock `claims`, shared.
+-- Lock: claims_lock, shared with other claims; its own row's key, shared; the advisory lock of 0.1, not waited for.
 -- Why: no reaper ends the lease during the claim, and cancellations are written either before the claim or after it. The
--- following statements wait for a locked run only briefly. All in one statement, since every claim pays for it.
-SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.claims')), set_config('lock_timeout', '50ms', true)
+-- following statements wait for a locked run only briefly. All in one statement, since every claim pays for it. The DELETE
+-- reads and writes no row: it locks its table, also in a kept plan.
+WITH locked AS (DELETE FROM claims_lock WHERE false)
+SELECT pg_try_advisory_xact_lock_shared(hashtext('tidewheel.claims')), set_config('lock_timeout', '50ms', true)
   FROM executors
  WHERE executor_id = %(executor_id)s
    FOR KEY SHARE
@@ -75,10 +78,11 @@ SELECT owned.run_id, owned.job_id, owned.job_version, owned.attempt, owned.lost_
 -- name: find_orphans
 -- Return executors that own attempts and have no row: a safety net that should find nothing.
 -- Index: none; reads job_runs once a minute, by one reaper at a time.
--- Lock: an advisory one, skipped if it is taken.
+-- Lock: the row of the number of shards, which never changes, skipped if another reaper has it.
+WITH alone AS MATERIALIZED (SELECT FROM settings WHERE name = 'shards' FOR NO KEY UPDATE SKIP LOCKED)
 SELECT DISTINCT o.executor_id
   FROM job_runs AS o
- WHERE (SELECT pg_try_advisory_xact_lock(hashtext('tidewheel.orphans')))
+ WHERE EXISTS (SELECT FROM alone)
    AND o.state = ANY (%(states)s)
    AND NOT EXISTS (SELECT FROM executors AS e WHERE e.executor_id = o.executor_id)
 
@@ -225,14 +229,15 @@ UPDATE executors
 RETURNING last_heartbeat_at
 
 -- name: lock_remote_executor
--- Lock a remote executor for a claim; no row means that its lease was ended.
+-- Lock a remote executor for a claim; no row means that its lease was ended. The last column is false if the claim must call
+-- share_old_claims.
 -- Index: executors_pkey.
--- Lock: its own row until commit; the advisory lock `claims`, shared.
+-- Lock: its own row until commit; claims_lock and the advisory lock as lock_lease_for_claim.
 -- Why: no reaper ends the lease during the claim, and its claims follow one another. Cancellations are written either before
 -- the claim or after it, as for lock_lease_for_claim.
-SELECT e.queues, e.handlers, e.last_claim_seq, e.acts_for
+WITH locked AS (DELETE FROM claims_lock WHERE false)
+SELECT e.queues, e.handlers, e.last_claim_seq, e.acts_for, pg_try_advisory_xact_lock_shared(hashtext('tidewheel.claims'))
   FROM executors AS e
- CROSS JOIN pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))
  WHERE e.executor_id = %(executor_id)s AND e.last_claim_seq IS NOT NULL AND e.key_id IS NOT DISTINCT FROM %(key_id)s
    FOR NO KEY UPDATE OF e
 

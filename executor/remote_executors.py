@@ -34,7 +34,7 @@ from tidewheel.process.metrics import metrics
 from tidewheel.runs import OWNED, Lane, Move, sources
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.cancel_signals import Signal
-from tidewheel.transitions.claim import Claim, Started, claim_runs, read_claims
+from tidewheel.transitions.claim import Claim, Started, claim_runs, read_claims, share_old_claims
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_events import append_started
 from tidewheel.transitions.run_messages import Definitions, build_requests, read_definitions
@@ -341,7 +341,11 @@ def claim_remotely(
     row = connection.execute(_LOCK_REMOTE_EXECUTOR, columns, binary=True).fetchone()
     if row is None:
         raise UnknownExecutor(claim.executor_id)
-    queues, handlers, last, acts_for = cast("tuple[list[str], list[str], int, str | None]", row)
+    queues, handlers, last, acts_for, shares_old_claims = cast(
+        "tuple[list[str], list[str], int, str | None, bool]", row
+    )
+    if not shares_old_claims:
+        share_old_claims(connection)
     if claim.number < last:
         problem = f"{claim.number} is below {last}, the number of the executor's last claim"
         refuse("claim_id", problem, "count on from it, or register again after a restart")

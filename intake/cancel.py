@@ -3,12 +3,12 @@
 `run.cancel` works in every state, is idempotent, and replies with the state that it found: unchanged if the run was
 being cancelled or has ended. A run without a running
 attempt ends at once. A running attempt gets a cancel signal, and can only become cancelled from then on. If another
-transaction holds the run for longer than 200 ms, the cancel is stored in `pending_cancels`, under the lock `claims`.
+transaction holds the run for longer than 200 ms, the cancel is stored in `pending_cancels`, under `claims_lock`.
 From its commit on no claim starts the run, and no other transaction ends it as other than cancelled. The scheduler
 cancels it as soon as it is free, unless the transaction that held it has ended it.
 
 `runs.cancel` writes one row that every claim reads, so that it takes effect at once for any number of runs. The row is
-written under the lock `claims`: a batch of claims comes wholly before it, or sees it. The scheduler ends the runs in
+written under `claims_lock`: a batch of claims comes wholly before it, or sees it. The scheduler ends the runs in
 batches (scheduler/bulk_cancel.py). Runs that are created after the request was applied are not cancelled.
 """
 
@@ -48,6 +48,7 @@ _FIND_LABELLED_JOBS = _SQL["find_labelled_jobs"]
 _NEXT_CANCELLATION_ID = _SQL["next_cancellation_id"]
 _ADD_CANCELLED_JOBS = _SQL["add_cancelled_jobs"]
 _BLOCK_CLAIMS = _SQL["block_claims"]
+_BLOCK_OLD_CLAIMS = _SQL["block_old_claims"]
 _ADD_CANCELLATION = _SQL["add_cancellation"]
 
 _REQUESTED = "requested"  # the reason when the request gives none
@@ -171,7 +172,7 @@ def block_claims(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
     Raises:
         RowLocked: A claim has been under way for longer: roll back and try again.
     """
-    if not try_lock(connection, _BLOCK_CLAIMS, {}):
+    if not (try_lock(connection, _BLOCK_CLAIMS, {}) and try_lock(connection, _BLOCK_OLD_CLAIMS, {})):
         claims = "the lock on claims"
         raise RowLocked(claims, batch)
 

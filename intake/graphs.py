@@ -2,9 +2,9 @@
 
 Edges are periods. An edit of a job closes those from its former parents and opens new ones, in the transaction that
 writes its version. An edit that leaves the parents alone writes none. All changes of a tenant's edges exclude each
-other by an advisory lock, which a transaction acquires before any timer. So a graph that was checked has no cycle and
-one root, whatever other clients submit at the same time. A transaction chooses these locks by what is committed then.
-If a job comes into a graph before it locks the job, it is rolled back and tried again.
+other by a row of `tenant_locks`, which a transaction locks before any timer. So a graph that was checked has no cycle
+and one root, whatever other clients submit at the same time. A transaction chooses these locks by what is committed
+then. If a job comes into a graph before it locks the job, it is rolled back and tried again.
 """
 
 from collections import defaultdict, deque
@@ -31,6 +31,7 @@ _SQL = Statements("tidewheel.intake")
 _FIND_NODES = _SQL["find_nodes"]
 _FIND_VERSIONS_WITHOUT_PARENTS = _SQL["find_versions_without_parents"]
 _LOCK_GRAPHS = _SQL["lock_graphs"]
+_LOCK_OLD_GRAPHS = _SQL["lock_old_graphs"]
 _LOCK_TIMERS = _SQL["lock_timers"]
 _LOCK_JOBS_TO_DELETE = _SQL["lock_jobs_to_delete"]
 _READ_NODES = _SQL["read_nodes"]
@@ -117,6 +118,8 @@ def lock_graphs(connection: Conn, batch: Collection[ReceivedRequest]) -> Graphs:
     }
     tenants = sorted({concerned[job] for job in changed})
     for tenant in tenants:
+        # In this order: drains, which only try both, let a change go first that waits for the old lock.
+        connection.execute(_LOCK_OLD_GRAPHS, {"tenant": tenant})
         connection.execute(_LOCK_GRAPHS, {"tenant": tenant})
     return Graphs(tenants, changed)
 

@@ -5,9 +5,10 @@ SELECT tenant, max_jobs, max_payload_bytes FROM tenants WHERE tenant = ANY (%(te
 
 -- name: lock_job_quota
 -- Locks the quota of a tenant, so that two transactions do not count the same jobs.
--- No index. Lock: an advisory one, before any timer; the caller takes several in the order of the names.
--- Why not the row: the role of a tenant may only read tenants.
-SELECT pg_advisory_xact_lock(hashtextextended('tidewheel jobs of ' || %(tenant)s::text, 0))
+-- Index: job_rooms_pkey. Lock: the tenant's row, before any timer; the caller takes several in the order of the names. ON CONFLICT locks
+-- it, and changes nothing; the row of a first submit has no room, so that a count follows.
+INSERT INTO job_rooms AS r (tenant, quota, room) VALUES (%(tenant)s, %(quota)s, 0)
+    ON CONFLICT (tenant) DO UPDATE SET room = excluded.room WHERE false
 
 -- name: take_job_room
 -- Takes the room for new jobs that the last count has left; no row if it is too small, or of another quota.
@@ -432,8 +433,15 @@ SELECT %(id)s, job_id, %(tenant)s FROM unnest(%(job_ids)s::uuid[]) AS named (job
 
 -- name: block_claims
 -- Waits for the claims under way, and blocks new ones until the end of the transaction: those see what it has written.
--- No index. Lock: the advisory lock `claims`, which each batch of claims shares.
-SELECT pg_advisory_xact_lock(hashtext('tidewheel.claims'))
+-- Lock: claims_lock, which each batch of claims shares.
+LOCK TABLE claims_lock IN SHARE ROW EXCLUSIVE MODE
+
+-- name: block_old_claims
+-- Does so for the claims of processes of 0.1, unless a stranger holds their lock.
+-- No index. Lock: an advisory one.
+SELECT pg_advisory_xact_lock(k.key)
+  FROM (SELECT hashtext('tidewheel.claims')::bigint AS key) AS k
+ WHERE {{tidewheel.no_stranger(k)}}
 
 -- name: add_cancellation
 -- Inserts a cancellation: from its commit on no claim takes the runs that it names. The scheduler ends them.
@@ -641,8 +649,16 @@ SELECT v.job_id, v.version
 
 -- name: lock_graphs
 -- Locks the graphs of a tenant against any other change of their edges.
--- No index. Lock: an advisory one of the tenant, before any timer.
+-- Index: tenant_locks_pkey. Lock: a row of the tenant, before any timer. ON CONFLICT locks it, and changes nothing.
+INSERT INTO tenant_locks AS l (tenant, name) VALUES (%(tenant)s, 'graphs')
+    ON CONFLICT (tenant, name) DO UPDATE SET name = excluded.name WHERE false
+
+-- name: lock_old_graphs
+-- Does so for processes of 0.1, unless a stranger holds their lock.
+-- No index. Lock: an advisory one of the tenant.
 SELECT pg_advisory_xact_lock(hashtext('tidewheel.graphs'), hashtext(%(tenant)s))
+  FROM (SELECT (hashtext('tidewheel.graphs')::bigint << 32) | (hashtext(%(tenant)s)::bigint & 4294967295) AS key) AS k
+ WHERE {{tidewheel.no_stranger(k)}}
 
 -- name: read_nodes
 -- The columns of these jobs that a check of a graph needs.

@@ -81,7 +81,7 @@ def _beyond_quota(
 ) -> dict[int, Refused]:
     tenants = sorted({received.tenant for _, received in submits})
     for tenant in tenants:
-        connection.execute(_LOCK_JOB_QUOTA, {"tenant": tenant})
+        connection.execute(_LOCK_JOB_QUOTA, {"tenant": tenant, "quota": quotas[tenant]})
     # A later statement than the lock: it sees the jobs that the wait has let commit.
     columns: dict[str, object] = {"job_ids": uuids({received.job_id for _, received in submits})}
     live = {cast("UUID", row[0]) for row in connection.execute(_FIND_LIVE_JOBS, columns, binary=True).fetchall()}

@@ -1,7 +1,7 @@
--- name: try_lock_migrations
--- Allows one runner at a time; returns false while there is another. Lock: an advisory lock of the session.
--- Why no wait: the snapshot of a statement that waits would hold up CREATE INDEX CONCURRENTLY of the other runner.
-SELECT pg_try_advisory_lock(hashtext('tidewheel.migrations'))
+-- name: lock_migrations
+-- Allows one runner at a time. Lock: the table of applied files, not waited for; that runner writes it, and everybody reads it.
+-- Why no wait: a transaction that waits would hold up CREATE INDEX CONCURRENTLY of the other runner.
+LOCK TABLE tidewheel_migrations IN SHARE UPDATE EXCLUSIVE MODE NOWAIT
 
 -- name: make_migrations_table
 -- The record of applied files. No index but the primary key.

@@ -34,7 +34,9 @@ _RIGHTS: Mapping[str, tuple[LiteralString, ...]] = MappingProxyType(
         "ended_attempts": ("SELECT",),
         "runs": ("SELECT",),
         "audit_log": ("SELECT", "INSERT", "UPDATE"),  # its trigger refuses every change but a counter's
+        "claims_lock": ("UPDATE",),
         "executors": ("SELECT",),
+        "kept_since_lock": ("DELETE",),
         "history_limits": ("SELECT", "INSERT", "UPDATE"),
         "outbox": ("INSERT",),
         "run_days": ("SELECT",),

@@ -10,7 +10,8 @@ Files `…_post` are what the release before cannot live with. They are a step o
 import logging
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -33,6 +34,7 @@ from tidewheel.migrations.service_roles import (
     require_prefix,
     roles_of_default,
 )
+from tidewheel.postgres.held_lock import begin_lasting, try_table_lock
 from tidewheel.postgres.partitions import ensure_coming_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements, trusted
@@ -71,7 +73,7 @@ _MAKE_TABLE = _SQL["make_migrations_table"]
 _TABLE_EXISTS = _SQL["migrations_table_exists"]
 _APPLIED = _SQL["read_migrations"]
 _RECORD = _SQL["record_migration"]
-_TRY_LOCK = _SQL["try_lock_migrations"]
+_LOCK_MIGRATIONS = _SQL["lock_migrations"]
 _OTHER_PROCESSES = _SQL["find_processes_of_other_releases"]
 _EXISTING_TABLES = _SQL["find_existing_tables"]
 
@@ -213,9 +215,7 @@ def migrate(
         store_schemas,  # imports the codec, which `require_current` does not need
     )
 
-    with connect(url, "tidewheel-migrate", options=_NO_HURRY) as connection:
-        # The session holds it, so that a second runner waits for all files; released with the connection.
-        _wait_for_other_runners(connection)
+    with connect(url, "tidewheel-migrate", options=_NO_HURRY) as connection, _alone(url, connection, dry_run=dry_run):
         connection.execute(_LOCK_TIMEOUT)
         connection.commit()
         pending, is_new = _to_apply(connection, post=post), not _read_applied(connection)
@@ -255,8 +255,6 @@ def migrate(
             _patiently(connection, rehearse, "the pending migrations")
             connection.rollback()
             return [migration.name for migration in pending]
-        connection.execute(_MAKE_TABLE)
-        connection.commit()
         for migration in pending:
             _patiently(connection, partial(apply, migration), migration.name)
         _patiently(connection, finish, "the rights of the roles")
@@ -298,11 +296,30 @@ def _newer(applied: Iterable[str]) -> set[str]:
     return set(applied) - {migration.name for migration in migrations()}
 
 
-def _wait_for_other_runners(connection: Conn) -> None:
-    never = threading.Event()
-    while connection.execute(_TRY_LOCK).fetchone() != (True,):
+@contextmanager
+def _alone(url: str, connection: Conn, *, dry_run: bool) -> Generator[None]:
+    """Keep other runners waiting for all files; a rehearsal on a new database needs no lock."""
+    if connection.execute(_TABLE_EXISTS).fetchone() != (True,):
         connection.rollback()
-        never.wait(_LOOK_SECONDS)
+        if dry_run:
+            yield
+            return
+        _make_table(connection)
+    connection.rollback()
+    never = threading.Event()
+    with closing(connect(url, "tidewheel-migrate-lock", autocommit=True)) as holding:
+        begin_lasting(holding)
+        while not try_table_lock(holding, _LOCK_MIGRATIONS):
+            never.wait(_LOOK_SECONDS)
+        yield
+
+
+def _make_table(connection: Conn) -> None:
+    try:
+        connection.execute(_MAKE_TABLE)
+        connection.commit()
+    except psycopg.errors.UniqueViolation:  # another runner has made it at the same time
+        connection.rollback()
 
 
 def _to_apply(connection: Conn, *, post: bool) -> list[Migration]:

@@ -52,7 +52,7 @@ class Relay:
         self._membership = Membership(
             url, role="relay", name=socket.gethostname(), timeout=settings.member_timeout, skew=self._skew
         )
-        self._slices = Slices(url, self._membership)
+        self._slices = Slices(url, self._membership, timeout=settings.member_timeout)
         self._wake = threading.Event()
         self._listener = Listener(url, "tidewheel-relay-listen", (Channel.OUTBOX,), self._wake)
         self._keys = MessageKeys()

@@ -1,7 +1,7 @@
 -- name: read_outbox
 -- Returns due rows of the held slices between two positions of each, lane by lane, oldest first.
 -- Index: outbox_due, from the low-water mark.
--- No lock: an advisory lock makes the slice this relay's.
+-- No lock: a row of relay_slices makes the slice this relay's.
 -- Why: rows of paused topics and rows in flight are skipped. A subquery with a LIMIT that refers to `s` runs once for each row of
 -- `s`, in their order, so the rows come in the order of the loop.
 SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o.ctid, int8send(o.id)
@@ -147,16 +147,40 @@ WITH expired AS (
 SELECT e.topic, count(*) FROM expired AS e GROUP BY e.topic ORDER BY e.topic
 
 -- name: try_lock_slice
--- Returns whether the slice could be locked for this relay.
--- Lock: a session-wide advisory lock, one per slice, released with the session.
-SELECT pg_try_advisory_lock(hashtext('tidewheel.relay'), %(slice)s)
+-- Tries to keep relays of 0.1 from a slice; returns whether it does, and whether none of them has it.
+-- No index. Lock: a session-wide advisory lock, one per slice, released with the session.
+SELECT t.locked, t.locked OR NOT {{tidewheel.no_stranger(k)}}
+  FROM (SELECT (hashtext('tidewheel.relay')::bigint << 32) | %(slice)s::integer AS key) AS k
+ CROSS JOIN pg_try_advisory_lock(hashtext('tidewheel.relay'), %(slice)s::integer) AS t (locked)
 
--- name: release_slice
--- Releases a slice for another relay.
--- Lock: the slice's advisory lock.
+-- name: unlock_slice
+-- Releases that lock.
+-- No index, no lock.
 SELECT pg_advisory_unlock(hashtext('tidewheel.relay'), %(slice)s)
 
--- name: ping
--- Keeps the session that holds the locks alive.
--- No index, no lock.
-SELECT 1
+-- name: lock_slice
+-- Locks a slice, so that the next statement sees the relay that has taken it last; the first lock of a slice inserts its row.
+-- Index: relay_slices_pkey. Lock: the row, for some milliseconds; ON CONFLICT locks it, and changes nothing.
+INSERT INTO relay_slices AS s (slice) VALUES (%(slice)s)
+    ON CONFLICT (slice) DO UPDATE SET member_id = excluded.member_id WHERE false
+
+-- name: take_slice
+-- Makes a locked slice this relay's; no row while it is that of another live one.
+-- Index: relay_slices_pkey, members_pkey. Lock: the row, which lock_slice has locked.
+UPDATE relay_slices AS s
+   SET member_id = %(member_id)s
+ WHERE s.slice = %(slice)s
+   AND NOT EXISTS (SELECT FROM members AS m
+                    WHERE m.member_id = s.member_id AND m.member_id <> %(member_id)s
+                      AND m.last_heartbeat_at > tidewheel_now() - %(timeout)s::interval
+                      AND m.last_heartbeat_at < tidewheel_now() + %(timeout)s::interval)
+
+-- name: release_slice
+-- Frees a slice for another relay.
+-- Index: relay_slices_pkey. Lock: the row.
+UPDATE relay_slices SET member_id = NULL WHERE slice = %(slice)s AND member_id = %(member_id)s
+
+-- name: find_slices
+-- Returns the slices of this relay, every second: so the session that holds the old locks stays alive.
+-- No index: eight rows. No lock.
+SELECT slice FROM relay_slices WHERE member_id = %(member_id)s

@@ -14,6 +14,7 @@ import psycopg
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
+from tidewheel.lock_holders import find_lock_holders
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
 from tidewheel.postgres.background import BackgroundQuery
 from tidewheel.postgres.low_water import FullScanPacer
@@ -64,6 +65,7 @@ class BacklogMetrics:
         self._slice_lanes = {slice_lane_of(part, lane): lane for lane in OutboxLane for part in range(SLICES)}
         self._lanes: set[tuple[str, str]] = set()
         self._measures = False
+        self._holders: set[tuple[int, str]] = set()
 
     def step(self, *, measures: bool) -> None:
         """Start a measurement when one is due; reset the gauges when another scheduler measures from now on."""
@@ -99,6 +101,7 @@ class BacklogMetrics:
             self._measure_outbox(connection)
             self._measure_timers(connection)
             _measure_blocked_keys(connection)
+            self._warn_of_lock_holders(connection)
             row = connection.execute(_MEASURE_LEASES, binary=True).fetchone()
             metrics.set("lease_used_ratio", cast("tuple[float]", row)[0])
 
@@ -113,6 +116,13 @@ class BacklogMetrics:
             orphaned += cast("int", orphans)
             self._lanes.add((str(queue), str(lane)))
         metrics.set("runs_orphaned", orphaned)
+
+    def _warn_of_lock_holders(self, connection: Conn) -> None:
+        found = find_lock_holders(connection)
+        for holder in found:
+            if (holder.process, holder.what) not in self._holders:
+                _LOG.warning("%s, which only services need: `tidewheel doctor` has the remedy", holder.text)
+        self._holders = {(holder.process, holder.what) for holder in found}
 
     def _measure_outbox(self, connection: Conn) -> None:
         columns = {"slice_lanes": integers(self._slice_lanes), "limit": _COUNTED // SLICES}

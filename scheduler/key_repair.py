@@ -6,7 +6,7 @@ a key differ from its runs it repairs them: a manual change, or a partial restor
 
 The row that counts a tenant's runs in flight is repaired by one statement, which reads it and all open runs of the
 tenant in one snapshot. Each transaction changes both alike, so the difference that it finds stays until it is added.
-An advisory lock keeps a second scheduler from adding it once more. Tenants with `_MAX_OPEN` open runs or more are left
+A lock keeps a second scheduler from adding it once more. Tenants with `_MAX_OPEN` open runs or more are left
 out.
 """
 
@@ -209,7 +209,7 @@ class KeyRepair:
         """Add to the counters of a tenant's row what they lack; return True if that was anything."""
         limits: dict[str, object] = {"holds": Gate.HOLDS_TENANT, "limit": _MAX_OPEN}
         with self._session.transaction() as connection:
-            if connection.execute(_LOCK_TENANT_REPAIR).fetchone() != (True,):
+            if connection.execute(_LOCK_TENANT_REPAIR).fetchone() is None:
                 return False  # another scheduler repairs
             row = connection.execute(_MEASURE_TENANT_KEY, columns | limits, binary=True).fetchone()
             if row is None:

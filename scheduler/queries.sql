@@ -1,12 +1,13 @@
 -- name: lock_retention
--- Locks retention for this session; false if another scheduler has it.
--- No index. Lock: an advisory one, not waited for.
-SELECT pg_try_advisory_lock(hashtext('tidewheel.retention'))
+-- Keeps retention to this scheduler.
+-- Lock: retention_lock, not waited for.
+LOCK TABLE retention_lock IN SHARE ROW EXCLUSIVE MODE NOWAIT
 
--- name: unlock_retention
--- Releases that lock.
--- No index, no lock.
-SELECT pg_advisory_unlock(hashtext('tidewheel.retention'))
+-- name: lock_old_retention
+-- Does so against schedulers of 0.1; returns false if one of them has it.
+-- No index. Lock: an advisory one, not waited for.
+SELECT pg_try_advisory_xact_lock(k.key) OR NOT {{tidewheel.no_stranger(k)}}
+  FROM (SELECT hashtext('tidewheel.retention')::bigint AS key) AS k
 
 -- name: find_days_in_use
 -- Returns the days on which open runs were created, and those on which their attempts started. Runs whose inputs are
@@ -110,12 +111,23 @@ DELETE FROM tenant_deletions
 -- name: begin_days
 -- Writes the rows of days that were over an hour ago, and have none; notes the transactions of this database that are open.
 -- Index: run_days_pkey. Lock: the new rows.
--- Why an hour: a transaction may begin that much later than the instant that it writes.
+-- Why an hour: a transaction may begin that much later than the instant that it writes. One that only holds the lock of retention or of
+-- the archive writes nothing, and a role without rights on tables or functions can write no run.
 INSERT INTO run_days (day, waits_for)
 SELECT d.day, ARRAY(SELECT l.virtualtransaction
                       FROM pg_locks AS l
                       JOIN pg_stat_activity AS a USING (pid)
-                     WHERE l.locktype = 'virtualxid' AND a.datname = current_database() AND l.pid <> pg_backend_pid())
+                     WHERE l.locktype = 'virtualxid' AND a.datname = current_database() AND l.pid <> pg_backend_pid()
+                       AND NOT EXISTS (SELECT FROM pg_locks AS h
+                                        WHERE h.pid = l.pid AND h.mode = 'ShareRowExclusiveLock'
+                                          AND h.relation IN ('retention_lock'::regclass, 'archive_lock'::regclass))
+                       AND EXISTS (SELECT FROM pg_roles AS r
+                                    WHERE pg_has_role(a.usesysid, r.oid, 'MEMBER')
+                                      AND (has_table_privilege(r.oid, 'outbox', 'INSERT')
+                                           OR EXISTS (SELECT FROM pg_proc AS p
+                                                       WHERE p.proname LIKE 'tidewheel\_%%' AND p.prosecdef
+                                                         AND p.pronamespace = current_schema()::regnamespace
+                                                         AND has_function_privilege(r.oid, p.oid, 'EXECUTE')))))
   FROM unnest(%(days)s::date[]) AS d (day)
  WHERE (d.day + 1)::timestamp AT TIME ZONE 'UTC' < tidewheel_now() - interval '1 hour'
 ON CONFLICT (day) DO NOTHING
@@ -288,9 +300,15 @@ SELECT day FROM archived_days
 SELECT day FROM run_days WHERE dropped_at IS NOT NULL
 
 -- name: lock_kept_since
--- Keeps requests that rely on the first kept day waiting until the commit; false while such a request or an audit runs.
--- No index. Lock: an advisory one, which they share, not waited for: an audit may take hours.
-SELECT pg_try_advisory_xact_lock(hashtext('tidewheel.kept_since'))
+-- Keeps requests that rely on the first kept day waiting until the commit.
+-- Lock: kept_since_lock, which they and audits share, not waited for: an audit may take hours.
+LOCK TABLE kept_since_lock IN SHARE ROW EXCLUSIVE MODE NOWAIT
+
+-- name: lock_old_kept_since
+-- Does so for requests to processes of 0.1, and their audits; returns false while one runs.
+-- No index. Lock: an advisory one, not waited for.
+SELECT pg_try_advisory_xact_lock(k.key) OR NOT {{tidewheel.no_stranger(k)}}
+  FROM (SELECT hashtext('tidewheel.kept_since')::bigint AS key) AS k
 
 -- name: begin_drops
 -- Marks days as dropped, before their partitions are.
@@ -1233,10 +1251,10 @@ SELECT %(key_id)s, t.tenant, '', t.in_flight, 1 FROM tenants AS t WHERE t.tenant
     ON CONFLICT (key_id) DO UPDATE SET at_once = excluded.at_once
 
 -- name: lock_tenant_repair
--- Returns true if no other scheduler repairs the counts of tenants until this transaction ends.
--- No index. Lock: an advisory one, skipped if it is taken.
+-- Returns a row if no other scheduler repairs the counts of tenants until this transaction ends.
+-- Index: settings_pkey. Lock: the row of the number of shards, which never changes, skipped if it is taken.
 -- Why: two schedulers that measure the same difference would add it twice.
-SELECT pg_try_advisory_xact_lock(hashtext('tidewheel.tenant_repair'))
+SELECT 1 FROM settings WHERE name = 'shards' FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: measure_tenant_key
 -- Returns the number of a tenant's open runs, what its counters lack, and true if runs wait unmarked. Reads so many runs.

@@ -20,6 +20,7 @@ from typing import LiteralString, cast
 import psycopg
 
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.held_lock import held_lock
 from tidewheel.postgres.partitions import StoredDay, day_of, drop_day, start_of, stored_days
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
@@ -31,13 +32,13 @@ from tidewheel.scheduler.history_limits import remove_by_job
 from tidewheel.scheduler.job_days import count_days
 from tidewheel.scheduler.pace import Pace
 from tidewheel.scheduler.retention_rules import RULES, Days, Period, Periods, Rows
-from tidewheel.scheduler.tenant_periods import remove_by_tenant
+from tidewheel.scheduler.tenant_periods import lock_kept_since, remove_by_tenant
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
 _LOCK_RETENTION = _SQL["lock_retention"]
-_UNLOCK_RETENTION = _SQL["unlock_retention"]
+_LOCK_OLD_RETENTION = _SQL["lock_old_retention"]
 _FIND_DAYS_IN_USE = _SQL["find_days_in_use"]
 _FIND_NEEDED_SINCE = _SQL["find_needed_since"]
 _BEGIN_DAYS = _SQL["begin_days"]
@@ -46,7 +47,6 @@ _CLOSE_DAYS = _SQL["close_days"]
 _FIND_ARCHIVED_DAYS = _SQL["find_archived_days"]
 _FIND_DROPPED_DAYS = _SQL["find_dropped_days"]
 _FIND_COUNTED_DAYS = _SQL["find_counted_days"]
-_LOCK_KEPT_SINCE = _SQL["lock_kept_since"]
 _BEGIN_DROPS = _SQL["begin_drops"]
 _RECORD_PASS = _SQL["record_pass"]
 
@@ -111,7 +111,7 @@ class Retention:
     """
 
     def __init__(self, url: str, periods: Periods, stop: Shutdown) -> None:
-        self._session = Session(url, "tidewheel-scheduler-retention", autocommit=True)
+        self._session, self._url = Session(url, "tidewheel-scheduler-retention", autocommit=True), url
         self._periods, self._stop = periods, stop
         self._pause = _EVERY_SECONDS
         self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
@@ -128,15 +128,12 @@ class Retention:
         Raises:
             Unavailable: The database does not answer, or a transaction has used a table for too long.
         """
-        with self._session.transaction() as connection:
-            if connection.execute(_LOCK_RETENTION).fetchone() != (True,):
+        with held_lock(self._url, "tidewheel-retention-lock", _LOCK_RETENTION, _LOCK_OLD_RETENTION) as is_alone:
+            if not is_alone:
                 return []
-            try:
+            with self._session.transaction() as connection:
                 connection.execute(_LOCK_TIMEOUT)
                 return self._pass(connection)
-            finally:
-                if not connection.closed:
-                    connection.execute(_UNLOCK_RETENTION)
 
     def close(self) -> None:
         """Close the session."""
@@ -201,7 +198,7 @@ class Retention:
         in_use = cast("list[tuple[date, date | None]]", connection.execute(_FIND_DAYS_IN_USE).fetchall())
         with connection.transaction():
             # So a request either is among the needs, or finds the days dropped.
-            if connection.execute(_LOCK_KEPT_SINCE).fetchone() != (True,):
+            if not lock_kept_since(connection):
                 self._record(connection, now, dict.fromkeys(old, "an audit or a backfill reads old runs"))
                 return []
             occurrences, backfills = _needed_since(connection)

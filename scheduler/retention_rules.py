@@ -178,7 +178,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "message_keys": By("tidewheel.control", "delete_message_keys"),
         "task_token_keys": By("tidewheel.control", "delete_task_token_keys"),
         "sign_ins": By("tidewheel.control", "drop_sign_ins"),
-        "tenants": By("tidewheel.control", "take_tenant"),
+        "tenants": By("tidewheel.transitions", "take_tenant"),
         "job_rooms": By("tidewheel.control", "forget_job_room"),
         "key_limits": Bounded(_OPERATOR),
         "tenant_periods": Bounded(_OPERATOR),
@@ -193,5 +193,11 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "run_days": Bounded("a row for each day"),
         "archived_days": By("tidewheel.control.archive", "delete_archived_day"),
         "retention_state": Bounded("one row"),
+        **dict.fromkeys(
+            ("claims_lock", "kept_since_lock", "retention_lock", "archive_lock", "restore_lock"),
+            Bounded("no row: only the table is locked"),
+        ),
+        "tenant_locks": Bounded("two rows for each tenant, which go with it"),
+        "relay_slices": Bounded("eight rows"),
     }
 )

@@ -1,9 +1,10 @@
 """The live members of a role, and the division of work among them.
 
-Membership only makes work efficient. When two members disagree about ownership, row locks, advisory locks and primary
-keys keep the results correct.
+Membership only makes work efficient. When two members disagree about ownership, row locks and primary keys keep
+the results correct.
 """
 
+import math
 import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ class Membership:
         self.member_id = uuid4()
         self._url, self._role, self._name, self._timeout, self._skew = url, role, name, timeout, skew
         self._live: tuple[UUID, ...] = ()
+        self._beaten = -math.inf
         self._stop = Shutdown()
         self._first = threading.Event()
         self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
@@ -50,6 +52,11 @@ class Membership:
     def live(self) -> tuple[UUID, ...]:
         """Return the members last seen alive, including this one, in the order of their ids."""
         return self._live or (self.member_id,)
+
+    def is_overdue(self) -> bool:
+        """Return True if the others may count this member as dead; one that has not joined is alone."""
+        is_late = monotonic_seconds() - self._beaten > self._timeout.total_seconds()
+        return is_late and self._thread.ident is not None
 
     def leave(self) -> None:
         """Leave the role; never raises."""
@@ -82,6 +89,7 @@ class Membership:
         sent = monotonic_seconds()
         row = connection.execute(_HEARTBEAT_MEMBER, columns, binary=True).fetchone()
         assert row is not None  # noqa: S101 - entered or beaten
+        self._beaten = sent
         self._skew.record(cast("datetime", row[0]), since=sent)
 
 

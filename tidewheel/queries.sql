@@ -24,6 +24,52 @@ SELECT member_id FROM members
 -- No index, no lock.
 member.last_heartbeat_at > (SELECT tidewheel_now()) - interval '15 s'
 
+-- part: is_service(session)
+-- True if the role of a session has the rights of a service, or may act as one that has: all services write the outbox.
+-- No index: the roles. No lock.
+EXISTS (SELECT FROM pg_roles AS r WHERE pg_has_role(session.usesysid, r.oid, 'MEMBER') AND has_table_privilege(r.oid, 'outbox', 'INSERT'))
+
+-- name: find_services
+-- Returns those of these sessions that are a service's.
+-- No index, no lock.
+SELECT s.pid FROM pg_stat_activity AS s WHERE s.pid = ANY (%(processes)s::integer[]) AND {{is_service(s)}}
+
+-- part: no_stranger(old)
+-- True unless a session whose role has no rights of a service holds an advisory key of 0.1, or waits for it: then services go on without
+-- that key.
+-- No index, no lock.
+NOT EXISTS (SELECT FROM pg_locks AS l
+              JOIN pg_stat_activity AS s ON s.pid = l.pid
+             WHERE l.locktype = 'advisory'
+               AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+               AND (l.classid::bigint << 32 | l.objid::bigint) = old.key
+               AND NOT {{is_service(s)}})
+
+-- name: find_lock_holders
+-- Returns the sessions without the rights of a service that hold an advisory key of 0.1, and those that have kept claims waiting for five
+-- seconds: process, role, what is held, age. The age is null where this role may not see it.
+-- No index, no lock.
+SELECT DISTINCT l.pid, coalesce(s.usename::text, '?') AS role, 'the advisory lock ' || k.name AS what,
+       clock_timestamp() - coalesce(s.xact_start, s.backend_start) AS age
+  FROM (SELECT n.name, hashtext('tidewheel.' || n.name) AS code
+          FROM unnest(ARRAY['claims', 'kept_since', 'retention', 'relay', 'graphs']) AS n (name)) AS k
+  JOIN pg_locks AS l
+    ON l.locktype = 'advisory' AND l.granted
+   AND CASE WHEN k.name IN ('relay', 'graphs') THEN l.objsubid = 2 AND l.classid::bigint = k.code::bigint & 4294967295
+            ELSE l.objsubid = 1 AND (l.classid::bigint << 32 | l.objid::bigint) = k.code END
+  JOIN pg_stat_activity AS s ON s.pid = l.pid
+ WHERE l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+   AND NOT {{is_service(s)}}
+ UNION ALL
+SELECT l.pid, coalesce(s.usename::text, '?'), 'the table claims_lock', clock_timestamp() - s.xact_start
+  FROM pg_locks AS l
+  LEFT JOIN pg_stat_activity AS s ON s.pid = l.pid
+ WHERE l.relation = 'claims_lock'::regclass AND l.granted
+   AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+   AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+   AND coalesce(clock_timestamp() - s.xact_start > interval '5 s', true)
+ ORDER BY 1, 3
+
 -- name: heartbeat_process
 -- Records a heartbeat of a process; the first one inserts its row. Deletes rows that are a day old.
 -- Index: processes_pkey; a handful of rows. Lock: its own row, and the deleted rows.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 
 from tidewheel.control.archive.export import archive_session, export_days
-from tidewheel.control.archive.records import ArchivedDay, lock_archive
+from tidewheel.control.archive.records import ArchivedDay, locked_archive
 from tidewheel.control.archive.remove import remove_old_days, remove_tenants
 from tidewheel.control.archive.restore import remove_restored_tenants
 from tidewheel.control.archive.stores import Store
@@ -42,9 +42,8 @@ def archive_closed_days(url: str, store: Store, keep: timedelta) -> Round:
         ArchiveDamaged: The archive has a day with other rows, or a block that cannot be read.
         Unavailable: Another process archives, or a server does not answer.
     """
-    with closing(archive_session(url)) as session, session.transaction() as connection:
-        lock_archive(connection)
-        exported = export_days(connection, store)
+    with locked_archive(url), closing(archive_session(url)) as session, session.transaction() as connection:
+        exported = export_days(connection, store, url)
         removed = remove_old_days(connection, store, day_of(read_now(connection) - keep))
         tenants = remove_tenants(connection, store)
         if tenants:

@@ -26,6 +26,7 @@ from tidewheel.control.archive.records import ArchivedDay, list_days
 from tidewheel.control.archive.stores import MANIFEST, SETTING, MissingFile, Store
 from tidewheel.errors import ArchiveDamaged, Unavailable
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.held_lock import held_lock
 from tidewheel.postgres.partitions import start_of, stored_days
 from tidewheel.postgres.session import BY_KEY, Conn, Session
 from tidewheel.postgres.statements import Statements
@@ -35,7 +36,7 @@ from tidewheel.schemas.generated.records import JobDefinition
 
 _SQL = Statements("tidewheel.control.archive")
 _LOCK_RETENTION = _SQL["lock_retention"]
-_UNLOCK_RETENTION = _SQL["unlock_retention"]
+_LOCK_OLD_RETENTION = _SQL["lock_old_retention"]
 _FIND_DROPPED_DAYS = _SQL["find_dropped_days"]
 _FIND_DAYS_TO_ARCHIVE = _SQL["find_days_to_archive"]
 _RECORD_ARCHIVED_DAY = _SQL["record_archived_day"]
@@ -82,12 +83,13 @@ def archive_session(url: str) -> Session:
     return session
 
 
-def export_days(connection: Conn, store: Store) -> Exported:
+def export_days(connection: Conn, store: Store, url: str) -> Exported:
     """Archive each closed day that is not archived yet, the oldest first.
 
     Args:
-        connection: With autocommit; it has locked the archive.
+        connection: With autocommit; this process has locked the archive.
         store: The archive.
+        url: The database.
 
     Raises:
         ArchiveDamaged: The archive has a day with other rows.
@@ -98,7 +100,7 @@ def export_days(connection: Conn, store: Store) -> Exported:
     if recorded:
         _check_archive(store, recorded[-1].day)
     else:
-        with _without_retention(connection):
+        with _without_retention(url):
             _adopt_dropped(connection, store, result)
             first = _days(connection, _FIND_DAYS_TO_ARCHIVE)[:1]
             if first and not result.days:
@@ -139,13 +141,17 @@ def delete_others(store: Store, manifest: Manifest) -> None:
 
 
 @contextmanager
-def _without_retention(connection: Conn) -> Generator[None]:
-    """Keep retention from dropping and shortening days; a pass that is under way ends first."""
-    connection.execute(_LOCK_RETENTION)
-    try:
+def _without_retention(url: str) -> Generator[None]:
+    """Keep retention from dropping and shortening days; a pass that is under way ends first.
+
+    Raises:
+        Unavailable: It has not ended within 10 s.
+    """
+    with held_lock(url, "tidewheel-archive-retention", _LOCK_RETENTION, _LOCK_OLD_RETENTION) as is_alone:
+        if not is_alone:
+            message = "retention is at work; repeat the command when its pass has ended"
+            raise Unavailable(message)
         yield
-    finally:
-        connection.execute(_UNLOCK_RETENTION)
 
 
 def _adopt_dropped(connection: Conn, store: Store, result: Exported) -> None:

@@ -1,22 +1,26 @@
 -- name: lock_archive
--- Locks the archive for this session; false if another process writes it.
--- No index. Lock: an advisory one, not waited for.
-SELECT pg_try_advisory_lock(hashtext('tidewheel.archive'))
+-- Keeps the archive to this process.
+-- Lock: archive_lock, not waited for.
+LOCK TABLE archive_lock IN SHARE ROW EXCLUSIVE MODE NOWAIT
 
 -- name: is_archive_locked
 -- Returns true while a process writes the archive.
--- No index. Lock: that one, shared, until the transaction ends; not waited for.
-SELECT NOT pg_try_advisory_xact_lock_shared(hashtext('tidewheel.archive'))
+-- No index, no lock.
+SELECT EXISTS (SELECT FROM pg_locks AS l
+                WHERE l.relation = 'archive_lock'::regclass AND l.mode = 'ShareRowExclusiveLock' AND l.granted
+                  AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()))
 
 -- name: lock_retention
 -- Waits for a pass of retention, and keeps schedulers from beginning another one.
--- No index. Lock: an advisory one.
-SELECT pg_advisory_lock(hashtext('tidewheel.retention'))
+-- Lock: retention_lock.
+LOCK TABLE retention_lock IN SHARE ROW EXCLUSIVE MODE
 
--- name: unlock_retention
--- Releases that lock.
--- No index, no lock.
-SELECT pg_advisory_unlock(hashtext('tidewheel.retention'))
+-- name: lock_old_retention
+-- Does so with schedulers of 0.1, unless a stranger holds their lock.
+-- No index. Lock: an advisory one.
+SELECT pg_advisory_xact_lock(k.key)
+  FROM (SELECT hashtext('tidewheel.retention')::bigint AS key) AS k
+ WHERE {{tidewheel.no_stranger(k)}}
 
 -- name: find_dropped_days
 -- Returns the days that retention has dropped, or is about to.

@@ -1,5 +1,7 @@
 """The archived days that the database records, and those that may have a run by its id."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import cast
@@ -9,6 +11,7 @@ from psycopg.rows import class_row
 
 from tidewheel.control.archive.manifest import id_day
 from tidewheel.errors import Unavailable
+from tidewheel.postgres.held_lock import held_lock
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
@@ -54,15 +57,18 @@ def forget_days(connection: Conn) -> int:
     return connection.execute(_DELETE_ARCHIVED_DAYS).rowcount
 
 
-def lock_archive(connection: Conn) -> None:
-    """Lock the archive until the session ends.
+@contextmanager
+def locked_archive(url: str) -> Generator[None]:
+    """Keep the archive to this process.
 
     Raises:
         Unavailable: Another process writes it.
     """
-    if connection.execute(_LOCK_ARCHIVE).fetchone() != (True,):
-        message = "another process writes the archive; repeat the command when it has ended"
-        raise Unavailable(message)
+    with held_lock(url, "tidewheel-archive-lock", _LOCK_ARCHIVE) as is_alone:
+        if not is_alone:
+            message = "another process writes the archive; repeat the command when it has ended"
+            raise Unavailable(message)
+        yield
 
 
 def is_locked(connection: Conn) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.archive.records import ArchivedDay, forget_days, is_locked, list_days, lock_archive
+from tidewheel.control.archive.records import ArchivedDay, forget_days, is_locked, list_days, locked_archive
 from tidewheel.control.archive.stores import MANIFEST, SETTING, MissingFile, open_store
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url, reading
@@ -103,8 +103,8 @@ def restore(
     from tidewheel.control.archive.restore import SCHEMA, drop_restored, restore_day
 
     wanted = None if day is None else _day(day)
-    with closing(archive_session(checked_url())) as session, session.transaction() as connection:
-        lock_archive(connection)
+    url = checked_url()
+    with locked_archive(url), closing(archive_session(url)) as session, session.transaction() as connection:
         if drop:
             if not drop_restored(connection, wanted):
                 remedy = f"name a day that is in {SCHEMA}.facts or {SCHEMA}.finished_runs, or none to drop all"
@@ -140,8 +140,8 @@ def forget(
         refuse("--yes", "is missing: runs of days that are not archived will be lost after their period", "add --yes")
     from tidewheel.control.archive.export import archive_session
 
-    with closing(archive_session(checked_url())) as session, session.transaction() as connection:
-        lock_archive(connection)
+    url = checked_url()
+    with locked_archive(url), closing(archive_session(url)) as session, session.transaction() as connection:
         days = forget_days(connection)
     print_result([f"{days:,} days are forgotten; `tidewheel archive run` adopts them again"], {"days": days}, output)
 

@@ -23,6 +23,7 @@ from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.tenant_places import limit_in_flight
+from tidewheel.transitions.tenant_rates import add_rate_locks
 from tidewheel.transitions.tenant_refusals import refusals_of
 from tidewheel.transitions.tenant_taking import cancel_tenant, take_tenant
 
@@ -106,6 +107,8 @@ class Tenants:
             if isinstance(refusal := refusals_of(connection, [name])[name], TenantDeleted):
                 raise refusal
             self._record(connection, "tenant.create", name)
+            if columns["triggers_per_second"] is not None:
+                add_rate_locks(connection, [name])
             if columns["in_flight"] is not None:
                 limit_in_flight(connection, self._connection.installation, name, columns["in_flight"])
             return True
@@ -145,6 +148,8 @@ class Tenants:
             if not connection.execute(_CHANGE_LIMITS, {**now, **changed, "tenant": name}).rowcount:
                 return False
             self._record(connection, "tenant.limits", name)
+            if "triggers_per_second" in changed:
+                add_rate_locks(connection, [name])
             if "jobs" in changed:
                 connection.execute(_FORGET_JOB_ROOM, {"tenant": name})
             if "in_flight" in changed:

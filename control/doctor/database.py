@@ -23,6 +23,7 @@ from tidewheel.control.reads.status import (
     read_status,
 )
 from tidewheel.errors import MigrationError, SettingsError, Unavailable
+from tidewheel.lock_holders import find_lock_holders
 from tidewheel.migrations.row_security import REMEDY, ownership_problem, role_problem, unsecured_tables
 from tidewheel.migrations.runner import MigrationState, created_names, is_post, migrations, status
 from tidewheel.postgres.partitions import TABLES, coming_days, days_ahead, missing_partitions
@@ -124,6 +125,15 @@ def check_isolation(context: Context) -> Iterator[Finding]:
         yield Finding("isolation", Severity.ERROR, f"no session can act as the role {role}", problem, REMEDY)
     elif role is None and wanted:
         yield Finding("isolation", Severity.WARNING, what, f"no role {wanted} is recorded", REMEDY)
+
+
+def check_locks(context: Context) -> Iterator[Finding]:
+    """Check that no session holds up claims, and no stranger holds a lock of services."""
+    with context.connection() as connection:
+        holders = find_lock_holders(connection)
+    for holder in holders:
+        remedy = f"end it as a superuser, or as a member of its role: SELECT pg_terminate_backend({holder.process})"
+        yield Finding("locks", Severity.WARNING, "a session holds a lock of services", holder.text, remedy)
 
 
 def check_server(context: Context) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ CHECKS = (
     Check("database", database.check_database),
     Check("schema", database.check_schema, needs="database"),
     Check("isolation", database.check_isolation, needs="schema"),
+    Check("locks", database.check_locks, needs="schema"),
     Check("server", database.check_server, needs="schema"),
     Check("fleet", database.check_fleet, needs="schema"),
     Check("timers", database.check_timers, needs="schema"),

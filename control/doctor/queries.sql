@@ -127,5 +127,10 @@ SELECT current_setting('synchronous_standby_names'), s.pid, s.application_name, 
 
 -- name: read_restore
 -- Returns the time from which a restore that has not ended reads Kafka, and true while a process works on it; no row without one.
--- Index: settings_pkey. Lock: an advisory one, shared, until the transaction ends; not waited for.
-SELECT value ->> 'since', NOT pg_try_advisory_xact_lock_shared(hashtext('tidewheel.restore')) FROM settings WHERE name = 'restore'
+-- Index: settings_pkey. No lock.
+SELECT value ->> 'since',
+       EXISTS (SELECT FROM pg_locks AS l
+                WHERE l.relation = 'restore_lock'::regclass AND l.mode = 'ShareRowExclusiveLock' AND l.granted
+                  AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()))
+  FROM settings
+ WHERE name = 'restore'

@@ -4,9 +4,16 @@
 SELECT set_config(p.name, %(limit)s, false) FROM pg_settings AS p WHERE p.name = 'transaction_timeout'
 
 -- name: hold_retention
--- Keeps retention from removing runs until the session ends.
--- No index. Lock: an advisory one, shared; waits for a pass of retention that marks days, some milliseconds.
-SELECT pg_advisory_lock_shared(hashtext('tidewheel.kept_since'))
+-- Keeps retention from removing runs until the transaction ends.
+-- Lock: kept_since_lock, shared; waits for a pass of retention that marks days, some milliseconds.
+LOCK TABLE kept_since_lock IN ROW EXCLUSIVE MODE
+
+-- name: hold_old_retention
+-- Keeps schedulers of 0.1 from removing runs until the session ends, unless a stranger holds their lock.
+-- No index. Lock: an advisory one, shared; waits as hold_retention.
+SELECT pg_advisory_lock_shared(k.key)
+  FROM (SELECT hashtext('tidewheel.kept_since')::bigint AS key) AS k
+ WHERE {{tidewheel.no_stranger(k)}}
 
 -- name: read_audit_facts
 -- Returns the clock, the database's name, the snapshot, the tzdata version of the timers, and the begin of the first day

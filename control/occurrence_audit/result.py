@@ -30,6 +30,7 @@ from tidewheel.control.occurrence_audit.records import Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.tenants import show_tenant
+from tidewheel.postgres.held_lock import held_lock
 from tidewheel.postgres.partitions import day_of, start_of
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
@@ -40,6 +41,7 @@ from tidewheel.transitions.tenant_refusals import deletions_of
 _SQL = Statements("tidewheel.control.occurrence_audit")
 _SET_TIME_LIMIT = _SQL["set_time_limit"]
 _HOLD_RETENTION = _SQL["hold_retention"]
+_HOLD_OLD_RETENTION = _SQL["hold_old_retention"]
 
 MAX_LISTED = 1_000
 """Findings that a result lists; the report lists up to a hundred of each job."""
@@ -161,10 +163,13 @@ def run_audit(
         TenantDeleted: The tenant is being deleted, or its name is reserved.
         Unavailable: The database, or the archive, does not answer.
     """
-    with closing(Session(url, "tidewheel-audit", options=_SESSION)) as session:
+    with (
+        held_lock(url, "tidewheel-audit-lock", _HOLD_RETENTION),
+        closing(Session(url, "tidewheel-audit", options=_SESSION)) as session,
+    ):
         with session.transaction() as connection:
             connection.execute(_SET_TIME_LIMIT, {"limit": _LONGEST})
-            connection.execute(_HOLD_RETENTION)
+            connection.execute(_HOLD_OLD_RETENTION)
             facts = read_facts(connection, tenant)
             for refusal in deletions_of(connection, [] if tenant is None else [tenant]).values():
                 raise refusal

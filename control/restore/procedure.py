@@ -20,6 +20,7 @@ from tidewheel.kafka.offsets import offsets_client
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.database_clock import as_of, read_now
+from tidewheel.postgres.held_lock import begin_lasting, try_table_lock
 from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -141,7 +142,8 @@ def restore(
     lock = Session(url, "tidewheel-restore-lock", autocommit=True, options=_OPTIONS)
     try:
         require_current(lock.connection())
-        if lock.connection().execute(_LOCK_RESTORE).fetchone() != (True,):
+        begin_lasting(lock.connection())
+        if not try_table_lock(lock.connection(), _LOCK_RESTORE):
             message = "another `tidewheel restore` works on this database; wait for it"
             raise SettingsError(message)
         with session.transaction() as connection:

@@ -1,7 +1,7 @@
 -- name: lock_restore
--- Keeps a second restore out until the session ends; returns false if one works.
--- No index. Lock: an advisory one.
-SELECT pg_try_advisory_lock(hashtext('tidewheel.restore'))
+-- Keeps a second restore out.
+-- Lock: restore_lock, not waited for.
+LOCK TABLE restore_lock IN SHARE ROW EXCLUSIVE MODE NOWAIT
 
 -- name: read_restore
 -- Returns the state of the restore that is under way; no row if none is.

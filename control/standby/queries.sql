@@ -34,8 +34,8 @@ SELECT s.site, s.enabled_at, s.listed, s.batch, s.complete_at, tidewheel_now() -
 
 -- name: lock_raise
 -- Lets one raise at a time write, until its transaction ends.
--- No index. Lock: an advisory one.
-SELECT pg_advisory_xact_lock(hashtext('tidewheel.standby'))
+-- Lock: standby_records, which a raise alone writes.
+LOCK TABLE standby_records IN SHARE ROW EXCLUSIVE MODE
 
 -- name: has_jobs
 -- Returns true if the installation has a job.

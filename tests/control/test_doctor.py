@@ -347,7 +347,8 @@ def test_restore_that_has_not_ended_is_found_by_its_name(fresh_database: Databas
     assert (found.severity, found.what) == (Severity.ERROR, "a restore was interrupted: no service starts")
     assert found.evidence == "it reads Kafka from 2026-11-20T08:00:00+00:00, and no process works on it"
     assert found.remedy.startswith("`tidewheel restore --yes`")
-    holder.execute("SELECT pg_advisory_lock(hashtext('tidewheel.restore'))")
+    holder.execute("BEGIN")
+    holder.execute("LOCK TABLE restore_lock IN SHARE ROW EXCLUSIVE MODE")
     found = about(examine(fresh_database), "database")
     assert (found.what, found.remedy) == ("a restore is under way: services wait", "wait for its end")
     done = tidewheel(fresh_database, "doctor")

@@ -1,6 +1,7 @@
 """Claims in one transaction under a valid lease; after a lost COMMIT they are read back."""
 
 import math
+from typing import LiteralString
 from uuid import UUID
 
 import psycopg
@@ -13,6 +14,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import Claimer, LeaseLost
 from tidewheel.executor.lease import Lease
 from tidewheel.postgres.notify import Channel
+from tidewheel.postgres.session import KEPT_PLANS, UNIFORM, Session, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome, RunState
@@ -152,6 +154,47 @@ def test_runs_claimed_before_an_error_of_the_others_start(fresh_database: Databa
     with pytest.raises(psycopg.errors.DataError):
         claimer(database).claim(meeting, source="message")
     assert {open_run(database, each.run_id).state for each in meeting} == {"queued"}
+
+
+# Of a cancellation of this release, and of one of 0.1.
+CANCELLING: tuple[LiteralString, ...] = (
+    "LOCK TABLE claims_lock IN SHARE ROW EXCLUSIVE MODE",
+    "SELECT pg_advisory_xact_lock(hashtext('tidewheel.claims'))",
+)
+
+
+@pytest.mark.parametrize("lock", CANCELLING)
+def test_no_claim_begins_while_a_cancellation_is_written(database: Database, lock: LiteralString) -> None:
+    """A kept plan takes the lock too: the executor's sessions plan a claim once."""
+    database.execute(ENTER, [EXECUTOR])
+    submit(database, overlap="allow_all")
+    mine = Claimer(
+        Session(database.url, "test", options=UNIFORM), database.installation, EXECUTOR, Shutdown(),
+        lease_lost=lambda: None, notify=lambda _: None,
+    )  # fmt: skip
+    for _ in range(7):
+        wanted = [requested_claim(database, trigger(database))]
+        assert len(mine.claim(wanted, source="message").started) == 1
+    wanted = [requested_claim(database, trigger(database))]
+    with database.transaction() as cancelling:
+        cancelling.execute(lock)
+        with pytest.raises(Unavailable):
+            mine.claim(wanted, source="message")
+    assert len(mine.claim(wanted, source="message").started) == 1
+    mine.close()
+
+
+def test_a_claim_locks_its_table_and_writes_nothing_for_it(database: Database) -> None:
+    database.execute(ENTER, [EXECUTOR])
+    with connect(database.url, "test", options=KEPT_PLANS) as claiming:
+        for _ in range(7):
+            claiming.execute(SQL["lock_lease_for_claim"], {"executor_id": EXECUTOR}, prepare=True)
+            locks = claiming.execute(
+                "SELECT mode FROM pg_locks WHERE relation = 'claims_lock'::regclass AND pid = pg_backend_pid()"
+            ).fetchall()
+            assert locks == [("RowExclusiveLock",)]
+            claiming.commit()
+    assert database.value("SELECT pg_relation_size('claims_lock')") == 0
 
 
 def test_claim_protects_the_lease_and_does_not_block_the_heartbeat(database: Database) -> None:

@@ -36,7 +36,7 @@ LOCK_LEASE_FOR_CLAIM = Statements("tidewheel.executor")["lock_lease_for_claim"]
 
 WAITING: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
- WHERE datname = current_database() AND application_name = 'tidewheel-client' AND wait_event = 'advisory'
+ WHERE datname = current_database() AND application_name = 'tidewheel-client' AND wait_event = 'relation'
 """
 
 

@@ -28,7 +28,7 @@ def about(kind: str, root: UUID) -> dict[str, object]:
 def test_a_workflow_is_not_cancelled_while_a_claim_that_cannot_see_it_is_under_way(database: Database) -> None:
     [root] = occurrences(database, 1)
     claiming = database.connection()
-    claiming.execute("SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))")
+    claiming.execute("LOCK TABLE claims_lock IN ROW EXCLUSIVE MODE")
     with pytest.raises(RowLocked, match="lock on claims"):
         apply_batch(database, about("cancel", root))
     assert (database.count("pending_cancels"), database.count("workflows")) == (0, 0)

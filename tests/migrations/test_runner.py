@@ -20,7 +20,7 @@ from tidewheel.errors import MigrationError, Unavailable
 from tidewheel.migrations import runner
 from tidewheel.migrations.runner import Migration, MigrationState, migrate, migrations, require_current, status
 from tidewheel.postgres.partitions import AHEAD_DAYS, TABLES, day_of
-from tidewheel.postgres.statements import trusted
+from tidewheel.postgres.statements import Statements, trusted
 from tidewheel.release import release_version
 
 NAMES = [migration.name for migration in migrations()]
@@ -33,7 +33,7 @@ SELECT (SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespac
 """
 WAITING: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
- WHERE datname = current_database() AND application_name = 'tidewheel-migrate' AND state = 'idle'
+ WHERE datname = current_database() AND application_name = 'tidewheel-migrate-lock' AND wait_event = 'ClientRead'
 """
 WAITS_FOR_A_TRANSACTION: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
@@ -43,8 +43,7 @@ WAITS_FOR_A_TABLE: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
  WHERE datname = current_database() AND application_name = 'tidewheel-migrate' AND wait_event = 'relation'
 """
-LOCK: LiteralString = "SELECT pg_advisory_lock(hashtext('tidewheel.migrations'))"
-UNLOCK: LiteralString = "SELECT pg_advisory_unlock(hashtext('tidewheel.migrations'))"
+LOCK: LiteralString = "LOCK TABLE tidewheel_migrations IN SHARE UPDATE EXCLUSIVE MODE"
 
 
 def states(database: Database) -> list[MigrationState]:
@@ -130,12 +129,13 @@ def test_service_on_an_old_database_names_what_is_missing(fresh_database: Databa
 
 
 def test_second_of_two_runners_waits_and_finds_nothing_to_do(empty_database: Database) -> None:
-    with closing(empty_database.connection(autocommit=True)) as holding:
+    empty_database.execute(Statements("tidewheel.migrations")["make_migrations_table"])
+    with closing(empty_database.connection()) as holding:
         holding.execute(LOCK)
         runners = [in_background(lambda: migrate(empty_database.url)) for _ in range(2)]
         until(lambda: empty_database.value(WAITING) == 2, "both runners wait")
-        assert empty_database.value(THINGS) == 0
-        holding.execute(UNLOCK)
+        assert empty_database.count("tidewheel_migrations") == 0
+        holding.rollback()
         assert sorted(runner.result(30) for runner in runners) == [[], NAMES]
     assert states(empty_database) == [MigrationState.APPLIED] * len(NAMES)
 

@@ -6,7 +6,13 @@ from tidewheel.transitions.claim import Claim, claim_runs
 
 # Facts of the installation, of processes and of messages; everything else belongs to a tenant.
 WITHOUT_TENANT = {
+    "archive_lock",
     "archived_days",
+    "claims_lock",
+    "kept_since_lock",
+    "relay_slices",
+    "restore_lock",
+    "retention_lock",
     "tidewheel_migrations",
     "settings",
     "members",

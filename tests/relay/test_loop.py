@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tests.transitions.stepping import in_background
 from tidewheel.local.stack import StackInfo
-from tidewheel.membership import rendezvous
+from tidewheel.membership import Membership, rendezvous
 from tidewheel.outbox import SLICES, OutboxLane, append
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.process.service import Shutdown
@@ -252,9 +253,37 @@ def test_slice_is_held_by_one_relay(relaying: Relaying) -> None:
         until(lambda: shares(relaying.database) == expected(relaying.database), "each has its share")
 
 
+def test_relays_that_each_think_they_are_alone_share_no_slice(
+    relaying: Relaying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alone(membership: Membership) -> tuple[UUID, ...]:
+        return (membership.member_id,)
+
+    monkeypatch.setattr(Membership, "live", alone)
+    with relaying.running():
+        until(lambda: shares(relaying.database) == [SLICES], "the first has all")
+        before = holders(relaying.database)
+        topic = relaying.topic("a")
+        with relaying.running():
+            until(lambda: relaying.database.count("members") == 2, "both have entered")
+            relaying.write(*(relaying.row(topic, str(n).encode(), shard=n) for n in range(64)))
+            relaying.until_empty()
+            assert holders(relaying.database) == before
+
+
+def test_relay_leaves_the_slices_of_one_of_0_1_alone(relaying: Relaying) -> None:
+    old = relaying.database.connection(autocommit=True)
+    old.execute("SELECT pg_advisory_lock(hashtext('tidewheel.relay'), 3)")
+    with relaying.running():
+        until(lambda: len(holders(relaying.database)) == SLICES - 1, "it has the others")
+        assert 3 not in dict(holders(relaying.database))
+        old.close()
+        until(lambda: len(holders(relaying.database)) == SLICES, "it has all once the other ends")
+
+
 def shares(database: Database) -> list[int]:
-    """Count the slices that each session holds, largest first."""
-    return sorted(Counter(pid for _, pid in holders(database)).values(), reverse=True)
+    """Count the slices that each relay holds, largest first."""
+    return sorted(Counter(member for _, member in holders(database)).values(), reverse=True)
 
 
 def expected(database: Database) -> list[int]:
@@ -263,14 +292,8 @@ def expected(database: Database) -> list[int]:
     return sorted(filter(None, (len(rendezvous(SLICES, members, me)) for me in members)), reverse=True)
 
 
-def holders(database: Database) -> list[tuple[int, int]]:
-    return [
-        (number, pid)
-        for number, pid in database.rows(
-            "SELECT objid::int, pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2"
-            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        )
-    ]
+def holders(database: Database) -> list[tuple[int, UUID]]:
+    return database.rows("SELECT slice, member_id FROM relay_slices WHERE member_id IN (SELECT member_id FROM members)")
 
 
 def test_slices_of_lost_relay_are_taken_over(relaying: Relaying) -> None:

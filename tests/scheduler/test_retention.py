@@ -8,12 +8,14 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import LiteralString
 from uuid import UUID
 
+import psycopg
 import pytest
 from psycopg import sql
 
 from tests.control.cli.command import json_output
 from tests.control.client.test_dead_letters import fail
 from tests.fixtures.database import Database
+from tests.fixtures.roles import stranger
 from tests.fixtures.services import until
 from tests.transitions.acts import about, apply_batch, begin, end, ending, submit, trigger
 from tidewheel.control.client.client import Client
@@ -67,7 +69,15 @@ VALUES = {
     **dict.fromkeys(("bigint", "integer", "smallint", "double precision"), "%(number)s"),
 }
 COUNTED: LiteralString = "INSERT INTO run_days (day, waits_for, closed_at, counted_at) VALUES (%s, '{}', now(), now())"
-LOCK: LiteralString = "SELECT pg_advisory_lock(hashtext('tidewheel.retention'))"
+# Of this release, and of 0.1.
+LOCKS: tuple[LiteralString, ...] = (
+    "LOCK TABLE retention_lock IN SHARE ROW EXCLUSIVE MODE",
+    "SELECT pg_advisory_lock(hashtext('tidewheel.retention'))",
+)
+AUDITING: tuple[LiteralString, ...] = (
+    "LOCK TABLE kept_since_lock IN ROW EXCLUSIVE MODE",
+    "SELECT pg_advisory_lock_shared(hashtext('tidewheel.kept_since'))",
+)
 
 
 class Killed(BaseException):
@@ -145,6 +155,17 @@ def test_day_is_closed_when_no_transaction_can_add_a_run(fresh_database: Databas
         return fresh_database.value(closed, [day])
 
     until(is_closed, "the day is closed")
+
+
+def test_open_transaction_of_a_role_without_rights_keeps_no_day_open(
+    fresh_database: Database, retention: Retention
+) -> None:
+    """Kind: a public name as a lock (N2 of issue 39)."""
+    [day] = made(fresh_database, 2)
+    with stranger(fresh_database.url) as url, psycopg.connect(url) as other:
+        other.execute("SELECT pg_current_xact_id()")
+        retention.step()
+        assert fresh_database.value("SELECT closed_at IS NOT NULL FROM run_days WHERE day = %s", [day])
 
 
 def test_with_an_archive_no_day_is_dropped_before_it_is_archived(
@@ -363,13 +384,16 @@ def test_what_an_open_occurrence_needs_is_kept(fresh_database: Database, retenti
         assert stored(fresh_database, table) & {older, oldest, needed} == {oldest, needed}, "runs may be its parents"
 
 
-def test_an_audit_delays_the_drops_and_nothing_else(fresh_database: Database, retention: Retention) -> None:
+@pytest.mark.parametrize("lock", AUDITING)
+def test_an_audit_delays_the_drops_and_nothing_else(
+    fresh_database: Database, retention: Retention, lock: LiteralString
+) -> None:
     """It holds the lock for its whole time."""
     made(fresh_database, 20, 6)
     with Client(fresh_database.url) as client:
         client.tenants.keep("default", 4)
-    auditing = fresh_database.connection(autocommit=True)
-    auditing.execute("SELECT pg_advisory_lock_shared(hashtext('tidewheel.kept_since'))")
+    auditing = fresh_database.connection()
+    auditing.execute(lock)
     assert retention.step() == []
     [(behind, held_by)] = fresh_database.rows("SELECT behind, held_by FROM retention_state")
     assert (behind > DAY, held_by.endswith(": an audit or a backfill reads old runs")) == (True, True)
@@ -561,10 +585,11 @@ def test_without_old_partitions_no_run_is_read(fresh_database: Database, retenti
     assert retention.step() == []
 
 
-def test_one_scheduler_at_a_time_drops(fresh_database: Database, retention: Retention) -> None:
+@pytest.mark.parametrize("lock", LOCKS)
+def test_one_scheduler_at_a_time_drops(fresh_database: Database, retention: Retention, lock: LiteralString) -> None:
     [old] = made(fresh_database, 20)
-    other = fresh_database.connection(autocommit=True)
-    other.execute(LOCK)
+    other = fresh_database.connection()
+    other.execute(lock)
     assert retention.step() == []
     assert old in stored(fresh_database, "attempts")
 

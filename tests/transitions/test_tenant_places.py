@@ -233,7 +233,7 @@ def test_wrong_count_of_runs_in_flight_is_repaired_and_lets_waiting_runs_start(d
     assert database.rows(COUNTERS) == [(0, 0, False)]
     database.execute("UPDATE run_keys SET running = 5")
     with database.transaction() as connection:  # of another scheduler, which has not committed yet
-        connection.execute("SELECT pg_try_advisory_xact_lock(hashtext('tidewheel.tenant_repair'))")
+        connection.execute("SELECT FROM settings WHERE name = 'shards' FOR NO KEY UPDATE")
         repair.repair_tenants()
         assert database.rows(COUNTERS) == [(5, 0, False)], "it would be added twice"
     with closing(KeyRepair(database.session("background"), database.installation)) as walking:

@@ -3,6 +3,9 @@
 A transaction with a pending NOTIFY takes an instance-wide lock when it commits, so a hot transaction never notifies.
 The writer calls `Notifier.notify` after its commit. A background thread then sends at most one NOTIFY per 20 ms, in a
 transaction of its own. A lost notification costs one poll interval, because every listener also polls.
+
+Any login may notify any channel. So a listener obeys only sessions whose roles have the rights of a service, which it
+looks up once for each session, and reads a stranger's notifications 50 times a second at most.
 """
 
 import selectors
@@ -10,15 +13,21 @@ import socket
 import threading
 from contextlib import suppress
 from enum import StrEnum
+from typing import cast
 
 import psycopg
 from psycopg import sql
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.session import Conn, connect
+from tidewheel.postgres.statements import Statements
 
 _INTERVAL_SECONDS = 0.020  # NOTIFY takes an instance-wide lock at commit; 50 a second cost nothing measurable
 _RECONNECT_SECONDS = 1.0
+_KNOWN_SECONDS = 10.0  # for which a listener remembers a session; the server may give its number to another one
+
+_FIND_SERVICES = Statements("tidewheel")["find_services"]
 
 
 class Channel(StrEnum):
@@ -70,7 +79,7 @@ class Notifier:
 
 
 class Listener:
-    """Set an event whenever one of its channels is notified.
+    """Set an event whenever a service notifies one of its channels.
 
     Between notifications the thread blocks in `select`. Polling five times a second in each service was half of the
     CPU time of an idle installation. TCP keepalives detect a server that is gone.
@@ -115,10 +124,39 @@ class Listener:
         with selectors.DefaultSelector() as either:
             either.register(connection, selectors.EVENT_READ)
             either.register(self._wakeup, selectors.EVENT_READ)
+            senders = _Senders(connection)
             while not self._stopping.is_set():
-                either.select()
-                for _ in connection.notifies(timeout=0):
+                # Before a wait: a look for the senders may have received further ones.
+                heard = {notification.pid for notification in connection.notifies(timeout=0)}
+                if not heard:
+                    either.select()
+                    continue
+                strangers = senders.strangers(heard)
+                if heard - strangers:
                     self._event.set()
+                if strangers:
+                    self._stopping.wait(_INTERVAL_SECONDS)
+
+
+class _Senders:
+    """The sessions that have notified lately: those of services, and those of strangers."""
+
+    def __init__(self, connection: Conn) -> None:
+        self._connection = connection
+        self._services: set[int] = set()
+        self._strangers: set[int] = set()
+        self._known_until = 0.0
+
+    def strangers(self, processes: set[int]) -> set[int]:
+        """Return those of these sessions that are no service's, or have ended."""
+        if monotonic_seconds() >= self._known_until:
+            self._services, self._strangers = set(), set()
+            self._known_until = monotonic_seconds() + _KNOWN_SECONDS
+        if unknown := processes - self._services - self._strangers:
+            found = self._connection.execute(_FIND_SERVICES, {"processes": sorted(unknown)}).fetchall()
+            self._services |= {cast("int", process) for (process,) in found}
+            self._strangers |= unknown - self._services
+        return processes & self._strangers
 
 
 def _discard(connection: Conn | None) -> None:

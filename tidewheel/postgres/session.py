@@ -80,7 +80,7 @@ _DATA_CLASSES = frozenset({"22", "23", "54"})
 
 POOLED_BY_TRANSACTION = (
     "a pooler in front of the database shares sessions between connections (pool_mode = transaction or statement): "
-    "notifications, advisory locks and settings would be lost"
+    "notifications and settings would be lost"
 )
 SET_POOL_MODE = "set pool_mode = session for this database"
 _READ_ONLY = "session is read-only"  # Source: libpq's fe-connect.c
@@ -189,7 +189,7 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
     Args:
         url: A libpq connection string; empty takes the `PG*` variables.
         name: The application_name in pg_stat_activity, such as `tidewheel-relay`.
-        autocommit: For LISTEN, advisory locks and single statements.
+        autocommit: For LISTEN and single statements.
         options: Further server settings of this session, as `-c name=value`. Those of the URL, or of PGOPTIONS, apply
             too, except where Tidewheel sets them itself.
         prompt: Notice a lost server, or one that returned, within 4 s: for heartbeats.

@@ -35,7 +35,7 @@ class Connections:
 CONNECTIONS: Mapping[str, Connections] = MappingProxyType(
     {
         "intake": Connections(most=12),
-        "scheduler": Connections(most=17),
+        "scheduler": Connections(most=18),
         "relay": Connections(most=8),
         "executor": Connections(most=21, per_queue=3),
         "api": Connections(most=64),

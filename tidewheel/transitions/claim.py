@@ -31,6 +31,7 @@ from tidewheel.transitions.run_keys import settle_keys
 _SQL = Statements("tidewheel.transitions")
 _CLAIM_UNIFORM = _SQL["claim_uniform"]
 _LOCK_KEYED = _SQL["lock_keyed"]
+_SHARE_OLD_CLAIMS = _SQL["share_old_claims"]
 _SET_WAITS = _SQL["set_waits"]
 _CONTEST_RUNS = _SQL["contest_runs"]
 _CONTEST_FREE_RUNS = _SQL["contest_free_runs"]
@@ -217,6 +218,17 @@ def claim_keyed(
     # They meet no other run, so none becomes its job's active run.
     started = _start(connection, requested, winners, executor_id, met=Gate(0), limited=limited)
     return Claimed(started, waiting=settled.waiting, promoted=settled.promoted)
+
+
+def share_old_claims(connection: Conn) -> None:
+    """Wait for a cancellation of a process of 0.1; for a claim that did not get the advisory lock at once.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: It takes longer than 200 ms.
+    """
+    connection.execute(_SET_WAITS, {"lock_timeout": "200ms"})
+    connection.execute(_SHARE_OLD_CLAIMS)
+    connection.execute(_SET_WAITS, {"lock_timeout": "50ms"})
 
 
 def contest_runs(connection: Conn, run_ids: Iterable[UUID]) -> None:

@@ -43,6 +43,7 @@ from tidewheel.transitions.workflows import Workflow, count_drained, leave_place
 
 _SQL = Statements("tidewheel.transitions")
 _SHARE_GRAPHS = _SQL["share_graphs"]
+_ADD_GRAPH_LOCKS = _SQL["add_graph_locks"]
 _FIND_CHILDREN = _SQL["find_children"]
 _FIND_BATCH_CHILDREN = _SQL["find_batch_children"]
 
@@ -144,6 +145,8 @@ def _share_graphs(connection: Conn, taken: Sequence[Release]) -> list[Release]:
     """
     tenants = sorted({release.tenant for release in taken})
     shared = {row[0] for row in connection.execute(_SHARE_GRAPHS, {"tenants": texts(tenants)})}
+    if left := [tenant for tenant in tenants if tenant not in shared]:
+        shared |= {row[0] for row in connection.execute(_ADD_GRAPH_LOCKS, {"tenants": texts(left)})}
     edited = [release.id for release in taken if release.tenant not in shared]
     if edited:
         postpone_releases(connection, edited, read_now(connection) + _EDITED)

@@ -89,7 +89,7 @@ def pace(connection: Conn, installation: Installation, tenant: str) -> int:
 
 def _held_from(connection: Conn, row: RateRow) -> tuple[datetime | None, bool]:
     """Return the time of the oldest held run, and False if an open transaction may hold further ones."""
-    columns: dict[str, object] = {"key_id": rate_key_id(row.tenant)}
+    columns: dict[str, object] = {"key_id": rate_key_id(row.tenant), "tenant": row.tenant}
     sees_all = connection.execute(_SEES_ALL_HELD, columns).fetchone() == (True,)
     # A later statement than the lock: it sees the runs of transactions that have ended by then.
     first = cast("tuple[datetime] | None", connection.execute(_FIRST_HELD, columns, binary=True).fetchone())

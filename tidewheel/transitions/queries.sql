@@ -230,6 +230,13 @@ SELECT r.run_id, r.job_id, r.attempt > 0 AS started,
 -- No index, no lock.
 SELECT set_config('lock_timeout', %(lock_timeout)s, true), set_config('plan_cache_mode', 'force_custom_plan', true)
 
+-- name: share_old_claims
+-- Waits for a cancellation that a process of 0.1 writes, unless a stranger holds its lock.
+-- No index. Lock: an advisory one, shared.
+SELECT pg_advisory_xact_lock_shared(k.key)
+  FROM (SELECT hashtext('tidewheel.claims')::bigint AS key) AS k
+ WHERE {{tidewheel.no_stranger(k)}}
+
 -- name: lock_claims
 -- Locks the runs that may be claimed now, in run_id order.
 -- Index: job_runs_pkey.
@@ -1645,10 +1652,26 @@ SELECT {{release(r)}}
 
 -- name: share_graphs
 -- Tries to lock the graphs of these tenants against changes of their edges; returns those that it has locked.
--- No index. Lock: an advisory one of each tenant, shared; a change under way, or one that waits, is not waited for.
+-- Index: tenant_locks_pkey. Lock: a row and the advisory lock of 0.1 of each tenant, both shared; a change under way is not waited for.
 SELECT t.tenant
-  FROM unnest(%(tenants)s::text[]) AS t (tenant)
- WHERE pg_try_advisory_xact_lock_shared(hashtext('tidewheel.graphs'), hashtext(t.tenant))
+  FROM (SELECT l.tenant, (hashtext('tidewheel.graphs')::bigint << 32) | (hashtext(l.tenant)::bigint & 4294967295) AS key
+          FROM tenant_locks AS l
+         WHERE l.tenant = ANY (%(tenants)s::text[]) AND l.name = 'graphs'
+         ORDER BY l.tenant
+           FOR SHARE SKIP LOCKED) AS t
+ WHERE pg_try_advisory_xact_lock_shared(hashtext('tidewheel.graphs'), hashtext(t.tenant)) OR NOT {{tidewheel.no_stranger(t)}}
+
+-- name: add_graph_locks
+-- Inserts the rows of tenants that have none, and returns those tenants: their graphs are locked by it.
+-- Index: tenant_locks_pkey. Lock: the new rows; waits for the first change of a tenant's edges ever.
+INSERT INTO tenant_locks (tenant, name)
+SELECT t.tenant, 'graphs'
+  FROM (SELECT u.tenant, (hashtext('tidewheel.graphs')::bigint << 32) | (hashtext(u.tenant)::bigint & 4294967295) AS key
+          FROM unnest(%(tenants)s::text[]) AS u (tenant)) AS t
+ WHERE pg_try_advisory_xact_lock_shared(hashtext('tidewheel.graphs'), hashtext(t.tenant)) OR NOT {{tidewheel.no_stranger(t)}}
+ ORDER BY t.tenant
+    ON CONFLICT DO NOTHING
+RETURNING tenant
 
 -- name: find_children
 -- The next children of these parents by the edges in force at an instant, in the order of the parents.
@@ -2196,13 +2219,32 @@ UPDATE job_runs AS o
 
 -- name: announce_held
 -- Lets the scheduler know that this transaction holds runs of tenants, until it ends.
--- No index. Lock: a shared advisory lock for each tenant.
-SELECT pg_advisory_xact_lock_shared(given.key_id) FROM unnest(%(key_ids)s::bigint[]) AS given (key_id)
+-- Index: tenant_locks_pkey. Lock: a row of each tenant, shared.
+SELECT tenant FROM tenant_locks WHERE tenant = ANY (%(tenants)s::text[]) AND name = 'rate' ORDER BY tenant FOR SHARE
+
+-- name: add_rate_locks
+-- Inserts the rows of tenants that have none: until the commit they are locked.
+-- Index: tenant_locks_pkey. Lock: the new rows; waits for another transaction that inserts one.
+INSERT INTO tenant_locks (tenant, name)
+SELECT t.tenant, 'rate' FROM unnest(%(tenants)s::text[]) AS t (tenant) ORDER BY t.tenant
+    ON CONFLICT DO NOTHING
+
+-- name: announce_old_held
+-- Does so for schedulers of 0.1.
+-- No index. Lock: a shared advisory lock for each tenant, unless a stranger holds it.
+SELECT pg_advisory_xact_lock_shared(k.key)
+  FROM (SELECT given.key FROM unnest(%(key_ids)s::bigint[]) AS given (key)) AS k
+ WHERE {{tidewheel.no_stranger(k)}}
 
 -- name: sees_all_held
 -- Returns true if no open transaction holds runs of a tenant, and none begins to until this one ends.
--- No index. Lock: an advisory lock, without a wait; the row of tenant_rates is locked already.
-SELECT pg_try_advisory_xact_lock(%(key_id)s)
+-- Index: tenant_locks_pkey. Lock: the row of the tenant, and the advisory lock of 0.1, without a wait; the row of tenant_rates is locked
+-- already.
+SELECT pg_try_advisory_xact_lock(t.key) OR NOT {{tidewheel.no_stranger(t)}}
+  FROM (SELECT %(key_id)s::bigint AS key
+          FROM tenant_locks AS l
+         WHERE l.tenant = %(tenant)s AND l.name = 'rate'
+           FOR UPDATE SKIP LOCKED) AS t
 
 -- name: find_held_tenants
 -- Returns the tenants that have taken places.
@@ -2363,8 +2405,12 @@ SELECT d.tenant, d.free_at, coalesce(d.free_at <= tidewheel_now(), false)
 
 -- name: share_kept_since
 -- Keeps retention from dropping further days until the transaction ends.
--- No index. Lock: an advisory one, shared; waits for a pass of retention that marks days, some milliseconds.
-SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.kept_since'))
+-- No index. Lock: kept_since_lock, and the advisory lock of 0.1, both shared; waits for a pass of retention that marks days, some
+-- milliseconds. The DELETE reads and writes no row: it locks its table.
+WITH locked AS (DELETE FROM kept_since_lock WHERE false)
+SELECT pg_advisory_xact_lock_shared(k.key)
+  FROM (SELECT hashtext('tidewheel.kept_since')::bigint AS key) AS k
+ WHERE {{tidewheel.no_stranger(k)}}
 
 -- name: read_kept_since
 -- Returns the instant from which a job's finished runs are all stored: the begin of a day, or the raise of this site; null if none
@@ -2399,6 +2445,6 @@ UPDATE api_keys SET revoked_at = tidewheel_now() WHERE tenant = %(tenant)s AND r
 
 -- name: cancel_tenant
 -- Inserts a cancellation of all runs of a tenant, also of those to come: from its commit on no claim that begins takes one.
--- Index: cancellations_pkey. Lock: the new row.
+-- Index: cancellations_pkey. Lock: the new row, after claims_lock.
 INSERT INTO cancellations (tenant, created_before, include_started, reason, created_by)
 VALUES (%(tenant)s, '9999-12-31 00:00:00+00', true, %(reason)s, %(reason)s)

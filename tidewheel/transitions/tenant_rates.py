@@ -4,7 +4,7 @@ Runs take their places in a transaction of its own, beside the one that writes t
 less than a millisecond, and never longer because of other locks. A crash in between loses places, and never exceeds the
 rate. A run that finds no place is held: buffered, with `waits_for`, without a message. The scheduler paces held runs.
 
-A transaction that holds a run takes a shared advisory lock before its reservation commits and until it ends
+A transaction that holds a run shares a row of `tenant_locks` before its reservation commits and until it ends
 itself. While one does, the scheduler keeps the tenant's row and `held_from`: it cannot see that run yet.
 
 A process reads the rates of its tenants at most once a second each. Runs of other tenants cost no further statement.
@@ -36,6 +36,8 @@ _ADD_TENANT_RATES = _SQL["add_tenant_rates"]
 _LOCK_TENANT_RATES = _SQL["lock_tenant_rates"]
 _WRITE_TENANT_RATE = _SQL["write_tenant_rate"]
 _ANNOUNCE_HELD = _SQL["announce_held"]
+_ADD_RATE_LOCKS = _SQL["add_rate_locks"]
+_ANNOUNCE_OLD_HELD = _SQL["announce_old_held"]
 
 _FRESH_SECONDS = 1.0
 _SESSIONS = 4  # of a process: as many as threads of the API that write
@@ -120,8 +122,7 @@ class TenantRates:
                 delayed, held = _take(reserving, chosen, rates)
                 if held:
                     # It never waits: who takes the lock alone has locked the tenant's row, as `reserving` has.
-                    keys = sorted({rate_key_id(run.tenant) for run in chosen if run.run_id in held})
-                    connection.execute(_ANNOUNCE_HELD, {"key_ids": keys})
+                    _announce(connection, sorted({run.tenant for run in chosen if run.run_id in held}))
         except CommitUnknown as error:
             # Places may be lost. The caller has not come to its own COMMIT.
             raise Unavailable(str(error)) from error
@@ -148,6 +149,13 @@ class TenantRates:
             known = {**known, **dict.fromkeys(unknown), **dict(cast("list[tuple[str, float | None]]", found))}
             self._known = known, until
         return {tenant: rate for tenant in sorted(tenants) if (rate := known[tenant]) is not None}
+
+
+def _announce(connection: Conn, tenants: Sequence[str]) -> None:
+    columns: dict[str, object] = {"tenants": tenants, "key_ids": sorted(map(rate_key_id, tenants))}
+    if connection.execute(_ANNOUNCE_HELD, columns).rowcount < len(tenants):
+        add_rate_locks(connection, tenants)
+    connection.execute(_ANNOUNCE_OLD_HELD, columns)
 
 
 def _take(
@@ -181,6 +189,11 @@ def _address(connection: Conn) -> str:
     info = connection.info
     known = {**info.get_parameters(), "options": own_options(connection)}
     return make_conninfo("", **known, password=info.password or None)
+
+
+def add_rate_locks(connection: Conn, tenants: Sequence[str]) -> None:
+    """Insert the rows that announce held runs: early, for two inserts of one row wait for each other."""
+    connection.execute(_ADD_RATE_LOCKS, {"tenants": tenants})
 
 
 def write_rate(connection: Conn, tenant: str, ring: Ring, held_from: datetime | None) -> None:

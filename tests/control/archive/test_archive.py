@@ -21,7 +21,7 @@ from tests.transitions.acts import begin, begun, end, ending, requeue, submit, s
 from tidewheel.control.archive import containers, export
 from tidewheel.control.archive.lookup import find_record
 from tidewheel.control.archive.manifest import read_manifest
-from tidewheel.control.archive.records import lock_archive
+from tidewheel.control.archive.records import locked_archive
 from tidewheel.control.archive.stores import FolderStore, ManifestChanged
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
@@ -190,10 +190,8 @@ def test_verify_finds_each_flipped_bit_missing_and_added_file(
     added.write_bytes(b"")
     found = tidewheel(clocked, "archive", "verify")
     assert (found.code, "does not name" in found.out) == (ExitCode.FAILED, True)
-    writer = clocked.connection()
-    lock_archive(writer)
-    assert tidewheel(clocked, "archive", "verify").code == 0  # it may be a file of the writer
-    writer.close()
+    with locked_archive(clocked.url):
+        assert tidewheel(clocked, "archive", "verify").code == 0  # it may be a file of the writer
     added.unlink()
     assert tidewheel(clocked, "archive", "verify").code == 0
     for path in files(archive, day, "runs"):

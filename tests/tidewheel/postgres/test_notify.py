@@ -11,10 +11,11 @@ import pytest
 from psycopg import sql
 
 from tests.fixtures.database import Database
+from tests.fixtures.roles import stranger
 from tests.fixtures.services import until
 from tidewheel.clock import monotonic_seconds
 from tidewheel.postgres.notify import Channel, Listener, Notifier
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, connect
 
 APART_SECONDS = 0.020
 SOON_SECONDS = 10.0  # for a thread on a busy machine; what is awaited takes milliseconds
@@ -83,6 +84,23 @@ def test_notification_reaches_listeners_of_its_channel_only(database: Database, 
                 assert both.wait(SOON_SECONDS)
                 assert not timers.is_set()
         assert timers.wait(SOON_SECONDS)
+
+
+def test_notifications_of_a_role_without_rights_wake_no_listener(database: Database, notifier: Notifier) -> None:
+    """Kind: a public name as a lock (N2 of issue 39)."""
+    woken = threading.Event()
+    with (
+        stranger(database.url) as url,
+        closing(connect(url, "test", autocommit=True)) as other,
+        closing(Listener(database.url, "test-ear", (Channel.TIMERS,), woken)),
+    ):
+        assert woken.wait(SOON_SECONDS)
+        woken.clear()
+        for _ in range(400):
+            other.execute(sql.SQL("NOTIFY {}").format(sql.Identifier(Channel.TIMERS)))
+        assert not woken.is_set()
+        notifier.notify(Channel.TIMERS)
+        assert woken.wait(SOON_SECONDS)
 
 
 def test_many_requests_make_few_notifications(database: Database) -> None:

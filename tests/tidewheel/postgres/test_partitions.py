@@ -25,8 +25,7 @@ from tidewheel.runs import AttemptOutcome, Cause, RunState
 
 DAY = timedelta(days=1)
 MICROSECOND = timedelta(microseconds=1)
-LOCK: LiteralString = "SELECT pg_advisory_lock(hashtext('tidewheel.postgres.partitions'))"
-UNLOCK: LiteralString = "SELECT pg_advisory_unlock(hashtext('tidewheel.postgres.partitions'))"
+LOCK: LiteralString = "LOCK TABLE finished_runs, run_inputs, attempts, attempt_outputs IN SHARE UPDATE EXCLUSIVE MODE"
 WAITING: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
  WHERE datname = current_database() AND application_name = 'tidewheel-partitions' AND wait_event_type = 'Lock'
@@ -217,7 +216,7 @@ def test_run_of_a_chosen_day_creates_no_partition_of_it(cut: Database) -> None:
 
 
 def test_concurrent_callers_create_a_day_once(cut: Database, day: date) -> None:
-    holding = cut.connection(autocommit=True)
+    holding = cut.connection()
     holding.execute(LOCK)
     asking = [cut.connection(), cut.connection()]
 
@@ -227,7 +226,7 @@ def test_concurrent_callers_create_a_day_once(cut: Database, day: date) -> None:
     done = [in_background(lambda connection=connection: ask_for(connection)) for connection in asking]
     until(lambda: cut.value(WAITING) == 2, "both are about to make it")
     assert partitions(cut, day) == []
-    holding.execute(UNLOCK)
+    holding.rollback()
     for each in done:
         each.result(20)
     assert partitions(cut, day) == all_of(day)

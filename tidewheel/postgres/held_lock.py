@@ -1,0 +1,61 @@
+"""Hold the lock of a table for as long as a block runs, however many transactions that has.
+
+The lock lies in a transaction of a connection of its own, which reads and writes nothing: so it holds back no vacuum.
+It ends with the process, by whatever death.
+"""
+
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from typing import LiteralString
+
+import psycopg
+
+from tidewheel.postgres.session import Conn, connect
+
+_NO_LIMITS: LiteralString = """
+SELECT set_config(name, '0', false)
+  FROM pg_settings
+ WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
+"""
+
+
+@contextmanager
+def held_lock(url: str, name: str, *statements: LiteralString) -> Generator[bool]:
+    """Run a block under the locks of some statements; yield False if others hold one of them.
+
+    Args:
+        url: The database.
+        name: The application_name in pg_stat_activity.
+        statements: LOCK TABLE, or queries that return false if others hold the lock.
+
+    Raises:
+        Unavailable: The database does not answer.
+    """
+    with closing(connect(url, name, autocommit=True)) as connection:
+        begin_lasting(connection)
+        yield all(try_table_lock(connection, statement) for statement in statements)
+
+
+def begin_lasting(connection: Conn) -> None:
+    """Begin a transaction that the server does not end, for locks of tables.
+
+    Args:
+        connection: With autocommit.
+    """
+    connection.execute(_NO_LIMITS)
+    connection.execute("BEGIN")
+
+
+def try_table_lock(connection: Conn, statement: LiteralString) -> bool:
+    """Run a statement that locks; return False if others hold the lock, or if it returns false.
+
+    Args:
+        connection: Inside a transaction, which goes on either way.
+        statement: LOCK TABLE, or a query.
+    """
+    try:
+        with connection.transaction():
+            cursor = connection.execute(statement)
+            return cursor.description is None or cursor.fetchone() != (False,)
+    except psycopg.errors.LockNotAvailable:
+        return False
