@@ -30,7 +30,6 @@ from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
-from tidewheel.task_tokens import task_token
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 QUEUE = "reports-é".encode().hex()
@@ -270,7 +269,7 @@ def _without_dedupe(key: str, fields: Mapping[str, object]) -> dict[str, object]
 def _complete(made: Installation, key: str, name: str) -> None:
     run_id = made.runs[key, name]
     attempt = made.database.value("SELECT attempt FROM job_runs WHERE run_id = %s", [run_id])
-    token = task_token(made.database.installation.task_token_key, run_id, attempt)
+    token = made.database.installation.task_tokens.sign(run_id, attempt)
     made.send("run.heartbeat", token=token, progress={"done": 1.10}, checkpoint=[1, None])
     ended: dict[str, object] = {"status": "succeeded", "result": {"n": 1.10}}
     if name == "refused":

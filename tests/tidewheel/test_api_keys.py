@@ -18,7 +18,7 @@ KEYS = st.builds(
 @given(KEYS)
 def test_key_is_read_as_it_was_made(key: ApiKey) -> None:
     assert read_key(key.text) == key
-    assert key.fits(key.hash)
+    assert key.fits(key.hash, {})
 
 
 @given(KEYS, st.data())
@@ -38,7 +38,7 @@ def test_other_text_is_no_key(text: str) -> None:
 def test_two_keys_differ_in_id_and_secret() -> None:
     first, second = new_key(), new_key()
     assert first.key_id != second.key_id
-    assert not first.fits(second.hash)
+    assert not first.fits(second.hash, {})
 
 
 def test_key_is_redacted_and_its_id_stays() -> None:
