@@ -28,7 +28,7 @@ MAX_COUNTED = 5_000
 """The rows of a kind that the usage of a tenant counts: more are shown as at least so many."""
 _DAY = timedelta(days=1)
 
-_LIMITS = 10  # columns of a tenant before those of its deletion
+_LIMITS = 12  # columns of a tenant before those of its deletion
 _Limits: TypeAlias = tuple[
     str,
     datetime,
