@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Self
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -75,15 +75,13 @@ class Overloaded(Unavailable):
 
 
 class Busy(Unavailable):
-    """Another transaction holds a row that the request needs.
+    """Another transaction holds a row that the request needs."""
 
-    Args:
-        cause: The error of the lock.
-    """
-
-    def __init__(self, cause: Unavailable) -> None:
+    @classmethod
+    def of(cls, cause: Unavailable) -> Self:
+        """Return the error for a lock that a statement has met."""
         named = isinstance(cause, RowLocked)
-        super().__init__(str(cause) if named else "another transaction holds a row that this request needs; repeat it")
+        return cls(str(cause) if named else "another transaction holds a row that this request needs; repeat it")
 
 
 class NotReady(Unavailable):

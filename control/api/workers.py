@@ -121,7 +121,7 @@ class WorkerState:
             return work(self)
         except _LOCKED as error:
             if self._has_written:
-                raise Busy(error) from error
+                raise Busy.of(error) from error
             raise
 
     @property
@@ -182,7 +182,7 @@ class Workers:
                 continue
             except _LOCKED as error:
                 if now() + pause > until or self._parked[turn.tenant] >= self._most_parked or self._stop.requested():
-                    raise Busy(error) from error
+                    raise Busy.of(error) from error
             self._parked[turn.tenant] += 1
             try:
                 await asyncio.sleep(pause)

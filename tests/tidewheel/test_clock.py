@@ -9,7 +9,6 @@ FOLDERS = ("tidewheel", *LINKED)
 
 # The files that read this machine's clock, each with its purpose.
 PYTHON = {
-    "control/console/door.py": "compares the age of a sign-in with its twelve hours",
     "tidewheel/clock.py": "it is the clock",
     "tidewheel/process/clock_skew.py": "measures how far it is from the database's",
     "tidewheel/presence.py": "sends it with a heartbeat, to be compared with the database's",
@@ -33,6 +32,8 @@ PYTHON = {
 SQL = {
     "migrations/0001_jobs.sql": "tidewheel_now() itself",
     "control/doctor/queries.sql": "the age of transactions, which the server's own clock began",
+    "tidewheel/queries.sql": "the age of a session that holds a lock, which the server's own clock began",
+    "migrations/0020_event_order.sql": "the time that a transaction has taken, by the server's own clock",
     "migrations/queries.sql": "when a migration was applied, before tidewheel_now() is there",
 }
 

@@ -44,7 +44,8 @@ def a_past_day() -> dict[str, object]:
 def test_query_parameter_that_is_not_documented_is_refused_with_the_nearest_one(client: httpx.Client) -> None:
     tried = 0
     for method, path, operation in operations(client):
-        if any(each["in"] == "query" for each in operation["parameters"]):
+        makes_key = (method.upper(), path) == ("POST", "/api/v1/keys")  # refused to this client, which has none
+        if any(each["in"] == "query" for each in operation["parameters"]) and not makes_key:
             told = refusal(client.request(method, f"{path}?tennant=a"), HTTPStatus.UNPROCESSABLE_ENTITY)
             [error] = [each for each in told["errors"] if each["path"] == "tennant"]
             assert error["remedy"] == "did you mean 'tenant'?", (method, path)

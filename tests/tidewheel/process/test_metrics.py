@@ -25,6 +25,13 @@ def written() -> Iterator[tuple[str, str, int]]:
                     case ast.Call(
                         func=ast.Attribute(value=ast.Name(id="metrics"), attr=way),
                         args=[ast.Constant(value=str(name)), *rest],
+                    ) | ast.Call(  # as `at_commit` takes it
+                        func=ast.Name(id="partial"),
+                        args=[
+                            ast.Attribute(value=ast.Name(id="metrics"), attr=way),
+                            ast.Constant(value=str(name)),
+                            *rest,
+                        ],
                     ):
                         yield way, name, max(len(rest) - 1, 0)
                     case _:
