@@ -175,7 +175,7 @@ RUN: Json = {
     "deadline_at": None, "schedule_to_close_at": None, "external_deadline_at": None, "executor_id": None,
     "executor": None, "claimed_from": None, "progress": None, "progress_at": None, "checkpoint": None,
     "checkpoint_attempt": None, "error_message": None, "result": {"rows": 7}, "late": None, "request_id": None,
-    "traceparent": None, "dead_letter": None, "workflow_run_id": None,
+    "traceparent": None, "dead_letter": None, "workflow_run_id": None, "batch_id": None,
     "retry_chain": {"parent_run_id": None, "root_run_id": None, "previous": [], "next": []}, "attempts": [_ATTEMPT],
     "payload": {"bytes": 16, "content_type": "application/json", "is_own": False},
     "stages": [

@@ -97,7 +97,7 @@ MUTANTS: dict[str, Mutant] = {
     "no-reaper": Mutant("the attempts of a lost executor are never ended", patch=_watch(lambda _, __: [])),
     "pause-ignored": Mutant(
         "runs that were written ahead stay after a pause or an edit",
-        {"o.scheduled_at) > %(now)s\nRETURNING": "o.scheduled_at) > %(now)s AND false\nRETURNING"},
+        {", o.created_at)\nRETURNING o.job_id": ", o.created_at) AND false\nRETURNING o.job_id"},
     ),
 }
 
