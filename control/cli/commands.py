@@ -4,10 +4,8 @@
 line of the function's docstring.
 """
 
-import os
 import sys
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from tidewheel.control.cli.examples import EXAMPLES
-from tidewheel.control.cli.exit_codes import ExitCode, exit_code
+from tidewheel.control.cli.exit_codes import exit_code
 from tidewheel.errors import Refused, TidewheelError, Unusable
 from tidewheel.local import require_installed
 from tidewheel.redaction import redact
@@ -467,7 +465,7 @@ class _LazyCommand(TyperCommand):
         module = import_module(f"{_PACKAGE}.{self._command.module}")
         app = _app()
         context = {**_CONTEXT, "ignore_unknown_options": self._command.passes_arguments}
-        function = _until_closed(getattr(module, self._command.function))
+        function = getattr(module, self._command.function)
         app.command(self.name, context_settings=context, epilog=_epilog(self._words))(function)
         command = get_command(app)
         assert isinstance(command, TyperCommand)  # noqa: S101 - it has no callback
@@ -590,19 +588,3 @@ def _exit_with(code: int, *lines: str) -> None:
     for line in lines:
         sys.stderr.write(f"tidewheel: {redact(line)}\n")
     sys.exit(code)
-
-
-def _until_closed(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that ends quietly when the reader of its output closes the pipe."""
-
-    @wraps(command)
-    def run_quietly(*arguments: object, **options: object) -> None:
-        try:
-            command(*arguments, **options)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # What is buffered is written at the process's end, which would fail again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(ExitCode.CLOSED_PIPE) from None
-
-    return run_quietly
