@@ -24,6 +24,8 @@ class ExitCode(IntEnum):
     """PostgreSQL or Kafka does not answer; the same command may succeed later."""
     NO_OUTPUT = 7
     """Standard output is closed, before anything is done; or full or broken, after the command's work."""
+    PENDING = 8
+    """`apply --dry-run --exit-code` finds changes that are not applied."""
     INTERRUPTED = 130
     """Ctrl-C, as in shells."""
     CLOSED_PIPE = 141
