@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from tidewheel.control.cli.examples import EXAMPLES
 from tidewheel.control.cli.exit_codes import exit_code
-from tidewheel.errors import Refused, TidewheelError, Unusable
+from tidewheel.errors import Refused, TidewheelError, UnknownJob, Unusable
 from tidewheel.local import require_installed
 from tidewheel.redaction import redact
 from tidewheel.release import describe_release
@@ -447,6 +447,20 @@ def run(*, unusable: int | None = None) -> None:
         _exit_with(exit_code(error), str(error))
 
 
+class _Command(TyperCommand):
+    """A command that explains the key of a job that does not exist."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as below
+        """Run the command; name the option that has an unknown key, and the nearest keys."""
+        try:
+            return super().invoke(ctx)
+        except UnknownJob as unknown:
+            from tidewheel.control.cli.unknown_keys import with_nearest  # here: no other error reads the keys
+
+            names = [max(each.opts, key=len) for each in self.params if ctx.params.get(each.name) == unknown.key]
+            raise with_nearest(unknown, next((name for name in names if name.startswith("--")), None)) from None
+
+
 class _LazyCommand(TyperCommand):
     """A command whose module is imported when it is invoked or prints its own help."""
 
@@ -466,7 +480,7 @@ class _LazyCommand(TyperCommand):
         app = _app()
         context = {**_CONTEXT, "ignore_unknown_options": self._command.passes_arguments}
         function = getattr(module, self._command.function)
-        app.command(self.name, context_settings=context, epilog=_epilog(self._words))(function)
+        app.command(self.name, cls=_Command, context_settings=context, epilog=_epilog(self._words))(function)
         command = get_command(app)
         assert isinstance(command, TyperCommand)  # noqa: S101 - it has no callback
         return command

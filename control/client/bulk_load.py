@@ -363,6 +363,9 @@ def _read(given: Sequence[JobText], tenant: str) -> tuple[LoadResult, list[tuple
 
 def _incoming(content: bytes | Mapping[str, object], tenant: str) -> ReceivedRequest:
     job = read_object(content) if isinstance(content, bytes) else content
+    if isinstance(job.get("jobs"), list) and "key" not in job:
+        remedy = "write the list itself, without `jobs:`: each element is a job with its key, schedule and target"
+        raise InvalidInput([FieldError("job.jobs", "a file of jobs is a list", remedy)])
     received = ReceivedRequest(parse_request({"type": "job.submit", "tenant": tenant, "job": job}))
     if received.key is None:
         raise InvalidInput([FieldError("key", "is missing", "name each job, so that it is the same one the next time")])

@@ -281,6 +281,16 @@ def test_two_jobs_of_one_key_are_refused_with_both_places(
     assert f"{SUBMIT_BATCH + 3} created, 0 updated, 0 unchanged, 2 rejected" in done.out
 
 
+@pytest.mark.parametrize("form", ["jobs:\n- {key: a, schedule: manual, target: x}\n", '{"jobs": [{"key": "a"}]}'])
+def test_jobs_beneath_a_name_are_refused_with_the_form_of_a_list(database: Database, write: Write, form: str) -> None:
+    path = write("jobs", form)
+    [line] = tidewheel(database, "apply", path).err.splitlines()
+    assert line == (
+        f"{path}:1: jobs: a file of jobs is a list; write the list itself, without `jobs:`: "
+        "each element is a job with its key, schedule and target"
+    )
+
+
 def test_conflicting_flags_are_refused(database: Database, write: Write) -> None:
     path = write("jobs.jsonl", GOOD)
     assert tidewheel(database, "apply", path, "--bulk", "--dry-run").refusals[0].startswith("--dry-run: ")
