@@ -221,7 +221,20 @@ def test_no_variable_of_the_code_and_the_pages_is_unknown(folder: str) -> None:
             path.suffix == ".md" and path.parent.name != "adr"
         ):
             named |= set(re.findall(r"\bTIDEWHEEL_[A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8")))
-    assert unknown_variables(named - {"TIDEWHEEL_SLOT"}) == []  # of a doctest
+    assert unknown_variables(dict.fromkeys(named - {"TIDEWHEEL_SLOT"}, "")) == []  # of a doctest
+
+
+def test_variables_that_kubernetes_sets_for_services_are_no_settings() -> None:
+    # Source: Kubernetes documentation, "Service", "Environment variables", of a Service named tidewheel-console
+    address = {
+        "SERVICE_HOST": "10.0.0.11",
+        "SERVICE_PORT": "80",
+        "SERVICE_PORT_HTTP": "80",
+        "PORT": "tcp://10.0.0.11:80",
+    }
+    port = {"": "tcp://10.0.0.11:80", "_PROTO": "tcp", "_PORT": "80", "_ADDR": "10.0.0.11"}
+    names = {**address, **{f"PORT_80_TCP{name}": value for name, value in port.items()}}
+    assert unknown_variables({f"TIDEWHEEL_CONSOLE_{name}": value for name, value in names.items()}) == []
 
 
 def test_all_invalid_settings_are_reported_together(environment: pytest.MonkeyPatch) -> None:

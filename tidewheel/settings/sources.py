@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import cache
@@ -32,10 +32,16 @@ _READ_ELSEWHERE: Final = re.compile(
     r"CONFIG|HOME|CACHE_DIR|MAVEN_REPOSITORY|FAILPOINT"
     r"|RUN_ID|ATTEMPT|JOB_KEY|SCHEDULED_AT|IDEMPOTENCY_KEY|CHECKPOINT"  # given to the programs of shell targets
     r"|(?:KAFKA_CONFIG|SECRET|TEST|BENCH|DEMO|FAULTS|EDITS|PROOF|CONFORMANCE)(?:_.*)?"
-    r"|(?:.*_)?SERVICE_(?:HOST|PORT)(?:_.*)?|(?:.*_)?PORT_\d+_(?:TCP|UDP)(?:_.*)?",  # of Kubernetes, for each Service
+    r"|(?:.*_)?SERVICE_(?:HOST|PORT)(?:_.*)?|(?:.*_)?PORT_\d+_(?:TCP|UDP)_.*",  # of Kubernetes, for each Service
     re.ASCII,
 )
 """Names after the prefix that are no settings, but have a reader or come from another program."""
+
+_OF_KUBERNETES: Final = (
+    "tcp://",
+    "udp://",
+    "sctp://",
+)  # the values of its other variables: NAME_PORT, NAME_PORT_80_TCP
 
 _WRITTEN: Final = {
     "int_parsing": "write a whole number",
@@ -109,19 +115,20 @@ def _ensure_text(name: str, value: str) -> None:
         raise SettingsError(message) from None
 
 
-def unknown_variables(environment: Iterable[str]) -> list[str]:
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Return the variables with Tidewheel's prefix that nothing reads.
 
-    >>> unknown_variables(["TIDEWHEEL_SLOT", "TIDEWHEEL_SLOTS", "TIDEWHEEL_SECRET_BILLING", "SLOT"])
+    >>> unknown_variables({"TIDEWHEEL_SLOT": "5", "TIDEWHEEL_SLOTS": "5", "TIDEWHEEL_SECRET_A": "", "SLOT": "5"})
     ['TIDEWHEEL_SLOT']
     """
     known = _known()
     return [
         name
-        for name in sorted(environment)
+        for name, value in sorted(environment.items())
         if name.startswith(PREFIX)
         and (bare := name.removeprefix(PREFIX)).lower() not in known
         and not _READ_ELSEWHERE.fullmatch(bare)
+        and not value.startswith(_OF_KUBERNETES)
     ]
 
 
