@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from tidewheel.clock import SystemClock
 from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.jobs.values import parse_duration, parse_timestamp
+from tidewheel.jobs.values import format_timestamp, parse_duration, parse_timestamp
 
 if TYPE_CHECKING:
     from tidewheel.schedules.zones import Zone
@@ -35,6 +35,7 @@ _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 _NEAREST_YEARS = 4  # before and after now in which a date without a year is looked for: each has a leap day
+_LATE = timedelta(minutes=1)  # between the computation of a time by a script and its use here
 _NEAR = 2 * 86_400  # no zone's clock was ever changed by more than a day
 
 _WEEKDAY = r"(?P<weekday>mon|tue|wed|thu|fri|sat|sun)(?:day|sday|nesday|rsday|urday)?"
@@ -124,6 +125,18 @@ def typed_number(text: str) -> float | None:
     [12.0, 0.5, None, None, None, None]
     """
     return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def read_later(text: str, path: str, zone_name: str | None, remedy: str) -> datetime:
+    """Parse an instant at which something is to happen; raise as `read_instant`, also if it has passed.
+
+    A script may name the present, by a clock that is a little behind.
+    """
+    now = SystemClock().now()
+    instant = read_instant(text, path, zone_name, ahead=True, now=now)
+    if instant < now - _LATE:
+        refuse(path, f"{text!r} has passed: it is {format_timestamp(instant)}", f"write a later time, or {remedy}")
+    return instant
 
 
 def unit_of(text: str) -> timedelta:

@@ -13,19 +13,21 @@ from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import STANDARD_INPUT, Written, ensure_readable, read_jobs
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url, read_labels, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_result, progress_bar
+from tidewheel.control.cli.versions import change_lines
 from tidewheel.control.client.bulk_load import (
     MAX_PROBLEMS,
     SUBMIT_BATCH,
     BulkLoader,
     JobText,
     LoadResult,
+    Pending,
     batches,
     load_in_processes,
 )
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.errors import refuse
 
-_LISTED = 50  # deleted jobs; of more, the count
+_LISTED = 50  # changed jobs of a dry run, or deleted jobs; of more, the count
 _MAX_PROCESSES = 32  # each has a connection, and up to three batches of 16 MiB
 
 
@@ -40,8 +42,9 @@ def apply(
     more: Annotated[
         list[str] | None, typer.Option("-f", "--file", metavar="FILE", help="Same as the argument FILE; repeatable.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the jobs and count the changes; make none.")
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the jobs and show the changes; make none.")] = False,
+    has_exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="With --dry-run: exit code 8 if something would change.")
     ] = False,
     prune: Annotated[
         bool,
@@ -67,7 +70,7 @@ def apply(
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help=f"With --prune: list all deleted jobs, also above {_LISTED}.")
+        bool, typer.Option("-v", "--verbose", help=f"List all changed or deleted jobs, also above {_LISTED}.")
     ] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
@@ -80,12 +83,9 @@ def apply(
             "it needs --prune",
             "leave it out, or write --prune",
         )
-    if bulk and prune:
-        refuse("--prune", "--bulk only creates jobs", "leave one of them out")
-    if bulk and dry_run:
-        refuse("--dry-run", "--bulk has no dry run", "leave out --bulk: the checks are the same")
-    if not bulk and (events or processes):
-        refuse("--events" if events else "--processes", "it needs --bulk", "leave it out, or write --bulk")
+    if has_exit_code and not dry_run:
+        refuse("--exit-code", "it needs --dry-run", "leave it out, or write --dry-run")
+    _ensure_bulk_fits(bulk=bulk, prune=prune, dry_run=dry_run, events=events, processes=processes)
     sources = [*(files or ()), *(more or ())]
     if not sources:
         refuse("FILE", "it is missing", "name a file of jobs, or - for standard input")
@@ -114,9 +114,22 @@ def apply(
     finally:
         # An interrupt does not undo the batches that are committed.
         _print_pruned(pruned, dry_run=dry_run, verbose=verbose)
+        if output is Output.TEXT:
+            _print_pending(done.pending, verbose=verbose)
         _print_load_result(done, pruned if prune else None, output, bulk=bulk, dry_run=dry_run, ended=ended)
     if done.rejected:
         raise typer.Exit(ExitCode.FAILED)
+    if has_exit_code and (done.pending or pruned):
+        raise typer.Exit(ExitCode.PENDING)
+
+
+def _ensure_bulk_fits(*, bulk: bool, prune: bool, dry_run: bool, events: bool, processes: int | None) -> None:
+    if bulk and prune:
+        refuse("--prune", "--bulk only creates jobs", "leave one of them out")
+    if bulk and dry_run:
+        refuse("--dry-run", "--bulk has no dry run", "leave out --bulk: the checks are the same")
+    if not bulk and (events or processes):
+        refuse("--events" if events else "--processes", "it needs --bulk", "leave it out, or write --bulk")
 
 
 def _add(done: LoadResult, parts: Iterable[LoadResult]) -> None:
@@ -234,6 +247,16 @@ def _print_pruned(keys: Sequence[str], *, dry_run: bool, verbose: bool) -> None:
         typer.echo(f"{key}: {what}", err=True)
 
 
+def _print_pending(pending: Sequence[Pending], *, verbose: bool) -> None:
+    shown = pending if verbose else pending[:_LISTED]
+    for each in shown:
+        typer.echo(f"{each.key}: would be {each.change}d")
+        for line in change_lines(each.fields):
+            typer.echo(f"  {line}")
+    if len(shown) < len(pending):
+        typer.echo(f"{len(pending) - len(shown):,} more jobs would change: -v lists them", err=True)
+
+
 def _print_load_result(
     done: LoadResult, pruned: Sequence[str] | None, output: Output, *, bulk: bool, dry_run: bool, ended: bool
 ) -> None:
@@ -249,5 +272,13 @@ def _print_load_result(
         {"place": place, "path": error.path, "problem": error.problem, "remedy": error.remedy}
         for place, error in done.problems
     ]
-    document = {**counts, "pruned": pruned or [], "dry_run": dry_run, "stopped": not ended, "problems": problems}
+    changes = {"changes": [each._asdict() for each in done.pending]} if dry_run else {}
+    document = {
+        **counts,
+        **changes,
+        "pruned": pruned or [],
+        "dry_run": dry_run,
+        "stopped": not ended,
+        "problems": problems,
+    }
     print_result([f"dry run, nothing is stored: {line}" if dry_run else line], document, output)

@@ -19,6 +19,7 @@ from tidewheel.control.cli.output import (
     print_result,
     print_table,
 )
+from tidewheel.control.cli.run_ids import FromRun
 from tidewheel.control.cli.time_options import Tz
 from tidewheel.control.cli.waiting import Wait
 from tidewheel.control.cli.workflows import drawing
@@ -66,9 +67,7 @@ def add_runs(
     batch_id: BatchId,
     *,
     file: File,
-    from_run: Annotated[
-        UUID | None, typer.Option("--from-run", metavar="RUN", help="A run of the batch that is under way.")
-    ] = None,
+    from_run: FromRun = None,
     request_id: RequestId = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,

@@ -4,10 +4,8 @@
 line of the function's docstring.
 """
 
-import os
 import sys
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -16,8 +14,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from tidewheel.control.cli.examples import EXAMPLES
-from tidewheel.control.cli.exit_codes import ExitCode, exit_code
-from tidewheel.errors import Refused, TidewheelError, Unusable
+from tidewheel.control.cli.exit_codes import exit_code
+from tidewheel.errors import Refused, TidewheelError, UnknownJob, Unusable
 from tidewheel.local import require_installed
 from tidewheel.redaction import redact
 from tidewheel.release import describe_release
@@ -461,6 +459,20 @@ def run(*, unusable: int | None = None) -> None:
         _exit_with(exit_code(error), str(error))
 
 
+class _Command(TyperCommand):
+    """A command that explains the key of a job that does not exist."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as below
+        """Run the command; name the option that has an unknown key, and the nearest keys."""
+        try:
+            return super().invoke(ctx)
+        except UnknownJob as unknown:
+            from tidewheel.control.cli.unknown_keys import with_nearest  # here: no other error reads the keys
+
+            names = [max(each.opts, key=len) for each in self.params if ctx.params.get(each.name) == unknown.key]
+            raise with_nearest(unknown, next((name for name in names if name.startswith("--")), None)) from None
+
+
 class _LazyCommand(TyperCommand):
     """A command whose module is imported when it is invoked or prints its own help."""
 
@@ -479,8 +491,8 @@ class _LazyCommand(TyperCommand):
         module = import_module(f"{_PACKAGE}.{self._command.module}")
         app = _app()
         context = {**_CONTEXT, "ignore_unknown_options": self._command.passes_arguments}
-        function = _until_closed(getattr(module, self._command.function))
-        app.command(self.name, context_settings=context, epilog=_epilog(self._words))(function)
+        function = getattr(module, self._command.function)
+        app.command(self.name, cls=_Command, context_settings=context, epilog=_epilog(self._words))(function)
         command = get_command(app)
         assert isinstance(command, TyperCommand)  # noqa: S101 - it has no callback
         return command
@@ -602,19 +614,3 @@ def _exit_with(code: int, *lines: str) -> None:
     for line in lines:
         sys.stderr.write(f"tidewheel: {redact(line)}\n")
     sys.exit(code)
-
-
-def _until_closed(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that ends quietly when the reader of its output closes the pipe."""
-
-    @wraps(command)
-    def run_quietly(*arguments: object, **options: object) -> None:
-        try:
-            command(*arguments, **options)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # What is buffered is written at the process's end, which would fail again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(ExitCode.CLOSED_PIPE) from None
-
-    return run_quietly

@@ -22,6 +22,10 @@ class ExitCode(IntEnum):
     """Tidewheel refuses the input: a value, a combination of flags, a file, a request."""
     UNAVAILABLE = 6
     """PostgreSQL or Kafka does not answer; the same command may succeed later."""
+    NO_OUTPUT = 7
+    """Standard output is closed, before anything is done; or full or broken, after the command's work."""
+    PENDING = 8
+    """`apply --dry-run --exit-code` finds changes that are not applied."""
     INTERRUPTED = 130
     """Ctrl-C, as in shells."""
     CLOSED_PIPE = 141

@@ -26,7 +26,7 @@ from tidewheel.control.cli.time_options import Tz, read_duration, utc_and_local
 from tidewheel.control.cli.waiting import Wait, print_ended_run, wait_for_run
 from tidewheel.control.client.enqueue import TriggerOptions
 from tidewheel.control.client.results import Job
-from tidewheel.control.instants import read_instant
+from tidewheel.control.instants import read_later
 from tidewheel.control.reads import jobs as read
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.waits import read_lack
@@ -106,7 +106,7 @@ def pause(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Pause a job's schedule; triggers still run."""
-    end = read_instant(until, "--until", timezone, ahead=True) if until else None
+    end = read_later(until, "--until", timezone, "resume the job") if until else None
     with requesting(tenant) as client:
         done = client.pause(key, until=end, reason=reason)
     text = f"paused until {utc_and_local(end, timezone)}" if end else "paused"
@@ -180,7 +180,7 @@ def trigger(
     content = None if payload is None else read_payload(payload)
     options = TriggerOptions(
         delay=None if delay is None else read_duration(delay, "--delay"),
-        run_at=read_instant(run_at, "--run-at", timezone, ahead=True) if run_at else None,
+        run_at=read_later(run_at, "--run-at", timezone, "leave it out to start the run now") if run_at else None,
         labels=read_labels(label) if label else None,
         overlap=overlap,
         concurrency_key=concurrency_key,

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -57,7 +58,7 @@ def explain(
     """Explain why a job did or did not fire: the last occurrence and the next one, or any instant."""
     if at is not None and last is not None:
         refuse("--last", "it looks back from now, and --at names an instant", "leave one of them out")
-    instant = None if at is None else read_instant(at, "--at", timezone)
+    instant = None if at is None else read_instant(at, "--at", timezone or _zone_of(tenant, key))
     span = None if last is None else read_duration(last, "--last")
     misfire_after = Connections.load().misfire_after
     with reading() as connection:
@@ -133,7 +134,8 @@ def skip(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Skip one future occurrence of a job."""
-    instant = read_instant(at, "--at", timezone, ahead=True)
+    zone = timezone or _zone_of(tenant, key)
+    instant = read_instant(at, "--at", zone, ahead=True)
     with requesting(tenant) as client:
         done = client.skip(key, instant, reason=reason)
     print_job_change(
@@ -157,7 +159,8 @@ def move(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Move one future occurrence of a job to another time."""
-    instant, instead = read_instant(at, "--at", timezone, ahead=True), read_instant(to, "--to", timezone, ahead=True)
+    zone = timezone or _zone_of(tenant, key)
+    instant, instead = read_instant(at, "--at", zone, ahead=True), read_instant(to, "--to", zone, ahead=True)
     with requesting(tenant) as client:
         done = client.move(key, instant, instead, reason=reason)
     change = f"moves {utc_and_local(instant, timezone)} to {utc_and_local(instead, timezone)}"
@@ -170,7 +173,8 @@ def unskip(
     key: Key, *, at: At, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
 ) -> None:
     """Undo a skip or a move of a future occurrence."""
-    instant = read_instant(at, "--at", timezone, ahead=True)
+    zone = timezone or _zone_of(tenant, key)
+    instant = read_instant(at, "--at", zone, ahead=True)
     with requesting(tenant) as client:
         done = client.unskip(key, instant)
     print_job_change(
@@ -181,6 +185,13 @@ def unskip(
         unchanged="unchanged: the occurrence is neither skipped nor moved",
         zone=timezone,
     )
+
+
+def _zone_of(tenant: str, key: str) -> str | None:
+    """Return the zone of a job's schedule; None if it has none, or for a deleted job."""
+    with suppress(UnknownJob), reading() as connection:
+        return show_job(connection, tenant, key).summary.timezone
+    return None
 
 
 def _facts(found: Explanation, zone: str) -> Iterator[tuple[str, str | None]]:

@@ -41,6 +41,7 @@ from tidewheel.control.cli.output import (
     total_text,
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, place_facts, run_facts, run_row
+from tidewheel.control.cli.run_ids import RunId, RunIds
 from tidewheel.control.cli.time_options import After, Tz, read_duration
 from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_for_run
 from tidewheel.control.instants import read_instant
@@ -60,8 +61,6 @@ if TYPE_CHECKING:
     from tidewheel.control.reads.cancellations import CancelFilter, Cancellation
 
 _ARCHIVE = "none: the run is in the archive"
-
-RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="The run's id.")]
 
 
 def list_runs(
@@ -321,7 +320,7 @@ _WARN_SECONDS = 10.0  # schedulers poll four times a second
 
 
 def cancel(
-    runs: Annotated[list[UUID] | None, typer.Argument(metavar="RUN", help="Runs to cancel, by id.")] = None,
+    runs: RunIds = None,
     *,
     job: Annotated[
         str | None, typer.Option(metavar="KEY", help="Cancel the open runs of this job.", autocompletion=complete_key)

@@ -47,7 +47,7 @@ def diff(
     with reading() as connection:
         to = second or read.versions(connection, tenant, key, limit=1)[0].number
         found = read.diff(connection, tenant, key, first, to)
-    lines = _changes(found) or ["nothing differs"]
+    lines = change_lines(found) or ["nothing differs"]
     print_result(lines, {"key": key, "from": first, "to": to, "changes": found}, output)
 
 
@@ -72,7 +72,8 @@ def _row(version: read.Version) -> tuple[Cell, ...]:
     return str(version.number), version.effective_at, version.until, changed
 
 
-def _changes(found: Sequence[read.Change]) -> list[str]:
+def change_lines(found: Sequence[read.Change]) -> list[str]:
+    """Return a line for each field that differs."""
     return [wrapped(f"{each.path}: {_value_text(each.before)} -> {_value_text(each.after)}", "    ") for each in found]
 
 

@@ -17,11 +17,11 @@ from tidewheel.control.cli.output import (
     print_result,
     print_table,
 )
+from tidewheel.control.cli.run_ids import RunId
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import Tz, utc_and_local
 from tidewheel.control.reads import workflows as read
 
-RootRunId = Annotated[UUID, typer.Argument(metavar="RUN", help="The root's run.")]
 _SIGNS = {"succeeded": "+", "failed": "x", "timed_out": "x", "running": ">", "cancelled": "-", "skipped": "-"}
 _OTHER_SIGN = "."
 
@@ -46,7 +46,7 @@ def list_workflows(
 
 
 def show_workflow(
-    root_run_id: RootRunId,
+    root_run_id: RunId,
     *,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
@@ -65,7 +65,7 @@ def show_workflow(
 
 
 def pause_workflow(
-    root_run_id: RootRunId,
+    root_run_id: RunId,
     *,
     reason: Reason = None,
     tenant: Tenant = DEFAULT_TENANT,
@@ -76,16 +76,14 @@ def pause_workflow(
         _print_change(client.workflows.pause(root_run_id, reason=reason), "paused", root_run_id, output)
 
 
-def resume_workflow(
-    root_run_id: RootRunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
-) -> None:
+def resume_workflow(root_run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
     """Go on with a paused occurrence, or run the failed part of an ended one again."""
     with requesting(tenant) as client:
         _print_change(client.workflows.resume(root_run_id), "resumed", root_run_id, output)
 
 
 def cancel_workflow(
-    root_run_id: RootRunId,
+    root_run_id: RunId,
     *,
     reason: Reason = None,
     tenant: Tenant = DEFAULT_TENANT,

@@ -19,6 +19,7 @@ import psycopg
 
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.versions import Change, versions
 from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage, UnknownJob
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.bulk import Loaded, load_jobs
@@ -47,6 +48,20 @@ class JobText(NamedTuple):
     content: bytes | dict[str, object] | FieldError
 
 
+class Pending(NamedTuple):
+    """Change of one job that a dry run finds.
+
+    Args:
+        key: The job.
+        change: `create` or `update`.
+        fields: The fields of an update that differ; empty for a new job.
+    """
+
+    key: str
+    change: str
+    fields: Sequence[Change] = ()
+
+
 @dataclass(slots=True)
 class LoadResult:
     """Result of submitting jobs.
@@ -58,6 +73,7 @@ class LoadResult:
         rejected: How many were rejected.
         problems: The first hundred errors, each with the place of the job.
         keys: The keys of the submitted jobs, or of the deleted ones; empty of a bulk load.
+        pending: The changes that a dry run found.
     """
 
     created: int = 0
@@ -66,6 +82,7 @@ class LoadResult:
     rejected: int = 0
     problems: list[tuple[str, FieldError]] = field(default_factory=list[tuple[str, FieldError]])
     keys: set[str] = field(default_factory=set[str])
+    pending: list[Pending] = field(default_factory=list[Pending])
 
     def reject(self, place: str, errors: Iterable[FieldError]) -> None:
         """Count a rejected job."""
@@ -80,16 +97,21 @@ class LoadResult:
         self.rejected += other.rejected
         self.problems += other.problems[: max(MAX_PROBLEMS - len(self.problems), 0)]
         self.keys |= other.keys
+        self.pending += other.pending
 
 
 class BulkLoader:
-    """A connection that submits jobs from files and deletes jobs by the batch; a context manager."""
+    """A connection that submits jobs from files and deletes jobs by the batch; a context manager.
+
+    One loader refuses a key that two of its submitted jobs have, in one batch or in two.
+    """
 
     def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:
         # The tables grow while a load looks up keys in them, and the planner's statistics lag behind.
         self._connection = Connection(
             database_url, tenant=tenant, application="tidewheel-load", options=BY_KEY, actor=process_actor(Door.CLI)
         )
+        self._places: dict[str, str] = {}  # of the submitted jobs, by key
 
     def __enter__(self) -> Self:
         return self
@@ -101,10 +123,11 @@ class BulkLoader:
 
     def apply(self, given: Sequence[JobText], *, dry_run: bool = False) -> LoadResult:
         """Submit jobs; with `dry_run`, roll back at the end."""
-        done, placed = _read(given, self._connection.tenant)
+        done, read = _read(given, self._connection.tenant)
+        placed = list(self._distinct(read, done))
         batch = [received for _, received in placed]
         done.keys.update(received.key for received in batch if received.key is not None)
-        for (place, _), reply in zip(placed, self._submit_all(batch, dry_run=dry_run), strict=True):
+        for (place, _), reply in zip(placed, self._submit_all(batch, done.pending, dry_run=dry_run), strict=True):
             if isinstance(reply, FieldError):
                 done.reject(place, [reply])
             elif reply.status is not ReplyStatus.ACCEPTED:
@@ -115,11 +138,24 @@ class BulkLoader:
                 done.updated += not reply.unchanged and reply.job_version != 1
         return done
 
+    def _distinct(
+        self, placed: Iterable[tuple[str, ReceivedRequest]], done: LoadResult
+    ) -> Iterator[tuple[str, ReceivedRequest]]:
+        """Yield the jobs whose key no job before them has; reject the others, with both places."""
+        for place, received in placed:
+            first = self._places.get(received.key or "")
+            if first is None:
+                self._places[received.key or ""] = place
+                yield place, received
+            else:
+                problem = f"{received.key!r} is also the key of the job at {first}"
+                done.reject(place, [FieldError("key", problem, "leave one of the two out, or give it another key")])
+
     def delete(self, keys: Sequence[str]) -> LoadResult:
         """Delete jobs; its `keys` are those that existed."""
         done, tenant = LoadResult(), self._connection.tenant
         batch = [ReceivedRequest(own_request({"type": "job.delete", "tenant": tenant, "key": key})) for key in keys]
-        for key, reply in zip(keys, self._submit_all(batch), strict=True):
+        for key, reply in zip(keys, self._submit_all(batch, []), strict=True):
             if isinstance(reply, FieldError):
                 done.reject(key, [reply])
             elif reply.status is ReplyStatus.ACCEPTED:
@@ -161,29 +197,39 @@ class BulkLoader:
         else:
             self._count(done, placed, loaded)
 
-    def _submit_all(self, batch: Sequence[ReceivedRequest], *, dry_run: bool = False) -> Sequence[Reply | FieldError]:
-        """Apply requests in one transaction; each in its own if the data of one of them fail."""
+    def _submit_all(
+        self, batch: Sequence[ReceivedRequest], pending: list[Pending], *, dry_run: bool = False
+    ) -> Sequence[Reply | FieldError]:
+        """Apply requests in one transaction; each in its own if the data of one of them fail.
+
+        A dry run adds what it would change to `pending`.
+        """
         try:
-            return self._submit(batch, dry_run=dry_run)
+            return self._submit(batch, pending, dry_run=dry_run)
         except psycopg.Error as error:
             if not is_data_fault(error):
                 raise
-            return [self._submit_alone(received, dry_run=dry_run) for received in batch]
+            return [self._submit_alone(received, pending, dry_run=dry_run) for received in batch]
 
-    def _submit(self, batch: Sequence[ReceivedRequest], *, dry_run: bool) -> Sequence[Reply | FieldError]:
-        def work(connection: Conn) -> list[Reply]:
+    def _submit(
+        self, batch: Sequence[ReceivedRequest], pending: list[Pending], *, dry_run: bool
+    ) -> Sequence[Reply | FieldError]:
+        def work(connection: Conn) -> tuple[list[Reply], list[Pending]]:
             replies = apply_requests(connection, self._connection.installation, batch, actor=self._connection.actor)
+            found: list[Pending] = []
             if dry_run:
+                found += _pending(connection, replies)
                 connection.rollback()
-            return replies
+            return replies, found
 
-        replies = self._connection.write(work, all_tenants=True)  # as above
+        replies, found = self._connection.write(work, all_tenants=True)  # as above
+        pending += found
         self._connection.notify(Channel.TIMERS, Channel.OUTBOX)
         return replies
 
-    def _submit_alone(self, received: ReceivedRequest, *, dry_run: bool) -> Reply | FieldError:
+    def _submit_alone(self, received: ReceivedRequest, pending: list[Pending], *, dry_run: bool) -> Reply | FieldError:
         try:
-            return self._submit([received], dry_run=dry_run)[0]
+            return self._submit([received], pending, dry_run=dry_run)[0]
         except psycopg.Error as error:
             if not is_data_fault(error):
                 raise
@@ -195,6 +241,18 @@ class BulkLoader:
         done.unchanged += loaded.existing
         for position, reply in loaded.refused.items():
             done.reject(placed[position][0], _errors(reply))
+
+
+def _pending(connection: Conn, replies: Iterable[Reply]) -> Iterator[Pending]:
+    """Yield what a transaction has changed, which its caller rolls back."""
+    for reply in replies:
+        if reply.status is not ReplyStatus.ACCEPTED or reply.unchanged or reply.key is None:
+            continue
+        if reply.job_version == 1:
+            yield Pending(reply.key, "create")
+        else:
+            [newest] = versions(connection, reply.tenant, reply.key, limit=1)
+            yield Pending(reply.key, "update", newest.changes)
 
 
 def batches(given: Iterable[JobText], limit: int) -> Iterator[list[JobText]]:
@@ -305,6 +363,9 @@ def _read(given: Sequence[JobText], tenant: str) -> tuple[LoadResult, list[tuple
 
 def _incoming(content: bytes | Mapping[str, object], tenant: str) -> ReceivedRequest:
     job = read_object(content) if isinstance(content, bytes) else content
+    if isinstance(job.get("jobs"), list) and "key" not in job:
+        remedy = "write the list itself, without `jobs:`: each element is a job with its key, schedule and target"
+        raise InvalidInput([FieldError("job.jobs", "a file of jobs is a list", remedy)])
     received = ReceivedRequest(own_request({"type": "job.submit", "tenant": tenant, "job": job}))
     if received.key is None:
         raise InvalidInput([FieldError("key", "is missing", "name each job, so that it is the same one the next time")])

@@ -241,18 +241,19 @@ def find_short_id(connection: Conn, tenant: str, begin: str, end: str) -> tuple[
     Args:
         connection: Reads the rows.
         tenant: The tenant.
-        begin: The first eight digits: a minute, by the upper 32 of the 48 bits of milliseconds.
+        begin: The first digits, without hyphens; eight are a minute, by the upper 32 of the 48 bits of milliseconds.
         end: The last digits.
     """
-    since = instant_of(min(UUID(begin.ljust(32, "0")), first_run_id(_LATEST)))
-    until = since + timedelta(milliseconds=(1 << 16) - 1)
+    since, until = (instant_of(min(UUID(begin.ljust(32, digit)), first_run_id(_LATEST))) for digit in "0f")
     start = _start(read_now(connection))
     run_ids: dict[UUID, None] = {}
     is_cut = False
     for group in (None, "failed_or_timed_out"):  # those of failed runs outlast the retention of others
         filters = RunFilter(group=group, since=since, until=until)
         found = _find(connection, tenant, filters, start, limit=LOOKED_AT, look=LOOKED_AT)
-        run_ids |= dict.fromkeys(each for each in found.run_ids if str(each).endswith(end))
+        run_ids |= dict.fromkeys(
+            each for each in found.run_ids if each.hex.startswith(begin) and each.hex.endswith(end)
+        )
         is_cut = is_cut or found.goes_on_after is not None
     return read_runs(connection, list(run_ids)), is_cut
 

@@ -41,7 +41,8 @@ A test compares the two. Edit the models. -->
 
 A flag wins over the environment, the environment over the TOML file that `TIDEWHEEL_CONFIG` names. In the file a
 setting has its name in lower case without the prefix: `lease = "20s"`. One file may serve every service. An unknown
-name in it is refused, with the nearest known one. In the environment an unknown name is ignored.
+name in it is refused, with the nearest known one. Each process warns once of an unknown
+`TIDEWHEEL_…` in its environment, with the nearest known one.
 
 A **list** has commas or line ends between its entries in the environment: `orders.*,invoices`. In the file it is a TOML
 list: `kafka_topics = ["orders.*", "invoices"]`. An entry with a comma in it can stand in the file only.

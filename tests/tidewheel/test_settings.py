@@ -9,13 +9,16 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import ValidationError
 
+from tests.strict_types import ROOT
 from tidewheel.errors import SettingsError
 from tidewheel.local.stack import LocalStack, running_stack
 from tidewheel.local.state import HOME_VARIABLE
+from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.settings.kafka_client import client_config, client_variables
-from tidewheel.settings.services import RelaySettings, SchedulerSettings
+from tidewheel.settings.services import ArchiveSettings, IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.sources import unknown_variables
 
 SECRET = "hunter2hunter2"
 URL = f"postgresql://ann:{SECRET}@db.example:5432/jobs"
@@ -86,7 +89,7 @@ def test_invalid_toml_is_refused_by_variable_and_place(file: Path, content: byte
     [
         (Connections, "TOPIC_PREFIX", "a/b", "match pattern"),
         (Connections, "REPLICATION", "0", "greater than or equal to 1"),
-        (Connections, "REPLICATION", "many", "valid integer"),
+        (Connections, "REPLICATION", "many", "write a whole number; the default is 1"),
         (Connections, "EVENTS_ENCODING", "xml", "'avro', 'json' or 'registry'"),
         (Connections, "METRICS_PORT", "65536", "less than or equal to 65535"),
         (Connections, "MISFIRE_AFTER", "PT0.999S", "greater than or equal to 1 second"),
@@ -96,7 +99,7 @@ def test_invalid_toml_is_refused_by_variable_and_place(file: Path, content: byte
         (SchedulerSettings, "SCHEDULER_POLL", "PT0S", "greater than 0"),
         (RelaySettings, "DELIVERY_TIMEOUT", "PT9S", "greater than or equal to 10 seconds"),
         (ExecutorSettings, "SLOTS", "0", "greater than or equal to 1"),
-        (ExecutorSettings, "HTTP_ALLOW_PRIVATE", "perhaps", "valid boolean"),
+        (ExecutorSettings, "HTTP_ALLOW_PRIVATE", "perhaps", "write true or false; the default is false"),
         (Connections, "HTTP_HOSTS", "*example.org", "no host name"),
         (Connections, "HTTP_HOSTS", "*.127.0.0.1", "write the address alone"),
         (Connections, "HTTP_PORTS", "80,0", "no port"),
@@ -165,6 +168,73 @@ def test_unknown_setting_in_the_file_is_refused_with_the_nearest(file: Path, lin
         message = refusal(settings)
         assert message.startswith(f"TIDEWHEEL_CONFIG names {file}: ")
         assert words in message
+
+
+MODELS = (ApiSettings, ArchiveSettings, ExecutorSettings, IntakeSettings, RelaySettings, SchedulerSettings)
+FIELDS = {name: model for model in MODELS for name in model.model_fields}
+
+
+@pytest.mark.parametrize("value", ["abc", "-1", "", "1e999", "[1]", "{", "\udcff", "9" * 5000])
+def test_every_refused_value_is_one_sentence_about_its_variable(
+    environment: pytest.MonkeyPatch, value: str, tmp_path: Path
+) -> None:
+    environment.chdir(tmp_path)
+    for name, model in FIELDS.items():
+        with environment.context() as one:
+            one.setenv(f"TIDEWHEEL_{name.upper()}", value)
+            try:
+                model.load()
+            except SettingsError as refused:
+                message = str(refused)
+                assert message.startswith("TIDEWHEEL_"), message
+                assert f"TIDEWHEEL_{name.upper()}" in message, message
+                for raw in ("Input", "should", "pydantic", "unable to", "\n"):
+                    assert raw not in message, message
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        (
+            "TIDEWHEEL_SLOT",
+            "TIDEWHEEL_SLOT is not a setting and has no effect; did you mean TIDEWHEEL_SLOTS?",
+        ),
+        ("TIDEWHEEL_LOOKAHED", "did you mean TIDEWHEEL_LOOKAHEAD?"),
+        ("TIDEWHEEL_ZZZ", "docs/settings.md names them all"),
+    ],
+)
+def test_unknown_variable_is_reported_with_the_nearest_by_every_process_once(
+    environment: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str, words: str
+) -> None:
+    environment.setenv(variable, "5")
+    for model in MODELS:
+        model.load()
+    [line] = [record.getMessage() for record in caplog.records if variable in record.getMessage()]
+    assert words in line
+
+
+@pytest.mark.parametrize("folder", ["bench", "chart", "compose", "control", "docs", "executor", "tidewheel"])
+def test_no_variable_of_the_code_and_the_pages_is_unknown(folder: str) -> None:
+    named: set[str] = set()
+    for path in (ROOT / folder).rglob("*"):
+        if path.suffix in {".py", ".yaml", ".yml", ".tpl", ".sh"} or (
+            path.suffix == ".md" and path.parent.name != "adr"
+        ):
+            named |= set(re.findall(r"\bTIDEWHEEL_[A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8")))
+    assert unknown_variables(dict.fromkeys(named - {"TIDEWHEEL_SLOT"}, "")) == []  # of a doctest
+
+
+def test_variables_that_kubernetes_sets_for_services_are_no_settings() -> None:
+    # Source: Kubernetes documentation, "Service", "Environment variables", of a Service named tidewheel-console
+    address = {
+        "SERVICE_HOST": "10.0.0.11",
+        "SERVICE_PORT": "80",
+        "SERVICE_PORT_HTTP": "80",
+        "PORT": "tcp://10.0.0.11:80",
+    }
+    port = {"": "tcp://10.0.0.11:80", "_PROTO": "tcp", "_PORT": "80", "_ADDR": "10.0.0.11"}
+    names = {**address, **{f"PORT_80_TCP{name}": value for name, value in port.items()}}
+    assert unknown_variables({f"TIDEWHEEL_CONSOLE_{name}": value for name, value in names.items()}) == []
 
 
 def test_all_invalid_settings_are_reported_together(environment: pytest.MonkeyPatch) -> None:

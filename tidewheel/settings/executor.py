@@ -154,7 +154,11 @@ class ExecutorSettings(Connections):
     @classmethod
     def _is_a_folder(cls, folder: Path | None) -> Path | None:
         """Refuse what is no folder: each call with a secret would fail."""
-        if folder is not None and not folder.is_dir():
+        try:
+            is_folder = folder is None or folder.is_dir()
+        except OSError:  # a path that is too long
+            is_folder = False
+        if not is_folder:
             message = "names no folder; correct the path or unset the variable"
             raise ValueError(message)
         return folder

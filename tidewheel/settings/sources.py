@@ -1,13 +1,17 @@
 """Flags, environment and TOML file, from which every setting is read."""
 
+import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -17,14 +21,48 @@ from pydantic_settings import (
 
 from tidewheel.errors import SettingsError
 from tidewheel.http_secrets import PREFIX as SECRET_PREFIX
+from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_duration
 from tidewheel.settings.kafka_client import KAFKA_PREFIX
+
+PREFIX: Final = "TIDEWHEEL_"
+_LOG = logging.getLogger("tidewheel.settings")
+
+_READ_ELSEWHERE: Final = re.compile(
+    r"CONFIG|HOME|CACHE_DIR|MAVEN_REPOSITORY|FAILPOINT"
+    r"|RUN_ID|ATTEMPT|JOB_KEY|SCHEDULED_AT|IDEMPOTENCY_KEY|CHECKPOINT"  # given to the programs of shell targets
+    r"|(?:KAFKA_CONFIG|SECRET|TEST|BENCH|DEMO|FAULTS|EDITS|PROOF|CONFORMANCE)(?:_.*)?"
+    r"|(?:.*_)?SERVICE_(?:HOST|PORT)(?:_.*)?|(?:.*_)?PORT_\d+_(?:TCP|UDP)_.*",  # of Kubernetes, for each Service
+    re.ASCII,
+)
+"""Names after the prefix that are no settings, but have a reader or come from another program."""
+
+_OF_KUBERNETES: Final = (
+    "tcp://",
+    "udp://",
+    "sctp://",
+)  # the values of its other variables: NAME_PORT, NAME_PORT_80_TCP
+
+_WRITTEN: Final = {
+    "int_parsing": "write a whole number",
+    "int_type": "write a whole number",
+    "int_from_float": "write a whole number",
+    "int_parsing_size": "write a smaller whole number",
+    "float_parsing": "write a number",
+    "float_type": "write a number",
+    "finite_number": "write a finite number",
+    "bool_parsing": "write true or false",
+    "bool_type": "write true or false",
+    "string_type": "write text",
+    "path_type": "write a path",
+}
+"""What to write, by the kind of pydantic's error."""
 
 
 class Settings(BaseSettings):
     """Base of every model of settings."""
 
-    model_config = SettingsConfigDict(env_prefix="TIDEWHEEL_", frozen=True, extra="ignore", defer_build=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", defer_build=True)
 
     @classmethod
     def settings_customise_sources(
@@ -53,25 +91,67 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **flags: object) -> Self:
-        """Read flags, environment and file.
+        """Read flags, environment and file; warn once of variables that are no setting.
 
         Raises:
             SettingsError: A value is invalid; the message names the variable and its valid values.
         """
+        for name in unknown_variables(os.environ):
+            _warn_once(name)
+        for name, value in os.environ.items():
+            if name.startswith(PREFIX):
+                _ensure_text(name, value)
         try:
             return cls(**{name: value for name, value in flags.items() if value is not None})
         except ValidationError as error:
-            raise SettingsError(_readable(error)) from None
+            raise SettingsError("; ".join(_readable(cls, detail) for detail in _details(error))) from None
+
+
+def _ensure_text(name: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # Python reads each byte that is none of UTF-8 as half a surrogate
+        message = f"{name}: is not valid UTF-8; write text"
+        raise SettingsError(message) from None
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables with Tidewheel's prefix that nothing reads.
+
+    >>> unknown_variables({"TIDEWHEEL_SLOT": "5", "TIDEWHEEL_SLOTS": "5", "TIDEWHEEL_SECRET_A": "", "SLOT": "5"})
+    ['TIDEWHEEL_SLOT']
+    """
+    known = _known()
+    return [
+        name
+        for name, value in sorted(environment.items())
+        if name.startswith(PREFIX)
+        and (bare := name.removeprefix(PREFIX)).lower() not in known
+        and not _READ_ELSEWHERE.fullmatch(bare)
+        and not value.startswith(_OF_KUBERNETES)
+    ]
+
+
+@cache  # once a process
+def _warn_once(name: str) -> None:
+    near = get_close_matches(name.removeprefix(PREFIX).lower(), _known(), n=1)
+    remedy = f"did you mean {PREFIX}{near[0].upper()}?" if near else "docs/settings.md names them all"
+    _LOG.warning("%s is not a setting and has no effect; %s", name, remedy)
+
+
+def _known() -> list[str]:
+    """Return the settings of all models: one file, or one environment, may serve all services."""
+    return sorted({name for model in _models(Settings) for name in model.model_fields})
 
 
 def _refuse_unknown(given: Mapping[str, object], path: str) -> None:
     """Refuse names that are not a setting: a misspelt one would be ignored silently."""
-    known = sorted({name for model in _models(Settings) for name in model.model_fields})
+    known = _known()
     problems: list[str] = []
     for name in given:
         if name in known:
             continue
-        bare = name.lower().removeprefix("tidewheel_")
+        bare = name.lower().removeprefix(PREFIX.lower())
         near = get_close_matches(bare, known, n=1)
         remedy = f"did you mean {near[0]!r}?" if near else "docs/settings.md names them all"
         if bare.startswith("kafka_config"):
@@ -85,19 +165,28 @@ def _refuse_unknown(given: Mapping[str, object], path: str) -> None:
 
 
 def _models(base: type[Settings]) -> Iterator[type[Settings]]:
-    """Return every model: one file may serve all services."""
     for model in base.__subclasses__():
         yield model
         yield from _models(model)
 
 
-def _readable(error: ValidationError) -> str:
-    lines: list[str] = []
-    for detail in error.errors(include_url=False, include_context=False):
-        name = "_".join(str(part) for part in detail["loc"])
-        read = detail["input"]
-        given = format_duration(read) if isinstance(read, timedelta) else repr(read)
-        shown = "" if any(word in name for word in ("url", "password", "token", "secret")) else f" (read {given})"
-        expected = detail["msg"].removeprefix("Value error, ")
-        lines.append(f"TIDEWHEEL_{name.upper()}: {expected}{shown}")
-    return "; ".join(lines)
+def _details(error: ValidationError) -> list[ErrorDetails]:
+    return error.errors(include_url=False, include_context=False)
+
+
+def _readable(model: type[Settings], detail: ErrorDetails) -> str:
+    """Return one sentence about an invalid setting: the variable, what to write, what was read."""
+    name = "_".join(str(part) for part in detail["loc"])
+    read = detail["input"]
+    given = format_duration(read) if isinstance(read, timedelta) else shown(read)
+    was = "" if any(word in name for word in ("url", "password", "token", "secret")) else f" (read {given})"
+    expected = detail["msg"].removeprefix("Value error, ")
+    expected = expected.replace("Input should be", "must be").replace("String should", "must")
+    if written := _WRITTEN.get(detail["type"]):
+        default = model.model_fields[name].default if name in model.model_fields else None
+        expected = f"{written}; the default is {_default(default)}" if default is not None else written
+    return f"{PREFIX}{name.upper()}: {expected}{was}"
+
+
+def _default(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

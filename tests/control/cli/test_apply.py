@@ -165,14 +165,14 @@ def test_cycle_in_a_file_is_spelled_and_other_jobs_are_applied(database: Databas
 def test_dry_run_reports_the_changes_and_writes_nothing(database: Database, write: Write) -> None:
     submit(database, "b", target="another")
     done = tidewheel(database, "apply", write("jobs.jsonl", f"{GOOD}\n{OTHER}\n"), "--dry-run")
-    assert done.lines == ["dry run, nothing is stored: 1 created, 1 updated, 0 unchanged, 0 rejected"]
+    assert done.lines[-1] == "dry run, nothing is stored: 1 created, 1 updated, 0 unchanged, 0 rejected"
     assert keys(database) == ["b"]
     assert database.rows("SELECT version FROM jobs") == [(1,)]
 
 
 def test_json_or_yaml_list_reports_the_line_of_each_job(database: Database, write: Write) -> None:
     array = write("jobs.json", f'[{GOOD},\n\n {{"key": "x"}},\n 5]')
-    yaml = write("jobs.yaml", "# jobs\n- {key: a, schedule: manual, target: x}\n-\n  key: x\n- 5\n")
+    yaml = write("jobs.yaml", "# jobs\n- {key: y, schedule: manual, target: x}\n-\n  key: x\n- 5\n")
     done = tidewheel(database, "apply", array, yaml, "--output", "json")
     assert done.code == 1
     places = {problem["place"] for problem in json.loads(done.out)["problems"]}
@@ -258,6 +258,65 @@ def test_bulk_counts_existing_jobs_and_leaves_them_unchanged(database: Database,
     assert tidewheel(database, "apply", "--bulk", path).lines == ["1 created, 2 existed, 0 rejected"]
     assert database.rows("SELECT version FROM jobs") == [(1,), (1,)]
     assert tidewheel(database, "apply", "--bulk", path).lines == ["0 created, 3 existed, 0 rejected"]
+
+
+def test_dry_run_names_each_job_and_its_fields_and_ends_with_a_code_for_pending_changes(
+    database: Database, write: Write
+) -> None:
+    submit(database, "a", schedule="@every 1m", target="send-email")
+    path = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n")
+    done = tidewheel(database, "apply", path, "--dry-run", "--exit-code")
+    assert (done.code, done.err) == (ExitCode.PENDING, "")
+    assert done.out.splitlines()[:-1] == [
+        "a: would be updated",
+        '  schedule.interval: "1m" -> "10s"',
+        "b: would be created",
+    ]
+    found = tidewheel(database, "apply", path, "--dry-run", "-o", "json").json
+    assert found["changes"] == [
+        {"key": "a", "change": "update", "fields": [{"path": "schedule.interval", "before": "1m", "after": "10s"}]},
+        {"key": "b", "change": "create", "fields": []},
+    ]
+    assert tidewheel(database, "apply", path).code == 0
+    [same] = json_diff(database, "a")
+    assert same == {"path": "schedule.interval", "before": "1m", "after": "10s"}
+    assert tidewheel(database, "apply", path, "--dry-run", "--exit-code").code == 0
+    pruning = tidewheel(database, "apply", write("b.jsonl", OTHER), "--prune", "--all", "--dry-run", "--exit-code")
+    assert (pruning.code, living(database)) == (ExitCode.PENDING, ["a", "b"])
+    assert tidewheel(database, "apply", path, "--exit-code").refusals[0].startswith("--exit-code: it needs --dry-run")
+
+
+def json_diff(database: Database, key: str) -> list[object]:
+    return list(tidewheel(database, "job", "diff", key, "1", "-o", "json").json["changes"])
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)], ids=["", "dry"])
+def test_two_jobs_of_one_key_are_refused_with_both_places(
+    database: Database, write: Write, flags: Sequence[str]
+) -> None:
+    filler = "".join(GOOD.replace('"a"', f'"job-{number}"') + "\n" for number in range(SUBMIT_BATCH))
+    child = '{"key":"c","schedule":{"after":["b"]},"target":"x"}'
+    one = write("one.jsonl", f"{OTHER}\n{filler}{OTHER}\n{child}\n")
+    two = write("two.yaml", "- {key: d, schedule: manual, target: x}\n- {key: c, schedule: manual, target: x}\n")
+    done = tidewheel(database, "apply", one, two, *flags)
+    assert done.code == ExitCode.FAILED
+    assert done.err.splitlines()[:2] == [
+        f"{one}:{SUBMIT_BATCH + 2}: key: 'b' is also the key of the job at {one}:1; "
+        "leave one of the two out, or give it another key",
+        f"{one}:{SUBMIT_BATCH + 3}: key: 'c' is also the key of the job at {two}:2; "
+        "leave one of the two out, or give it another key",
+    ]
+    assert f"{SUBMIT_BATCH + 3} created, 0 updated, 0 unchanged, 2 rejected" in done.out
+
+
+@pytest.mark.parametrize("form", ["jobs:\n- {key: a, schedule: manual, target: x}\n", '{"jobs": [{"key": "a"}]}'])
+def test_jobs_beneath_a_name_are_refused_with_the_form_of_a_list(database: Database, write: Write, form: str) -> None:
+    path = write("jobs", form)
+    [line] = tidewheel(database, "apply", path).err.splitlines()
+    assert line == (
+        f"{path}:1: jobs: a file of jobs is a list; write the list itself, without `jobs:`: "
+        "each element is a job with its key, schedule and target"
+    )
 
 
 def test_conflicting_flags_are_refused(database: Database, write: Write) -> None:

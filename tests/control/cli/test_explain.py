@@ -59,6 +59,19 @@ def test_instant_without_an_occurrence_is_explained_with_its_neighbours(nightly:
     assert any(line.startswith("after ") and "2026-03-31T02:30:00+02:00" in line for line in lines)
 
 
+@pytest.mark.parametrize("at", ["2026-03-30T02:30", "30 Mar 2026 2:30"])
+def test_a_time_without_an_offset_is_one_of_the_zone_of_the_job(nightly: ClockedDatabase, at: str) -> None:
+    same = json_output(nightly, "job", "explain", "nightly", "--at", "2026-03-30T00:30Z")
+    assert same["outcome"] == "scheduled"
+    assert json_output(nightly, "job", "explain", "nightly", "--at", at) == same
+    done = tidewheel(nightly, "job", "skip", "nightly", "--at", at)
+    assert done.lines[0].startswith("nightly: skips 2026-03-30T00:30:00Z")
+    assert tidewheel(nightly, "job", "unskip", "nightly", "--at", at).code == 0
+    done = tidewheel(nightly, "job", "move", "nightly", "--at", at, "--to", "2026-03-30T04:00")
+    assert "moves 2026-03-30T00:30:00Z" in done.lines[0]
+    assert "to 2026-03-30T02:00:00Z" in done.lines[0]
+
+
 def test_unknown_job_is_refused(nightly: ClockedDatabase) -> None:
     [refusal] = tidewheel(nightly, "job", "explain", "weekly", "--at", "2026-03-30T12:00:00Z").refusals
     assert refusal.startswith("key: tenant 'default' has no job 'weekly'")

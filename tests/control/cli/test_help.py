@@ -204,6 +204,23 @@ def test_a_closed_pipe_ends_quietly(database: Database) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("words", ["--version", "--help", "job list", "job list -o json", "job list --help", "status"])
+@pytest.mark.parametrize("target", ["> /dev/full", ">&-"], ids=["full", "closed"])
+def test_output_that_cannot_be_written_ends_with_one_sentence(database: Database, words: str, target: str) -> None:
+    script = f"from tidewheel.control.cli.main import main; main()' {words} {target}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{sys.executable} -c '{script}"],
+        env={**os.environ, "TIDEWHEEL_DATABASE_URL": database.url},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.NO_OUTPUT
+    assert done.stderr.startswith("tidewheel: standard output ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(("words", "offered"), [("job li", "list"), ("run list --st", "--status")])
 def test_the_shell_completes_commands_and_their_options(words: str, offered: str) -> None:
     assert offered in completed(words, NO_DATABASE)

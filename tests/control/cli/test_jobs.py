@@ -9,7 +9,7 @@ import pytest
 
 from tests.control.cli.command import NO_DATABASE, Done, json_output, tidewheel
 from tests.fixtures.database import Database
-from tests.transitions.acts import begin, end, ending, succeed, trigger
+from tests.transitions.acts import begin, end, ending, submit, succeed, trigger
 from tidewheel.audit import process_user
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
@@ -366,3 +366,40 @@ def test_triggers_with_a_dedupe_key_share_a_run(database: Database) -> None:
         assert f"dedupe.{lack}: neither the trigger nor the job has one" in refusal
     ranked = json_output(database, *shared[:3], "--dedupe-key", "r", "--window", "1m", "--priority", "8")
     assert database.value("SELECT priority FROM job_runs WHERE run_id = %s", [ranked["run_id"]]) == 8
+
+
+OF_A_JOB = [
+    ("job show {}", "key"), ("job pause {}", "key"), ("job resume {}", "key"), ("job delete {}", "key"),
+    ("job trigger {}", "key"), ("job next {}", "key"), ("job stats {}", "key"), ("job explain {}", "key"),
+    ("job versions {}", "key"), ("job diff {} 1", "key"), ("job rollback {} 1", "key"),
+    ("job update {} --cron @daily", "key"),
+    ("job skip {} --at 2999-01-01T00:00Z", "key"), ("job unskip {} --at 2999-01-01T00:00Z", "key"),
+    ("job move {} --at 2999-01-01T00:00Z --to 2999-01-02T00:00Z", "key"),
+    ("job backfill {} --from 2h --to 1h", "key"),
+    ("run list --job {}", "--job"), ("run cancel --job {}", "--job"),
+    ("audit --from 24h --job {}", "--job"), ("dlq list --job {}", "--job"), ("dlq redrive --job {}", "--job"),
+    ("dlq purge --yes --job {}", "--job"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "path"), OF_A_JOB)
+def test_a_misspelt_key_is_refused_with_the_nearest_and_named_by_its_option(
+    database: Database, words: str, path: str
+) -> None:
+    submit(database, "daily-report")
+    [refusal] = tidewheel(database, *words.format("dialy-report").split()).refusals
+    problem = f"{path}: tenant 'default' has no job 'dialy-report'; "
+    assert refusal == f"{problem}did you mean 'daily-report'?"
+    [refusal] = tidewheel(database, *words.format("nothing-like-it").split()).refusals
+    assert refusal.endswith("; `tidewheel job list` lists the keys")
+
+
+@pytest.mark.parametrize("words", ["job trigger job --run-at", "job pause job --until"])
+@pytest.mark.parametrize("at", ["yesterday", "2020-01-01T00:00Z", "-5m"])
+def test_a_time_that_has_passed_is_refused_and_never_the_present(database: Database, words: str, at: str) -> None:
+    submit(database, "job", schedule="@every 1h")
+    command = words.split()
+    [refusal] = tidewheel(database, *command[:-1], f"{command[-1]}={at}").refusals
+    assert refusal.startswith(f"{command[-1]}: {at!r} has passed: it is ")
+    assert tidewheel(database, *command, "+1h").code == 0
+    assert tidewheel(database, "job", "trigger", "job", "--run-at", "now").code == 0

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import date, timedelta
+from importlib import import_module
 from pathlib import Path
+from typing import get_args, get_type_hints
 from uuid import UUID, uuid4
 
 import pytest
@@ -17,6 +19,8 @@ from tests.fixtures.services import until
 from tests.fixtures.terminal import Terminal
 from tests.transitions.acts import begin, begun, end, ending, final_state, open_run, requeue, submit, trigger
 from tests.transitions.stepping import in_background
+from tidewheel.control.cli.commands import COMMANDS, Command, Group
+from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.errors import Unavailable
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome, RunState
@@ -85,7 +89,7 @@ def test_lists_are_narrowed_by_status_job_label_and_time(job: Database) -> None:
     [refusal] = tidewheel(job, "run", "list", "--label", "team=billing").refusals
     assert refusal.startswith("labels: ")
     [refusal] = tidewheel(job, "run", "list", "--job", "nope").refusals
-    assert refusal.startswith("key: tenant 'default' has no job 'nope'")
+    assert refusal.startswith("--job: tenant 'default' has no job 'nope'")
 
 
 def test_run_is_shown_with_its_attempts_and_retry_chain(job: Database) -> None:
@@ -209,7 +213,7 @@ def test_started_runs_can_be_excluded_from_a_cancellation(job: Database) -> None
         ([], "RUN"),
         ([str(uuid4()), "--job", "job"], "RUN"),
         (["--not-started"], "key"),
-        (["--job", "nope"], "key"),
+        (["--job", "nope"], "--job"),
         (["--lane", "fast"], "lane"),
         (["--queue", "q", "--before", "2999-01-01T00:00:00Z"], "created_before"),
     ],
@@ -217,6 +221,44 @@ def test_started_runs_can_be_excluded_from_a_cancellation(job: Database) -> None
 def test_missing_or_invalid_cancel_filter_is_refused(job: Database, flags: list[str], path: str) -> None:
     [refusal] = tidewheel(job, "run", "cancel", *flags).refusals
     assert refusal.startswith(f"{path}: ")
+
+
+TAKES_A_RUN: dict[str, list[str]] = {
+    "run show": [], "run attempts": [], "run where": ["--no-kafka"], "run logs": [], "run cancel": [], "run retry": [],
+    "workflow show": [], "workflow pause": [], "workflow resume": [], "workflow cancel": [], "archive show": [],
+}  # fmt: skip
+
+
+def takes_a_run(command: Command) -> bool:
+    function = getattr(import_module(f"tidewheel.control.cli.{command.module}"), command.function)
+    hints = get_type_hints(function, include_extras=True).values()
+    return any(getattr(part, "metavar", None) == "RUN" for hint in hints for part in get_args(hint)[1:])
+
+
+def test_every_command_takes_the_first_digits_of_a_run_id(job: Database) -> None:
+    groups = {name: group.commands for name, group in COMMANDS.items() if isinstance(group, Group)}
+    found = {f"{name} {one}" for name, commands in groups.items() for one in commands if takes_a_run(commands[one])}
+    assert found == {*TAKES_A_RUN, "batch add"}
+    for words, flags in TAKES_A_RUN.items():
+        done = tidewheel(job, *words.split(), "0000abcd", *flags)
+        assert done.code == ExitCode.NOT_FOUND, words
+        assert done.refusals == ["run_id: there is no run 0000abcd; copy the id from a reply or an event"], words
+
+
+def test_first_digits_that_one_run_has_name_it_and_others_list_the_candidates(job: Database) -> None:
+    one, other = trigger(job), trigger(job)
+    same = next(str(one)[:length] for length in range(36, 0, -1) if str(other).startswith(str(one)[:length]))
+    unique = str(one)[: len(same) + 1]
+    assert json_output(job, "run", "show", unique)["run_id"] == str(one)
+    assert json_output(job, "run", "show", f"{str(one)[:8]}…{str(one)[-12:]}")["run_id"] == str(one)
+    assert json_output(job, "run", "cancel", unique, other, "--dry-run")["runs"][0]["run_id"] == str(one)
+    done = tidewheel(job, "run", "show", same)
+    assert done.code == ExitCode.REFUSED
+    assert f"RUN: {same} names 2 runs" in done.err
+    assert {f"{run} (job, queued)" for run in (one, other)} <= set(re.findall(r"[0-9a-f-]{36} \(.*?\)", done.err))
+    assert tidewheel(job, "run", "show", "nightly").code == ExitCode.USAGE
+    tidewheel(job, "tenant", "create", "acme")
+    assert tidewheel(job, "run", "show", unique, "--tenant", "acme").code == ExitCode.NOT_FOUND
 
 
 def test_open_run_cannot_be_retried(job: Database) -> None:

@@ -22,16 +22,19 @@ def written() -> Iterator[tuple[str, str, int]]:
         for path in real_files(folder, "*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 match node:
-                    case ast.Call(
-                        func=ast.Attribute(value=ast.Name(id="metrics"), attr=way),
-                        args=[ast.Constant(value=str(name)), *rest],
-                    ) | ast.Call(  # as `at_commit` takes it
-                        func=ast.Name(id="partial"),
-                        args=[
-                            ast.Attribute(value=ast.Name(id="metrics"), attr=way),
-                            ast.Constant(value=str(name)),
-                            *rest,
-                        ],
+                    case (
+                        ast.Call(
+                            func=ast.Attribute(value=ast.Name(id="metrics"), attr=way),
+                            args=[ast.Constant(value=str(name)), *rest],
+                        )
+                        | ast.Call(  # as `at_commit` takes it
+                            func=ast.Name(id="partial"),
+                            args=[
+                                ast.Attribute(value=ast.Name(id="metrics"), attr=way),
+                                ast.Constant(value=str(name)),
+                                *rest,
+                            ],
+                        )
                     ):
                         yield way, name, max(len(rest) - 1, 0)
                     case _:
