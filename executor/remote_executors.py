@@ -37,7 +37,7 @@ from tidewheel.transitions.cancel_signals import Signal
 from tidewheel.transitions.claim import Claim, Started, claim_runs, read_claims
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_events import append_started
-from tidewheel.transitions.run_messages import Definitions, build_requests, read_definitions
+from tidewheel.transitions.run_messages import DEFINITIONS, build_requests, read_definitions
 from tidewheel.transitions.tenant_places import LimitedTenants
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -60,7 +60,6 @@ _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction h
 _TRIES = 20
 _REFUSED = "refused"  # by the database: not tried again in the same call
 
-_DEFINITIONS = Definitions()
 
 Fence = tuple[UUID, int]
 
@@ -283,7 +282,7 @@ class RemoteExecutors:
         items: list[tuple[_RemoteAttempt, Outcome]] = []
         for report in reports:
             if (row := owned.get(report.fence)) is not None:
-                definition = _DEFINITIONS.of(stored[row.job_id, row.job_version])
+                definition = DEFINITIONS.of(stored[row.job_id, row.job_version])
                 outcome, output = report.read(definition)
                 items.append((_RemoteAttempt(_started(row), definition, output), outcome))
         done = record_outcomes(connection, self._installation, items, executor_id)
