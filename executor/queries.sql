@@ -203,12 +203,14 @@ DELETE FROM signals AS s
  WHERE s.run_id = done.run_id AND s.attempt = done.attempt AND s.kind = %(terminate)s
 
 -- name: add_remote_executor
--- Insert a remote executor.
--- Index: executors_pkey.
+-- Insert a remote executor; return nothing if there are too many. Registrations at one instant may exceed the limit.
+-- Index: executors_pkey; the table is read whole, a row for each executor.
 -- Lock: the new row.
 -- Why: its claims are numbered, so that a repeated one starts nothing twice.
 INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, heartbeat_count, last_heartbeat_at, started_at, last_claim_seq)
-VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(lease)s, 0, tidewheel_now(), tidewheel_now(), 0)
+SELECT %(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(lease)s, 0, tidewheel_now(), tidewheel_now(), 0
+ WHERE (SELECT count(*) FROM executors WHERE last_claim_seq IS NOT NULL) < %(limit)s
+RETURNING executor_id
 
 -- name: heartbeat_remote_executor
 -- Renew the lease of a remote executor; never inserts a row, since a lost lease has lost its attempts.

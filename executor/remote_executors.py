@@ -56,6 +56,7 @@ _DELETE_EXECUTOR = _SQL["delete_executor"]
 
 # A signal that was sent with so many heartbeats and never answered belongs to no attempt there.
 _STRAY_AFTER = timedelta(seconds=60)
+MAX_EXECUTORS = 5000  # each heartbeat and list of them costs; a client that registers in a loop stops here
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 _TRIES = 20
 _REFUSED = "refused"  # by the database: not tried again in the same call
@@ -175,11 +176,25 @@ class RemoteExecutors:
     def register(
         self, name: str, queues: Sequence[str], handlers: Sequence[str], slots: int, *, lease: timedelta
     ) -> UUID:
-        """Register an executor that must send a heartbeat within `lease`; return its id."""
+        """Register an executor that must send a heartbeat within `lease`; return its id.
+
+        Raises:
+            InvalidInput: There are too many.
+        """
         executor_id = uuid4()
-        facts = {"name": name, "queues": list(queues), "handlers": list(handlers), "slots": slots, "lease": lease}
+        facts = {
+            "name": name,
+            "queues": list(queues),
+            "handlers": list(handlers),
+            "slots": slots,
+            "lease": lease,
+            "limit": MAX_EXECUTORS,
+        }
         with self._session.transaction() as connection:
-            connection.execute(_ADD_REMOTE_EXECUTOR, {"executor_id": executor_id, **facts})
+            added = connection.execute(_ADD_REMOTE_EXECUTOR, {"executor_id": executor_id, **facts}).fetchone()
+        if added is None:
+            remedy = "let those that have ended leave, or wait until their leases end; then register again"
+            refuse("", f"{MAX_EXECUTORS:,} executors are registered, the most there may be", remedy)
         _LOG.info("executor %s, %s, serves %s with %d slots", executor_id, name, list(queues), slots)
         return executor_id
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import cache, lru_cache, partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
@@ -23,6 +24,7 @@ import certifi
 from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVariableType] - an address has no type
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
+from aiohttp.http import RawResponseMessage
 from yarl import URL
 
 from tidewheel.executor.lease import Lease, LeaseOver
@@ -32,7 +34,7 @@ from tidewheel.jobs.hosts import TargetUrl, read_url
 
 _KEPT_CONNECTIONS = 200  # beyond those in use
 _KEPT_SECONDS = 30
-_FIELD_BYTES = 64 * 1024  # of each header field of a response, of which there may be 128: 8 MiB in all
+_HEAD_BYTES = 64 * 1024  # of a response's head, with those of 1xx responses before it
 
 # Characters that are sent as they are. Source: WHATWG URL, path and query percent-encode sets.
 _IN_QUERY = "".join(set(string.punctuation) - set('"#<>'))
@@ -60,9 +62,16 @@ class _ConnectionOver(Exception):
 
 
 class _Connection(ResponseHandler):
-    """A connection. `used`: it has carried a request before. `idle`: it is kept, and carries none now."""
+    """A connection.
+
+    Attributes:
+        used: True if it has carried a request before.
+        idle: True if it is kept, and carries none now.
+        head_bytes: The bytes of a head that has not ended; None after its end.
+    """
 
     used = idle = False
+    head_bytes: int | None = 0
 
     def rest(self) -> None:
         """Note that its response has come."""
@@ -80,6 +89,18 @@ class _Connection(ResponseHandler):
             super().data_received(data[:end])
             data = data[end:]
         super().data_received(data)
+        # The parser bounds each field, and 128 of the longest have 8 MiB.
+        if self.head_bytes is not None:
+            self.head_bytes += len(data)
+            if self.head_bytes > _HEAD_BYTES and self.transport is not None:
+                error = aiohttp.http_exceptions.LineTooLong(b"the head", _HEAD_BYTES)
+                self.set_exception(error)
+                self.transport.abort()
+
+    def feed_data(self, data: tuple[RawResponseMessage, aiohttp.StreamReader], size: int = 0) -> None:
+        if data[0].code >= HTTPStatus.OK:
+            self.head_bytes = None
+        super().feed_data(data, size)
 
     def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
         super().set_exception(exc, exc_cause or exc)
@@ -175,8 +196,8 @@ class HttpClient:
             request_class=self._request_class(),
             middlewares=(_send_once,),
             auto_decompress=False,
-            max_line_size=_FIELD_BYTES,
-            max_field_size=_FIELD_BYTES,
+            max_line_size=_HEAD_BYTES,
+            max_field_size=_HEAD_BYTES,
         )
 
     @asynccontextmanager
@@ -234,7 +255,7 @@ class HttpClient:
             cast("LeasedTransport", protocol.transport).sending = sending
         if protocol.used and protocol.is_over():
             raise _ConnectionOver
-        protocol.idle = False
+        protocol.idle, protocol.head_bytes = False, 0
         connection.add_callback(protocol.rest)
         if protocol.used:
             return
