@@ -37,7 +37,7 @@ from tidewheel.transitions.cancel_signals import Signal
 from tidewheel.transitions.claim import Claim, Started, claim_runs, read_claims
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_events import append_started
-from tidewheel.transitions.run_messages import DEFINITIONS, build_requests, read_definitions
+from tidewheel.transitions.run_messages import DEFINITIONS, build_requests, build_requests_within, read_definitions
 from tidewheel.transitions.tenant_places import LimitedTenants
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -56,6 +56,7 @@ _DELETE_EXECUTOR = _SQL["delete_executor"]
 
 # A signal that was sent with so many heartbeats and never answered belongs to no attempt there.
 _STRAY_AFTER = timedelta(seconds=60)
+_ANSWER_BYTES = 4 << 20  # of messages in a claim's response, which holds them four times
 MAX_EXECUTORS = 5000  # each heartbeat and list of them costs; a client that registers in a loop stops here
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 _TRIES = 20
@@ -330,8 +331,8 @@ def claim_remotely(
     if claim.number == last:
         return _repeat_response(connection, claim)
     swept = _find_due(connection, claim, *served) if claim.sweep else []
-    requests = build_requests(connection, swept)
-    claims = [*claim.claims, *_swept_claims(swept, claim)]
+    requests = build_requests_within(connection, swept, _ANSWER_BYTES)
+    claims = [*claim.claims, *_swept_claims([run for run in swept if run.run_id in requests], claim)]
     connection.execute(_STORE_CLAIM_SEQ, {"executor_id": claim.executor_id, "claim_seq": claim.number})
     claimed = claim_runs(connection, installation, claims, executor_id=claim.executor_id, limited=limited)
     append_started(connection, installation, claimed.started, claim.executor_id)

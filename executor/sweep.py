@@ -39,7 +39,7 @@ from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.runs import Lane, Move, sources
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.claim import Claim
-from tidewheel.transitions.run_messages import DEFINITIONS, build_requests
+from tidewheel.transitions.run_messages import DEFINITIONS, build_requests_within
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -55,8 +55,7 @@ _SHARE = 10  # at most one of so many slots for each service of overdue runs
 _CHOICE = 4  # times the slots of one service: other executors may claim the oldest runs too
 _UNREADABLE = 4  # read in addition to the slots, so that an unreadable run keeps no slot from the next
 _MAX_FOUND = 500
-_READ_RUNS = 100  # at once
-_READ_BYTES = 16 << 20  # of their messages; the last part may exceed it
+_READ_BYTES = 16 << 20  # of messages: those of 500 runs with the largest payloads have 125 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,16 +295,8 @@ class Sweep:
 
     def _read(self, runs: Sequence[DueRun]) -> Readable:
         """Return the messages of runs that can be read: a claimed run must start."""
-        # Parts, since a few hundred of the largest payloads have 100 MB. Runs that are left out are still due.
-        requests: dict[UUID, RunRequest] = {}
-        room = _READ_BYTES
-        for part in range(0, len(runs), _READ_RUNS):
-            with self._session.transaction() as connection:
-                read = build_requests(connection, runs[part : part + _READ_RUNS])
-            requests |= read
-            room -= sum(len(request.definition) + len(request.payload or b"") for request in read.values())
-            if room <= 0:
-                break
+        with self._session.transaction() as connection:
+            requests = build_requests_within(connection, runs, _READ_BYTES)
         found: dict[UUID, tuple[RunRequest, JobDefinition]] = {}
         for run_id, request in requests.items():
             try:

@@ -29,6 +29,7 @@ _READ_ANCESTORS = _SQL["read_ancestors"]
 _NO_ANCESTORS = (None, None)
 
 _CACHED_BYTES = 16 * 1024 * 1024  # of definitions as stored, payloads included; decoded they take about twice that
+_PART_RUNS = 16  # read at once while their size is unknown
 
 
 class RunFields(Protocol):
@@ -125,6 +126,24 @@ def build_requests(connection: Conn, runs: Sequence[RunFields]) -> dict[UUID, re
         )
         for run in runs
     }
+
+
+def build_requests_within(
+    connection: Conn, runs: Sequence[RunFields], most_bytes: int
+) -> dict[UUID, records.RunRequest]:
+    """Build the messages of the first of these runs, up to a size; return them by run_id.
+
+    The first sixteen are read whatever their size, which predicts the number of the next. A run left out stays due.
+    """
+    found: dict[UUID, records.RunRequest] = {}
+    part = _PART_RUNS
+    while most_bytes > 0 and (left := runs[len(found) : len(found) + part]):
+        read = build_requests(connection, left)
+        found |= read
+        size = sum(len(each.definition) + len(each.payload or b"") for each in read.values())
+        most_bytes -= size
+        part = most_bytes * len(read) // size + 1
+    return found
 
 
 def request_rows(

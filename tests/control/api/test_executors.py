@@ -390,3 +390,17 @@ def test_executors_that_register_without_end_are_refused_by_name(database: Datab
     answer = client.post("/api/v1/executors", json=body)
     assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "5,000 executors are registered" in answer.text
+
+
+def test_large_runs_are_claimed_in_several_responses_of_some_megabytes(
+    database: Database, client: httpx.Client
+) -> None:
+    executor, run_ids = enter(client), set[str]()
+    for number in range(40):
+        submit(database, f"large-{number}", payload="x" * 250_000)
+        run_ids.add(str(trigger(database, f"large-{number}")))
+    for claim_id in range(1, 4):
+        answer = executor.ask("claim", claim_id=claim_id, sweep=100)
+        assert len(answer.content) < 8 << 20
+        run_ids -= {each["run_id"] for each in answer.json()["started"]}
+    assert not run_ids
