@@ -25,6 +25,7 @@ from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVa
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from aiohttp.http import RawResponseMessage
+from aiohttp.http_exceptions import LineTooLong
 from yarl import URL
 
 from tidewheel.executor.lease import Lease, LeaseOver
@@ -93,7 +94,7 @@ class _Connection(ResponseHandler):
         if self.head_bytes is not None:
             self.head_bytes += len(data)
             if self.head_bytes > _HEAD_BYTES and self.transport is not None:
-                error = aiohttp.http_exceptions.LineTooLong(b"the head", _HEAD_BYTES)
+                error = LineTooLong(b"the head", _HEAD_BYTES)
                 self.set_exception(error)
                 self.transport.abort()
 
