@@ -17,6 +17,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import TidewheelError, Unavailable, UnknownRun
+from tidewheel.kafka.clients import poll_batch
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
 from tidewheel.outbox import OutboxLane, slice_lane_of, slice_of
 from tidewheel.postgres.session import Conn
@@ -205,7 +206,7 @@ def _find(client: Consumer, topic: str, wanted: _Wanted, look_seconds: float) ->
     client.assign([TopicPartition(topic, part, offset) for part, offset in left.items()])
     deadline, seen = monotonic_seconds() + look_seconds, 0
     while left and seen < _MESSAGES and monotonic_seconds() < deadline:
-        for received in client.consume(1000, 0.2):
+        for received in poll_batch(client, 1000, 0.2):
             part, offset = received.partition(), received.offset()
             if received.error() is not None or part is None or offset is None:
                 continue

@@ -48,7 +48,7 @@ from tidewheel.transitions.claim import (
 )
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_events import append_started
-from tidewheel.transitions.run_messages import Definitions
+from tidewheel.transitions.run_messages import DEFINITIONS
 from tidewheel.transitions.tenant_places import LimitedTenants
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -105,7 +105,6 @@ class BatchClaimer:
         self, topic: str, *, claimer: "Claimer", check: MessageCheck, handlers: frozenset[str], start: StartRuns
     ) -> None:
         self._topic, self._claimer, self._check, self._handlers, self._start = topic, claimer, check, handlers, start
-        self._definitions = Definitions()
         self._lines = OnceAMinute()
 
     def decode(self, messages: Iterable[Message]) -> list[FetchedMessage]:
@@ -162,7 +161,7 @@ class BatchClaimer:
         value = message.value()
         try:
             request = decode(value if isinstance(value, bytes) else b"", RunRequest)
-            definition = self._definitions.of(request.definition)
+            definition = DEFINITIONS.of(request.definition)
             keyed = request.concurrency_key is not None
             claim = Claim(
                 read_uuid(request.run_id),

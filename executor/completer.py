@@ -43,6 +43,7 @@ _LOG = logging.getLogger("tidewheel.executor")
 
 # Outcomes in one transaction during a backlog: of 500 each costs 1 us more, of 2,000 nothing less.
 _BATCH = 1000
+_BATCH_BYTES = 8 << 20  # of their results, which rows, events and messages repeat
 _LINGER_SECONDS = 0.002
 # Between the starts of two batches that are not full; the first after a pause lingers only.
 _MIN_ROUND_SECONDS = 0.025  # Source: bench/results/costs-by-change.md
@@ -74,7 +75,7 @@ class Completer:
         second_session: Of the second writer; None runs one writer alone.
         installation: For the rows and events of ended runs.
         executor_id: Owner of the attempts.
-        on_written: Called after each batch.
+        on_written: Called after each batch, with its attempts.
         on_released: Called after a batch whose ends release children of workflows.
         in_burst: Returns True if the lanes claim more than this executor completes.
         log: Logs the ends.
@@ -85,7 +86,7 @@ class Completer:
         session: Session,
         installation: Installation,
         executor_id: UUID,
-        on_written: Callable[[], None],
+        on_written: Callable[[Sequence[Attempt]], None],
         *,
         in_burst: Callable[[], bool],
         on_released: Callable[[], None] = lambda: None,
@@ -213,7 +214,10 @@ class Completer:
 
     def _take_batch(self) -> list[Item]:
         with self._changed:
-            batch = [self._items.popleft() for _ in range(min(len(self._items), _BATCH))]
+            batch, room = list[Item](), _BATCH_BYTES
+            while self._items and len(batch) < _BATCH and room > 0:
+                batch.append(item := self._items.popleft())
+                room -= len(item[1].result or b"")
             self._being_written += len(batch)
             return batch
 
@@ -374,7 +378,8 @@ class Completer:
         if len(left) == len(batch):
             return
         stays = {item[0].key for item in left}
-        observe_ended(attempt for attempt, _ in batch if attempt.key not in stays)
+        written = [attempt for attempt, _ in batch if attempt.key not in stays]
+        observe_ended(written)
         with self._changed:
             self._being_written -= len(batch) - len(left)
             if self._aside:
@@ -382,7 +387,7 @@ class Completer:
                     if item[0].key not in stays:
                         self._aside.pop(item[0].key, None)
             self._changed.notify_all()
-        self._on_written()
+        self._on_written(written)
 
     def _write(self, session: Session, batch: Sequence[Item]) -> list[Item]:
         """Write a batch in one transaction; return the items whose rows are locked.

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from confluent_kafka import ShareConsumer
 
@@ -44,7 +45,7 @@ class Lanes:
         *,
         slots: Slots,
         max_wait: timedelta,
-        overloaded: Callable[[], bool],
+        overloaded: Callable[[Lane], bool],
         stop: Shutdown,
     ) -> Sequence[LaneConsumer | ShareLaneConsumer]:
         """Return a consumer for each topic, none of them started.
@@ -53,7 +54,7 @@ class Lanes:
             batch_claimer: Creates the claimer of a topic.
             slots: Of the executor.
             max_wait: How long a message may wait for a slot.
-            overloaded: Returns True if nothing more should be claimed.
+            overloaded: Returns True if nothing more of a lane should be claimed.
             stop: The executor's shutdown.
         """
         created: list[LaneConsumer | ShareLaneConsumer] = []
@@ -74,7 +75,7 @@ class Lanes:
                     claimer=claimer,
                     slots=slots,
                     max_wait=max_wait,
-                    overloaded=overloaded,
+                    overloaded=partial(overloaded, lane),
                     stop=stop,
                 )
                 created.append(shared)
@@ -88,7 +89,7 @@ class Lanes:
                         claimer=claimer,
                         slots=slots,
                         max_wait=max_wait,
-                        overloaded=overloaded,
+                        overloaded=partial(overloaded, lane),
                         stop=stop,
                     )
                 )

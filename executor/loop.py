@@ -19,6 +19,7 @@ from tidewheel.executor.end_log import EndLog
 from tidewheel.executor.handler_services import EarlierRuns, HandlerServices
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat, read_owned
+from tidewheel.executor.held_bytes import HeldBytes
 from tidewheel.executor.lanes import Lanes, choose_lanes
 from tidewheel.executor.lease import Lease
 from tidewheel.executor.message_check import MessageCheck, key_look_up
@@ -83,12 +84,13 @@ class Executor:
         self._protocol = lanes.protocol
         self._slots = Slots(settings.slots or _DEFAULT_SLOTS)
         self._running: dict[tuple[UUID, int], Attempt] = {}
+        self._held_bytes = HeldBytes()
         self._notifier = Notifier(url, "tidewheel-executor-notify")
         self._completer = Completer(
             Session(url, "tidewheel-executor-complete", options=UNIFORM),
             installation,
             self.executor_id,
-            lambda: self._notifier.notify(Channel.OUTBOX),
+            self._on_written,
             in_burst=self._in_burst,
             on_released=lambda: self._notifier.notify(Channel.TIMERS),
             second_session=Session(url, "tidewheel-executor-complete-2", options=UNIFORM),
@@ -204,14 +206,20 @@ class Executor:
         attempts = [Attempt(*run, on_report, on_release, services, lease) for run in claimed]
         for attempt in attempts:
             self._running[attempt.key] = attempt
+        self._held_bytes.claimed(attempts)
         observe_claimed(attempts)
         if attempts:
             self._run_queue.add(attempts)
 
     def _on_report(self, attempt: Attempt, outcome: Outcome) -> None:
+        self._held_bytes.ended(attempt, outcome)
         self._completer.add(attempt, outcome)
         if self._stream is not None:
             self._stream.ended(attempt)
+
+    def _on_written(self, attempts: Sequence[Attempt]) -> None:
+        self._held_bytes.written(attempts)
+        self._notifier.notify(Channel.OUTBOX)
 
     def _release_not_started(self) -> None:
         """Release attempts that have not started: the loop is blocked, or the lease was ended."""
@@ -326,5 +334,5 @@ class Executor:
     def _in_burst(self) -> bool:
         return self._slots.is_overcommitted() and any(each.has_backlog for each in self._consumers)
 
-    def _overloaded(self) -> bool:
-        return self._completer.backlog() > _MAX_BACKLOG or self._watchdog.blocked()
+    def _overloaded(self, lane: Lane = Lane.STANDARD) -> bool:
+        return self._completer.backlog() > _MAX_BACKLOG or self._held_bytes.full(lane) or self._watchdog.blocked()

@@ -31,7 +31,7 @@ from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import UNKNOWN_OUTCOME
 from tidewheel.transitions.run_keys import settle_keys
-from tidewheel.transitions.run_messages import Definitions, read_definitions
+from tidewheel.transitions.run_messages import DEFINITIONS, read_definitions
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -140,7 +140,6 @@ class Reaper:
     ) -> None:
         self._session, self._installation, self._max_lost, self._stop = session, installation, max_lost, stop
         self._watch = Watch(lease)
-        self._definitions = Definitions()
         self._locked: set[UUID] = set()  # silent executors with an attempt that another transaction holds
         self._orphans: set[UUID] = set()
         self._next_orphans = monotonic_seconds() + _ORPHANS_SECONDS
@@ -263,7 +262,7 @@ class Reaper:
         once: set[UUID] = set()
         for row in rows:
             try:
-                definition = self._definitions.of(stored[row.job_id, row.job_version])
+                definition = DEFINITIONS.of(stored[row.job_id, row.job_version])
             except (KeyError, UndecodableMessage) as error:
                 _LOG.error(
                     "the definition of run %s cannot be read: %s; its attempt ends as lost, as of at_least_once",

@@ -37,7 +37,7 @@ from tidewheel.transitions.cancel_signals import Signal
 from tidewheel.transitions.claim import Claim, Started, claim_runs, read_claims, share_old_claims
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_events import append_started
-from tidewheel.transitions.run_messages import Definitions, build_requests, read_definitions
+from tidewheel.transitions.run_messages import DEFINITIONS, build_requests, build_requests_within, read_definitions
 from tidewheel.transitions.tenant_places import LimitedTenants
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -57,11 +57,11 @@ _DELETE_EXECUTOR = _SQL["delete_executor"]
 
 # A signal that was sent with so many heartbeats and never answered belongs to no attempt there.
 _STRAY_AFTER = timedelta(seconds=60)
+_ANSWER_BYTES = 4 << 20  # of messages in a claim's response, which holds them four times
 MAX_EXECUTORS = 1_000  # of one key, or of the token: a row each until its lease ends
 REFUSED = "refused"
 """The answer to a report that the database refuses alone."""
 
-_DEFINITIONS = Definitions()
 
 Fence = tuple[UUID, int]
 
@@ -316,7 +316,7 @@ class RemoteExecutors:
         items: list[tuple[_RemoteAttempt, Outcome]] = []
         for report in reports:
             if (row := owned.get(report.fence)) is not None:
-                definition = _DEFINITIONS.of(stored[row.job_id, row.job_version])
+                definition = DEFINITIONS.of(stored[row.job_id, row.job_version])
                 outcome, output = report.read(definition)
                 items.append((_RemoteAttempt(_started(row), definition, output), outcome))
         done = record_outcomes(connection, self._installation, items, reporter.executor_id)
@@ -352,9 +352,9 @@ def claim_remotely(
     if claim.number == last:
         return _repeat_response(connection, claim)
     swept = _find_due(connection, claim, queues, handlers, acts_for) if claim.sweep else []
-    requests = build_requests(connection, swept)
+    requests = build_requests_within(connection, swept, _ANSWER_BYTES)
     named = claim.claims if claim.key_id is None else _allowed(connection, claim.claims, queues, acts_for)
-    claims = [*named, *_swept_claims(swept, claim)]
+    claims = [*named, *_swept_claims([run for run in swept if run.run_id in requests], claim)]
     connection.execute(_STORE_CLAIM_SEQ, {"executor_id": claim.executor_id, "claim_seq": claim.number})
     claimed = claim_runs(connection, installation, claims, executor_id=claim.executor_id, limited=limited)
     append_started(connection, installation, claimed.started, claim.executor_id)

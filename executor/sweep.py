@@ -40,7 +40,7 @@ from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.runs import Lane, Move, sources
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.claim import Claim
-from tidewheel.transitions.run_messages import Definitions, build_requests
+from tidewheel.transitions.run_messages import DEFINITIONS, build_requests_within
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -56,6 +56,7 @@ _SHARE = 10  # at most one of so many slots for each service of overdue runs
 _CHOICE = 4  # times the slots of one service: other executors may claim the oldest runs too
 _UNREADABLE = 4  # read in addition to the slots, so that an unreadable run keeps no slot from the next
 _MAX_FOUND = 500
+_READ_BYTES = 16 << 20  # of messages: those of 500 runs with the largest payloads have 125 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,6 @@ class Sweep:
         self._session, self._claimer, self._slots = session, claimer, slots
         self._queues, self._handlers, self._start_runs = queues, sorted(handlers), start
         self._idle, self._overloaded, self._every, self._stop = idle, overloaded, every, stop
-        self._definitions = Definitions()
         self._tenants = DueTenants(session, queues, self._handlers, every)
         self._cut = False  # the last look left runs out that may be due
         self._marks = LowWaterMarks[tuple[str, Lane, str]]()
@@ -304,11 +304,11 @@ class Sweep:
     def _read(self, runs: Sequence[DueRun]) -> Readable:
         """Return the messages of runs that can be read: a claimed run must start."""
         with self._session.transaction() as connection:
-            requests = build_requests(connection, runs)
+            requests = build_requests_within(connection, runs, _READ_BYTES)
         found: dict[UUID, tuple[RunRequest, JobDefinition]] = {}
         for run_id, request in requests.items():
             try:
-                found[run_id] = request, self._definitions.of(request.definition)
+                found[run_id] = request, DEFINITIONS.of(request.definition)
             except UndecodableMessage as error:
                 _LOG.error(
                     "the definition of run %s cannot be read: %s; the run stays open for a newer release",

@@ -25,7 +25,7 @@ from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, Stor
 from tidewheel.intake.recovery import Applier, read_clock
 from tidewheel.intake.subscription import Subscription
 from tidewheel.intake.suspect import RequestWaits, SuspectReader
-from tidewheel.kafka.clients import consume_batch, consumer, leave_group
+from tidewheel.kafka.clients import consumer, leave_group, poll_batch
 from tidewheel.kafka.groups import quickest_protocol
 from tidewheel.kafka.offsets import offsets_client, read_led_offsets
 from tidewheel.kafka.topic_ids import GONE, read_topic_id, read_topic_ids
@@ -181,12 +181,9 @@ class Member:
             return topics_to_read(connection, self._installation.topics, present)
 
     def _poll(self, client: Consumer) -> list[Message]:
-        first = client.poll(_POLL_SECONDS)
+        messages = poll_batch(client, self._settings.intake_batch, _POLL_SECONDS)
         if self._fenced is not None:
             raise self._fenced
-        if first is None:
-            return []
-        messages = [first, *consume_batch(client, self._settings.intake_batch - 1, [first])]
         good: list[Message] = []
         for message in messages:
             error = message.error()

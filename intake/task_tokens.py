@@ -38,14 +38,13 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import Failure, next_attempt
-from tidewheel.transitions.run_messages import Definitions, read_definitions
+from tidewheel.transitions.run_messages import DEFINITIONS, read_definitions
 
 _SQL = Statements("tidewheel.intake")
 _LOCK_ATTEMPTS = _SQL["lock_attempts"]
 _READ_FINAL_STATES = _SQL["read_final_states"]
 _EXTEND_DEADLINES = _SQL["extend_deadlines"]
 
-_DEFINITIONS = Definitions(4 * 1024 * 1024)  # few jobs have attempts that clients complete
 _UNNAMED = "ReportedFailure"  # the error type of a failure without one
 
 
@@ -141,7 +140,7 @@ def _definitions_of(connection: Conn, reports: Sequence[TokenReport]) -> dict[UU
     """Return the definitions of these reports' runs, by run."""
     versions = {each.run.run_id: (each.run.job_id, each.run.job_version) for each in reports}
     stored = read_definitions(connection, list(versions.values()))
-    return {run_id: _DEFINITIONS.of(stored[version]) for run_id, version in versions.items()}
+    return {run_id: DEFINITIONS.of(stored[version]) for run_id, version in versions.items()}
 
 
 def _token(received: ReceivedRequest) -> str:

@@ -30,7 +30,7 @@ from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import FINAL_TIMEOUTS, Failure, Timeout, next_attempt, timeout_message, timeout_type
 from tidewheel.transitions.run_keys import settle_keys
-from tidewheel.transitions.run_messages import Definitions, read_definitions
+from tidewheel.transitions.run_messages import DEFINITIONS, read_definitions
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -82,7 +82,6 @@ class Deadlines:
 
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
-        self._definitions = Definitions()
         self._failed = SetAside[UUID]()
         self._next_poll = 0.0
 
@@ -144,7 +143,7 @@ class Deadlines:
         with self._session.transaction() as connection:
             versions = [(one.job_id, one.job_version) for one in found]
             stored = read_definitions(connection, versions)
-            definitions = {version: self._definitions.of(stored[version]) for version in set(versions)}
+            definitions = {version: DEFINITIONS.of(stored[version]) for version in set(versions)}
             _lock_before(connection, found, definitions)
             ends: list[RunEnd] = []
             requeues: list[Requeue] = []

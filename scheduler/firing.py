@@ -31,9 +31,12 @@ from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.transitions.decision_inputs import read_decision_inputs
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.run_messages import read_definitions
 from tidewheel.transitions.timers import LockedTimer, advance_timers, find_open_fixed_delay_runs
 
 _LOG = logging.getLogger("tidewheel.scheduler")
+
+_MAX_LARGE = 64  # timers of a batch with definitions longer than 8 KiB: these hold payloads of up to 256 KiB
 
 _SQL = Statements("tidewheel.scheduler")
 _LOCK_DUE_TIMERS = _SQL["lock_due_timers"]
@@ -123,9 +126,25 @@ def _lock_due(connection: Conn, batch: FireBatch) -> list[LockedTimer]:
     }
     with connection.cursor(row_factory=rows_of(LockedTimer._make), binary=True) as cursor:
         locked = cursor.execute(_LOCK_DUE_TIMERS, columns).fetchall()
+    if not all(timer.definition for timer in locked):
+        locked = _with_large(connection, locked)
     # In the order of the indexes that are written next.
     locked.sort(key=lambda timer: timer.job_id.int)
     return locked
+
+
+def _with_large(connection: Conn, locked: Sequence[LockedTimer]) -> list[LockedTimer]:
+    """Return the timers with their definitions, without the large ones beyond the bound.
+
+    Those left out stay due; the earliest fire first.
+    """
+    large = sorted((timer for timer in locked if not timer.definition), key=lambda timer: timer.due_at or BEGINNING)
+    read = read_definitions(connection, [(timer.job_id, timer.version) for timer in large[:_MAX_LARGE]])
+    return [
+        timer._replace(definition=definition)
+        for timer in locked
+        if (definition := timer.definition or read.get((timer.job_id, timer.version)))
+    ]
 
 
 def _hold_frozen(

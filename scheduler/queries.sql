@@ -602,9 +602,11 @@ CASE WHEN (SELECT EXISTS (SELECT FROM freezes))
 -- name: lock_due_timers
 -- Locks due timers and returns them with the columns of their versions that firing needs.
 -- Index: timers_due, job_versions_pkey. Lock: each timer; rows that another transaction holds are skipped.
--- Why: a pause ends at its instant, never ahead of it. A timer that a freeze may hold is returned as held by it.
+-- Why: a pause ends at its instant, never ahead of it. A timer that a freeze may hold is returned as held by it. A definition
+-- longer than 8 KiB is returned empty: two thousand may have 500 MB.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, t.due_at, t.catch_up_end,
+       CASE WHEN octet_length(v.definition) <= 8192 THEN v.definition ELSE '' END AS definition, v.has_deadlines, v.concurrency_key,
+       v.priority, v.ordering_key, v.passes, v.policy_json, t.due_at, t.catch_up_end,
        CASE WHEN {{no_freeze_holds(t)}} THEN t.hold_reason ELSE 'freeze' END AS hold_reason, t.overridden, t.repeats_until
   FROM unnest(%(shards)s::smallint[], %(since)s::timestamptz[]) AS s (shard, since)
  CROSS JOIN LATERAL (
@@ -1620,9 +1622,10 @@ SELECT coalesce(sum(m.overdue), 0)::bigint AS overdue,
 
 -- name: read_overdue_timers
 -- Returns overdue timers, the same number of each shard, with the columns of their versions that a decision needs.
+-- The definition is empty, for a decision needs none.
 -- Index: timers_due, the head of each shard; job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden, t.repeats_until
+       ''::bytea AS definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden, t.repeats_until
   FROM unnest(%(shards)s::smallint[]) AS s (shard)
  CROSS JOIN LATERAL (
     SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.hold_reason, d.overridden,

@@ -34,7 +34,7 @@ from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.claim import Claim, Started
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
-from tidewheel.transitions.run_messages import Definitions
+from tidewheel.transitions.run_messages import DEFINITIONS
 
 _HEARTBEAT_EXECUTOR = Statements("tidewheel.executor")["heartbeat_executor"]
 
@@ -164,11 +164,11 @@ def _fire(environment: Environment, stages: _Stages) -> None:
 
 def read_messages(admin: Conn, runs: int) -> list[Message]:
     """The messages in the order in which the relay reads them, decoded as by the executor."""
-    definitions, found = Definitions(), list[Message]()
+    found = list[Message]()
     for (value,) in admin.execute(_MESSAGES).fetchall():
         request = decode(cast("bytes", value), RunRequest)
         claim = Claim(read_uuid(request.run_id), request.attempt, request.job_version, "bench/0/0@0")
-        found.append((claim, request, definitions.of(request.definition)))
+        found.append((claim, request, DEFINITIONS.of(request.definition)))
     assert len(found) == runs
     return found
 

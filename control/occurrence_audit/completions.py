@@ -16,6 +16,7 @@ from tidewheel.control.occurrence_audit.compare import Finding
 from tidewheel.control.occurrence_audit.records import Scope
 from tidewheel.errors import Unavailable
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.kafka.clients import poll_batch
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
@@ -104,7 +105,7 @@ def _read_ends(client: Consumer, topic: str, first: datetime, before: datetime) 
     deadline = monotonic_seconds() + _SILENT_SECONDS
     while left:
         batch = list[_End]()
-        for received in client.consume(_BATCH, 0.2):
+        for received in poll_batch(client, _BATCH, 0.2):
             part, offset, key = received.partition(), received.offset(), received.key()
             if received.error() is not None or part is None or offset is None:
                 continue

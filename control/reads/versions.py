@@ -5,7 +5,7 @@ between versions. Payloads are compared by their hash.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
 
@@ -92,13 +92,13 @@ def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before
     limit = min(max(limit, 1), MAX_VERSIONS)
     columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "limit": limit + 1}
     with connection.cursor(row_factory=class_row(_VersionRow), binary=True) as cursor:
-        rows = cursor.execute(_READ_VERSIONS, columns).fetchall()
-    if not rows and before is None:
+        # Row by row: a hundred of the largest payloads have 25 MiB.
+        read = [(_version(key, row), _document(key, row)) for row in cursor.stream(_READ_VERSIONS, columns)]
+    if not read and before is None:
         raise UnknownJob(tenant, key)
-    read = [(row, _document(key, row)) for row in rows]
     return [
-        _version(key, row, document, earlier[1] if earlier else None)
-        for (row, document), earlier in zip(read[:limit], [*read[1:], None], strict=False)
+        replace(version, changes=tuple(changes(earlier[1], document))) if earlier else version
+        for (version, document), earlier in zip(read[:limit], [*read[1:], None], strict=False)
     ]
 
 
@@ -163,9 +163,7 @@ def _definition(key: str, row: _VersionRow) -> JobDefinition | None:
     return read_definition(row.definition, f"version {row.version} of job {key}")
 
 
-def _version(
-    key: str, row: _VersionRow, document: Mapping[str, object], earlier: Mapping[str, object] | None
-) -> Version:
+def _version(key: str, row: _VersionRow) -> Version:
     definition = _definition(key, row)
     payload = b"" if definition is None else definition.payload
     return Version(
@@ -175,7 +173,7 @@ def _version(
         retired_at=row.retired_at,
         payload_sha256=sha256(payload).hexdigest(),
         payload_bytes=len(payload),
-        changes=tuple(changes(earlier, document)) if earlier is not None else (),
+        changes=(),
     )
 
 

@@ -10,6 +10,7 @@ from uuid import UUID
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from tidewheel.errors import Unavailable, UndecodableMessage
+from tidewheel.kafka.clients import poll_batch
 from tidewheel.kafka.offsets import read_end_offsets, read_partitions
 from tidewheel.kafka.topics import Topics, read_retention
 from tidewheel.message_signatures import SIGNATURE_HEADER, MessageKeys, SignatureFlaw, digest_of
@@ -223,7 +224,7 @@ def read_messages(client: Consumer, starts: Mapping[Place, tuple[int, int]]) -> 
     client.assign([TopicPartition(*place, starts[place][0]) for place in left])
     silent = 0
     while left:
-        received = client.consume(1000, 1.0)
+        received = poll_batch(client, 1000, 1.0)
         silent = 0 if received else silent + 1
         if silent > _SILENT_POLLS:
             message = f"no broker delivers what is left of {sorted(left)[:5]}"

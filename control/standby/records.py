@@ -13,6 +13,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Mes
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable, UndecodableMessage
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.kafka.clients import BOUNDED_FETCH, poll_batch
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import StandbyRow
@@ -83,6 +84,7 @@ def read_topic(config: Mapping[str, str], topic: str, marks: list[Mark]) -> Iter
     reader = Consumer(
         {
             **config,
+            **BOUNDED_FETCH,
             "client.id": "tidewheel-standby",
             "group.id": "tidewheel.standby",
             "enable.auto.commit": False,
@@ -107,7 +109,7 @@ def _messages(reader: Consumer, topic: str, end: int) -> Iterator[Message]:
     """Yield the messages before an offset; compaction may have removed the last one."""
     heard_at = monotonic_seconds()
     while True:
-        for message in reader.consume(_BATCH, _POLL_SECONDS):
+        for message in poll_batch(reader, _BATCH, _POLL_SECONDS):
             heard_at = monotonic_seconds()
             if (error := message.error()) is not None:
                 if error.code() == KafkaError._PARTITION_EOF:

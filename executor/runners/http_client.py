@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import cache, lru_cache, partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
@@ -23,8 +24,8 @@ import certifi
 from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVariableType] - an address has no type
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.http_parser import RawResponseMessage
+from aiohttp.http import RawResponseMessage
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from yarl import URL
 
 from tidewheel.executor.lease import Lease, LeaseOver
@@ -35,7 +36,7 @@ from tidewheel.jobs.hosts import TargetUrl, read_url
 _KEPT_CONNECTIONS = 200  # beyond those in use
 _KEPT_SECONDS = 30
 _MOST_INTERIM = 10  # responses 1xx to a request: servers send one or two
-_FIELD_BYTES = 64 * 1024  # of each header field of a response, of which there may be 128: 8 MiB in all
+_HEAD_BYTES = 64 * 1024  # of a response's head, with those of 1xx responses before it
 
 # Characters that are sent as they are. Source: WHATWG URL, path and query percent-encode sets.
 _IN_QUERY = "".join(set(string.punctuation) - set('"#<>'))
@@ -63,10 +64,18 @@ class _ConnectionOver(Exception):
 
 
 class _Connection(ResponseHandler):
-    """A connection. `used`: it has carried a request before. `idle`: it is kept, and carries none now."""
+    """A connection.
+
+    Attributes:
+        used: True if it has carried a request before.
+        idle: True if it is kept, and carries none now.
+        interim: The responses 1xx to the request.
+        head_bytes: The bytes of a head that has not ended; None after its end.
+    """
 
     used = idle = False
-    interim = 0  # responses 1xx to the request
+    interim = 0
+    head_bytes: int | None = 0
 
     def rest(self) -> None:
         """Note that its response has come."""
@@ -84,10 +93,20 @@ class _Connection(ResponseHandler):
             super().data_received(data[:end])
             data = data[end:]
         super().data_received(data)
+        # The parser bounds each field, and 128 of the longest have 8 MiB.
+        if self.head_bytes is not None:
+            self.head_bytes += len(data)
+            if self.head_bytes > _HEAD_BYTES and self.transport is not None:
+                error = LineTooLong(b"the head", _HEAD_BYTES)
+                self.set_exception(error)
+                self.transport.abort()
 
     def feed_data(self, data: tuple[RawResponseMessage, aiohttp.StreamReader], size: int = 0) -> None:
         """Pass a response on; end the connection after too many interim ones."""
-        self.interim += 100 <= data[0].code < 200
+        if data[0].code >= HTTPStatus.OK:
+            self.head_bytes = None
+        else:
+            self.interim += 1
         if self.interim <= _MOST_INTERIM:
             super().feed_data(data, size)
             return
@@ -189,8 +208,8 @@ class HttpClient:
             request_class=self._request_class(),
             middlewares=(_send_once,),
             auto_decompress=False,
-            max_line_size=_FIELD_BYTES,
-            max_field_size=_FIELD_BYTES,
+            max_line_size=_HEAD_BYTES,
+            max_field_size=_HEAD_BYTES,
         )
 
     @asynccontextmanager
@@ -248,7 +267,7 @@ class HttpClient:
             cast("LeasedTransport", protocol.transport).sending = sending
         if protocol.used and protocol.is_over():
             raise _ConnectionOver
-        protocol.idle, protocol.interim = False, 0
+        protocol.idle, protocol.interim, protocol.head_bytes = False, 0, 0
         connection.add_callback(protocol.rest)
         if protocol.used:
             return

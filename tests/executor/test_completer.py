@@ -66,7 +66,7 @@ def completing(database: Database, in_burst: Callable[[], bool] = lambda: False)
         database.session(),
         database.installation,
         EXECUTOR,
-        lambda: None,
+        _ignore,
         in_burst=in_burst,
         second_session=database.session(),
     )

@@ -121,6 +121,27 @@ def test_huge_response_is_not_kept_in_memory(head: bytes, piece: bytes) -> None:
     assert len(outcome.result or b"") + len(outcome.error_message or "") <= KIB64
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        OK + b"".join(b"x-%d: %b\r\n" % (number, b"y" * 60_000) for number in range(100)),
+        b"".join(b"HTTP/1.1 103 Early Hints\r\nx-%d: %b\r\n\r\n" % (number, b"y" * 30_000) for number in range(100)),
+    ],
+    ids=["fields", "hints"],
+)
+def test_long_head_of_a_response_is_refused_before_it_is_kept(head: bytes) -> None:
+    """The parser alone would keep 8 MiB of it, in each slot."""
+    with conversing(says(head, OK + b"content-length: 2\r\n\r\nok")) as target:
+        tracemalloc.start()
+        try:
+            [outcome] = call(target.url())
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert (outcome.kind, outcome.permanent) == (AttemptOutcome.FAILED, False)
+    assert most < len(head) + (2 << 20)  # which the target itself holds
+
+
 def test_endless_response_ends_with_the_attempts_timeout() -> None:
     def talk(connection: socket.socket) -> None:
         connection.sendall(OK + b"transfer-encoding: chunked\r\n\r\n")

@@ -27,6 +27,13 @@ async def note(context: Context, payload: object) -> object:
     return payload
 
 
+@tidewheel.handler("shorten")
+async def shorten(context: Context, payload: str) -> str:
+    """An effect, at once; returns what a result may hold of its payload."""
+    record(context)
+    return payload[:60_000]
+
+
 @tidewheel.handler("note-sync")
 def note_sync(context: Context, payload: object) -> None:
     """An effect, at once, on a thread."""

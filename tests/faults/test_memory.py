@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -45,6 +46,10 @@ UNREADABLE = (
     *(header + b"\x02" * (MEGABYTE - 100) for header in HEADERS),
     *(header + CHANCE.randbytes(100_000) for header in HEADERS),
 )
+
+
+def has(fleet: Fleet, rows: int, count: str) -> bool:
+    return fleet.database.value(count) == rows
 
 
 def peak(service: Service) -> int:
@@ -101,15 +106,40 @@ def test_other_codecs_are_unpacked_one_batch_at_a_time(fleet: Fleet, codec: str,
     report(codec, services, limit=1 << 30)
 
 
+@pytest.mark.parametrize("group", ["consumer", "share"])
 @pytest.mark.parametrize("kind", ["garbage", "request"])
-def test_thousands_of_messages_of_a_legal_size(fleet: Fleet, kind: str) -> None:
+def test_thousands_of_messages_of_a_legal_size(fleet: Fleet, kind: str, group: str) -> None:
     """Each is a batch of some hundred bytes, and unpacks to less than a request may have."""
-    services = fleet.start_all()
+    services = fleet.start_all(EXECUTOR_GROUP=group)
     fleet.wait_started()
     request = json.dumps({"type": "job.trigger", "key": "k", "payload": "x" * 900_000}).encode()
     send_to_all(fleet, [bytes(900_000) if kind == "garbage" else request] * 2000, "zstd")
     assert_reads_on(fleet)
-    report(kind, services)
+    report(f"{kind}, {group}", services)
+
+
+@pytest.mark.parametrize("group", ["consumer", "share"])
+def test_two_thousand_runs_of_the_largest_payload_and_result(fleet: Fleet, group: str) -> None:
+    """Each service finds all of them waiting; the executor has a slot for each."""
+    services = fleet.start_all("intake")
+    fleet.wait_started()
+    once = {"once": "2020-01-01T00:00:00Z"}
+    for number in range(2000):
+        fleet.ask(submission(f"big-{number}", target="shorten", schedule=once, payload="x" * 250_000))
+        if number % HELD == 0:
+            fleet.flush()
+    fleet.flush()
+    waiting: dict[Role, str] = {
+        "scheduler": "SELECT count(*) FROM timers",
+        "relay": "SELECT count(*) FROM outbox WHERE topic LIKE '%.runs.%'",
+        "executor": "SELECT count(*) FROM job_runs",
+    }
+    for role, count in waiting.items():
+        fleet.until(partial(has, fleet, 2000, count), f"the {role} has all before it", seconds=120)
+        services[role] = fleet.start(role, SLOTS="2000", EXECUTOR_GROUP=group)
+        fleet.wait_started()
+    fleet.until(fleet.settled, "every run has ended", seconds=120)
+    report(f"payloads, {group}", services)
 
 
 def test_messages_that_are_deep_or_count_too_much(fleet: Fleet) -> None:

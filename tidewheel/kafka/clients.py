@@ -33,6 +33,13 @@ _FETCH: Mapping[str, int] = {
     "receive.message.max.bytes": 2 * 1024 * 1024,
 }
 
+BOUNDED_FETCH: Mapping[str, int] = {
+    **_FETCH,
+    "message.max.bytes": _FETCH["fetch.max.bytes"],  # of a consumer only the least that it may fetch
+    "queued.max.messages.kbytes": 4096,
+    "fetch.queue.backoff.ms": 10,  # by default a full queue pauses fetches for a second
+}
+
 # The broker keeps back a response below its least size until the time is over, and no batch is so long. So the next
 # batch arrives half a second after this one.
 _ONE_BATCH: Mapping[str, int] = {
@@ -184,13 +191,10 @@ def consumer(
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "auto.offset.reset": reset,
-            **_FETCH,
-            "message.max.bytes": _FETCH["fetch.max.bytes"],  # of a consumer only the least that it may fetch
+            **BOUNDED_FETCH,
             # A message prefetched here is invisible to an idle executor. With a low threshold the default pause of
             # one second between fetches would be felt.
             "queued.min.messages": 2000,
-            "queued.max.messages.kbytes": 4096,
-            "fetch.queue.backoff.ms": 10,
             "fetch.wait.max.ms": 100,
             **(_ONE_BATCH if one_batch else {}),
         },
@@ -213,6 +217,12 @@ def consume_batch(client: Consumer, count: int, held: Iterable[Message] = ()) ->
         if len(more) < asked:
             break
     return taken
+
+
+def poll_batch(client: Consumer, count: int, seconds: float) -> list[Message]:
+    """Wait for a message; return it with those that have arrived, as `consume_batch` bounds them."""
+    first = client.poll(seconds)
+    return [] if first is None else [first, *consume_batch(client, count - 1, [first])]
 
 
 def leave_group(client: Consumer) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from tidewheel.errors import Unavailable
+from tidewheel.kafka.clients import BOUNDED_FETCH
 
 _SECONDS = 3.0  # `tidewheel status` goes on without
 _SILENT = frozenset({KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError._TRANSPORT})
@@ -20,7 +21,7 @@ _SILENT = frozenset({KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaEr
 def offsets_client(config: Mapping[str, str], group: str = "tidewheel.offsets") -> Generator[Consumer]:
     """Open a client that reads offsets and never joins its group."""
     reading = {"client.id": "tidewheel-offsets", "group.id": group, "enable.auto.commit": False, "log_level": 2}
-    client = Consumer({**config, **reading})
+    client = Consumer({**config, **reading, **BOUNDED_FETCH})
     try:
         yield client
     finally:

@@ -14,16 +14,19 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
-from functools import lru_cache
 from itertools import pairwise
+from typing import TypeAlias
 
 from tidewheel.schedules.decision import DaySet
 from tidewheel.schedules.schedule import TICK, Schedule, at_microsecond, microseconds
 from tidewheel.schedules.tzif import EPOCH_ORDINAL
 from tidewheel.schedules.zoned_cron import OffsetSpans
 from tidewheel.schedules.zones import FOREVER, Zone, zone
+from tidewheel.weighed_cache import WeighedCache
 
 DAY_SECONDS = 86_400
+
+_Calendars: TypeAlias = tuple[tuple[DaySet, ...], tuple[DaySet, ...], str]  # excluded, included, the zone
 
 _WEEK = range(7)
 _TWO_DAYS = 2 * DAY_SECONDS  # no change of a clock is longer
@@ -118,14 +121,26 @@ class OpenDays:
                 yield start, end, offset
 
 
-@lru_cache(maxsize=1024)  # distinct sets of calendars in use: a few per tenant; their days are read once
 def open_days(exclude: tuple[DaySet, ...], include: tuple[DaySet, ...], zone_name: str) -> OpenDays:
     """Return the open days under these calendars in that zone: one object for the same arguments.
 
     Raises:
         ScheduleRefused: tzdata has no such zone.
     """
+    return _OPEN_DAYS.of((exclude, include, zone_name))
+
+
+def _read(calendars: _Calendars) -> OpenDays:
+    exclude, include, zone_name = calendars
     return OpenDays(exclude, include, zone(zone_name))
+
+
+def _weigh(calendars: _Calendars) -> int:
+    exclude, include, _ = calendars
+    return 1000 + sum(days.weight for days in exclude + include)
+
+
+_OPEN_DAYS = WeighedCache(_read, _weigh, 16 << 20)  # a few sets of calendars per tenant; their days are read once
 
 
 def _weekday(day: int) -> int:

@@ -18,7 +18,7 @@ from tidewheel.transitions.create import NewRun, RunInputs
 from tidewheel.transitions.held_runs import hold_runs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.releases import Release
-from tidewheel.transitions.run_messages import Definitions, build_requests, read_definitions, request_rows
+from tidewheel.transitions.run_messages import DEFINITIONS, build_requests, read_definitions, request_rows
 
 _SQL = Statements("tidewheel.transitions")
 _LOCK_JOBS_FOR_SHARE = _SQL["lock_jobs_for_share"]
@@ -31,7 +31,6 @@ NOW = datetime(9999, 1, 1, tzinfo=UTC)
 """In place of an instant: the version in force now."""
 
 _AT_ONCE = timedelta(0)
-_DEFINITIONS = Definitions()
 
 
 class ChildJob(NamedTuple):
@@ -165,7 +164,7 @@ def unblock(
     due = [_Unblocked(run.run_id, run.tenant, now + delays.get(run.run_id, _AT_ONCE)) for run in runs]
     delayed, held = installation.rates.shape(connection, due)
     stored = read_definitions(connection, [(run.job_id, run.job_version) for run in runs])
-    definitions = [_DEFINITIONS.of(stored[run.job_id, run.job_version]) for run in runs]
+    definitions = [DEFINITIONS.of(stored[run.job_id, run.job_version]) for run in runs]
     columns: dict[str, object] = {
         "run_ids": uuids(run.run_id for run in runs),
         "starts_ms": [definition.schedule_to_start_ms for definition in definitions],

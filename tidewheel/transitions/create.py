@@ -38,7 +38,7 @@ from tidewheel.schemas.generated.wire import run_request
 from tidewheel.transitions.held_runs import hold_runs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.order_keys import lock_orders, take_order
-from tidewheel.transitions.run_messages import Definitions
+from tidewheel.transitions.run_messages import DEFINITIONS
 
 _SQL = Statements("tidewheel.transitions")
 _FIND_EXISTING_RUNS = _SQL["find_existing_runs"]
@@ -348,7 +348,7 @@ def deadlines(run: NewRun) -> tuple[datetime | None, datetime | None]:
     """Return the earliest deadline of a new run and its schedule_to_close; both count from its publish_at."""
     if not run.has_deadlines or run.blocked:
         return None, None
-    definition = _DEFINITIONS.of(run.definition)
+    definition = DEFINITIONS.of(run.definition)
     start_ms, close_ms = definition.schedule_to_start_ms, definition.schedule_to_close_ms
     starts = None if start_ms is None else run.publish_at + timedelta(milliseconds=start_ms)
     closes = None if close_ms is None else run.publish_at + timedelta(milliseconds=close_ms)
@@ -408,4 +408,3 @@ _NO_INPUTS = RunInputs()
 _NO_DEADLINES = NULL + NULL
 _NO_ORIGIN = NULL + NULL + NULL + NULL
 _NO_SHARES = int2(Gate(0)) + NULL + NULL + NULL + NULL + NULL + NULL
-_DEFINITIONS = Definitions()

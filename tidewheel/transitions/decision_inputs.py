@@ -9,7 +9,6 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from functools import lru_cache
 from typing import Protocol, cast
 from uuid import UUID
 
@@ -18,6 +17,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import DaySet, Override
 from tidewheel.schedules.timer_state import Timer
+from tidewheel.weighed_cache import WeighedCache
 
 _SQL = Statements("tidewheel.transitions")
 _READ_DAY_SETS = _SQL["read_day_sets"]
@@ -73,7 +73,7 @@ def read_day_sets(connection: Conn, names: Collection[tuple[str, str]]) -> Mappi
     columns = {"tenants": [tenant for tenant, _ in pairs], "names": [name for _, name in pairs]}
     rows = connection.execute(_READ_DAY_SETS, columns, binary=True)
     return {
-        (str(tenant), str(name)): _shared(
+        (str(tenant), str(name)): _DAY_SETS.of(
             DaySet(
                 frozenset(cast("list[date]", days)),
                 frozenset(cast("list[int]", weekdays)),
@@ -84,9 +84,15 @@ def read_day_sets(connection: Conn, names: Collection[tuple[str, str]]) -> Mappi
     }
 
 
-@lru_cache(maxsize=1024)  # caches keyed by days then compare identities, not ten thousand dates
-def _shared(days: DaySet) -> DaySet:
+def _itself(days: DaySet) -> DaySet:
     return days
+
+
+def _weigh(days: DaySet) -> int:
+    return days.weight
+
+
+_DAY_SETS = WeighedCache(_itself, _weigh, 16 << 20)  # caches keyed by days compare identities, not ten thousand dates
 
 
 def _names(policy: str) -> list[str]:

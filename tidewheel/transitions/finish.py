@@ -33,7 +33,7 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.releases import write_releases
 from tidewheel.transitions.run_keys import settle_keys
-from tidewheel.transitions.run_messages import Definitions, build_requests
+from tidewheel.transitions.run_messages import DEFINITIONS, build_requests
 
 _LOG = logging.getLogger("tidewheel.transitions")
 
@@ -48,7 +48,6 @@ _DROP_SIGNALS = _SQL["drop_signals"]
 _ALLOWED = words(f"{end}:{state}" for end in sorted(FINAL) for state in sorted(OPEN) if end_of(state, end) is not None)
 _STATES = {state.value: state for state in RunState}
 
-_DEFINITIONS = Definitions()
 _WAITS = BARRED | HOLDS | Gate.ORDER  # the end of a run with one of these may wait for other rows
 
 _UniformRow = tuple[
@@ -176,7 +175,7 @@ def _close_alike(
         place = by_id[run_id.int]
         end = ends[place - 1]
         request = cast("records.RunRequest", end.request)
-        definition = end.definition or _DEFINITIONS.of(request.definition)
+        definition = end.definition or DEFINITIONS.of(request.definition)
         # By position, in the order of the fields: this many keyword arguments cost a microsecond.
         closed = ClosedRun(
             place, RunState.SUCCEEDED, request.run_id, request.job_id, definition.tenant, request.shard,
@@ -233,7 +232,7 @@ def _join(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun]) -
         if row.cancel_reason is not None:
             end = end._replace(reason=row.cancel_reason)
         request = end.request or built[end.run_id]
-        definition = end.definition or _DEFINITIONS.of(request.definition)
+        definition = end.definition or DEFINITIONS.of(request.definition)
         finished.append(FinishedRun(row, end, _STATES[row.ended_as], request, definition))
     return finished
 

@@ -19,14 +19,12 @@ from tidewheel.schemas.generated import records
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.run_messages import Definitions
+from tidewheel.transitions.run_messages import DEFINITIONS
 
 if TYPE_CHECKING:
     from tidewheel.transitions.requeue import Requeue, RequeuedRun
 
 _READ_STARTED = Statements("tidewheel.transitions")["read_started"]
-
-_DEFINITIONS = Definitions()
 
 
 class _StartedRun(NamedTuple):
@@ -85,7 +83,7 @@ def append_retrying(
             kind="run.retrying",
             tenant=run.tenant,
             job_id=run.job_id,
-            job_key=_DEFINITIONS.of(requests[run.run_id].definition).job_key,
+            job_key=DEFINITIONS.of(requests[run.run_id].definition).job_key,
             job_version=run.job_version,
             shard=run.shard,
             now=run.ended_at,

@@ -4,8 +4,6 @@
 reads each version once.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +19,7 @@ from tidewheel.runs import Cause
 from tidewheel.schemas.codec import decode, encode
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.installation import Installation
+from tidewheel.weighed_cache import WeighedCache
 
 _SQL = Statements("tidewheel.transitions")
 _READ_DEFINITIONS = _SQL["read_definitions"]
@@ -30,6 +29,7 @@ _READ_ANCESTORS = _SQL["read_ancestors"]
 _NO_ANCESTORS = (None, None)
 
 _CACHED_BYTES = 16 * 1024 * 1024  # of definitions as stored, payloads included; decoded they take about twice that
+_PART_RUNS = 16  # read at once while their size is unknown
 
 
 class RunFields(Protocol):
@@ -88,34 +88,12 @@ class _Inputs:
     late_ms: int | None
 
 
-class Definitions:
-    """Cache of decoded definitions by their bytes, least recently used first out. Thread-safe.
+def _decode(definition: bytes) -> records.JobDefinition:
+    return decode(definition, records.JobDefinition)
 
-    Most messages are of a job that the process has seen before.
-    """
 
-    def __init__(self, most_bytes: int = _CACHED_BYTES) -> None:
-        self._most_bytes, self._bytes = most_bytes, 0
-        self._decoded: OrderedDict[bytes, records.JobDefinition] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def of(self, definition: bytes) -> records.JobDefinition:
-        """Return the decoded definition.
-
-        Raises:
-            UndecodableMessage: The bytes are no definition.
-        """
-        with self._lock:
-            found = self._decoded.get(definition)
-            if found is not None:
-                self._decoded.move_to_end(definition)
-                return found
-            found = self._decoded[definition] = decode(definition, records.JobDefinition)
-            self._bytes += len(definition)
-            while self._bytes > self._most_bytes and len(self._decoded) > 1:
-                dropped, _ = self._decoded.popitem(last=False)
-                self._bytes -= len(dropped)
-            return found
+DEFINITIONS = WeighedCache(_decode, len, _CACHED_BYTES)
+"""Decoded definitions by their bytes: most messages are of a job that the process has seen before."""
 
 
 def read_definitions(connection: Conn, versions: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], bytes]:
@@ -148,6 +126,24 @@ def build_requests(connection: Conn, runs: Sequence[RunFields]) -> dict[UUID, re
         )
         for run in runs
     }
+
+
+def build_requests_within(
+    connection: Conn, runs: Sequence[RunFields], most_bytes: int
+) -> dict[UUID, records.RunRequest]:
+    """Build the messages of the first of these runs, up to a size; return them by run_id.
+
+    The first sixteen are read whatever their size, which predicts the number of the next. A run left out stays due.
+    """
+    found: dict[UUID, records.RunRequest] = {}
+    part = _PART_RUNS
+    while most_bytes > 0 and (left := runs[len(found) : len(found) + part]):
+        read = build_requests(connection, left)
+        found |= read
+        size = sum(len(each.definition) + len(each.payload or b"") for each in read.values())
+        most_bytes -= size
+        part = most_bytes * len(read) // size + 1
+    return found
 
 
 def request_rows(

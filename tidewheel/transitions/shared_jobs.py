@@ -13,9 +13,8 @@ from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, order_gates
-from tidewheel.transitions.run_messages import Definitions
+from tidewheel.transitions.run_messages import DEFINITIONS
 
-_DEFINITIONS = Definitions()
 _NO_GATES = Gate(0)
 
 _SQL = Statements("tidewheel.transitions")
@@ -80,7 +79,7 @@ class SharedJob(NamedTuple):
 
 def payload_of(definition: bytes) -> Payload:
     """Return the payload of a version by its stored definition; it has no bytes if the job has none."""
-    decoded = _DEFINITIONS.of(definition)
+    decoded = DEFINITIONS.of(definition)
     return Payload(decoded.payload, decoded.payload_content_type)
 
 
