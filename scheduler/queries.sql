@@ -126,6 +126,7 @@ SELECT d.day, ARRAY(SELECT l.virtualtransaction
                                       AND (has_table_privilege(r.oid, 'outbox', 'INSERT')
                                            OR EXISTS (SELECT FROM pg_proc AS p
                                                        WHERE p.proname LIKE 'tidewheel\_%%' AND p.prosecdef
+                                                         AND p.proname <> 'tidewheel_restamp_events' -- of PUBLIC; it writes no run
                                                          AND p.pronamespace = current_schema()::regnamespace
                                                          AND has_function_privilege(r.oid, p.oid, 'EXECUTE')))))
   FROM unnest(%(days)s::date[]) AS d (day)

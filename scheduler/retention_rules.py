@@ -182,6 +182,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "job_rooms": By("tidewheel.control", "forget_job_room"),
         "key_limits": Bounded(_OPERATOR),
         "tenant_periods": Bounded(_OPERATOR),
+        "tenant_roles": Bounded(_OPERATOR),
         "calendars": Bounded(_OPERATOR),
         "intake_offsets": Bounded("a row for each partition of a topic of requests"),
         "settings": Bounded("a row for each fact of the installation"),

@@ -26,7 +26,6 @@ _READERS = {"float", "Decimal", "Fraction", "fromisoformat", "strptime", "parsed
 _GRAMMARS = {"fullmatch", "isdecimal"}
 
 STORED = {
-    "control/archive/manifest.py": "a manifest that the archive wrote, by its digest",
     "control/capacity/costs.py": "measured costs, of the package",
     "control/demo/expected.py": "the demo's own requests",
     "control/demo/occurrences.py": "the demo's own requests",

@@ -15,6 +15,9 @@ from tidewheel.control.api.problems import Overloaded
 ALLOWANCES = {"executors": 8 << 20, "keys": 8 << 20, "reports": 4 << 20, "strangers": 4 << 20}
 
 
+_READ_BYTES = 64 * 1024  # at once: the longest form is a key's part, and a longer one meets that limit of its own
+
+
 class BodyMemory:
     """The bodies that are in memory."""
 
@@ -40,7 +43,7 @@ class BodyMemory:
                 del self._held_by[each]
         of_key = self._held_by[sharer] if sharer.key else 0
         left = ALLOWANCES[kind] - self._held[kind]
-        if size > 0 and (self._held_by[whole] > left or of_key > ALLOWANCES[kind] // 4):
+        if size > 0 and (self._held_by[whole] > left or of_key > ALLOWANCES[kind] // 4 + _READ_BYTES):
             text = "the bodies of other requests take all the memory for them; repeat the request in a moment"
             raise Overloaded(text)
 

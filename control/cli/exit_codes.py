@@ -26,6 +26,8 @@ class ExitCode(IntEnum):
     """Standard output is closed, before anything is done; or full or broken, after the command's work."""
     PENDING = 8
     """`apply --dry-run --exit-code` finds changes that are not applied."""
+    EXHAUSTED = 71
+    """A service has no memory or no thread left. Its last line says so, and its supervisor starts another process."""
     INTERRUPTED = 130
     """Ctrl-C, as in shells."""
     CLOSED_PIPE = 141

@@ -143,9 +143,8 @@ class BulkLoader:
     ) -> Iterator[tuple[str, ReceivedRequest]]:
         """Yield the jobs whose key no job before them has; reject the others, with both places."""
         for place, received in placed:
-            first = self._places.get(received.key or "")
-            if first is None:
-                self._places[received.key or ""] = place
+            first = self._places.setdefault(received.key or "", place)
+            if first == place:
                 yield place, received
             else:
                 problem = f"{received.key!r} is also the key of the job at {first}"

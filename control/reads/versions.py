@@ -92,8 +92,8 @@ def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before
     limit = min(max(limit, 1), MAX_VERSIONS)
     columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "limit": limit + 1}
     with connection.cursor(row_factory=class_row(_VersionRow), binary=True) as cursor:
-        # Row by row: a hundred of the largest payloads have 25 MiB.
-        read = [(_version(key, row), _document(key, row)) for row in cursor.stream(_READ_VERSIONS, columns)]
+        # Decoded row by row: a hundred of the largest payloads have 25 MiB.
+        read = [(_version(key, row), _document(key, row)) for row in cursor.execute(_READ_VERSIONS, columns)]
     if not read and before is None:
         raise UnknownJob(tenant, key)
     return [

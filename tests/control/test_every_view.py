@@ -167,7 +167,7 @@ _NO_VIEWS: Mapping[str, str] = {
     "key": "unblock create revoke", "archive": "run list show verify restore forget",
     "standby": "enable disable status raise", "tenant": "create limits retention pause resume delete",
     "redrive": "pause resume cancel", "cron": "explain", "topics": "apply list rotate-key",
-    "schemas": "check register",
+    "schemas": "check register", "secrets": "rotate",
 }  # fmt: skip
 """The commands that change something, start something, or read something else."""
 
@@ -335,6 +335,6 @@ _WRITES: Mapping[str, str] = {
     "backfills": "cancel pause resume wait", "workflows": "cancel pause resume",
     "batches": "add cancel close resume submit wait", "calendars": "delete put", "freezes": "freeze preview_thaw thaw",
     "limits": "remove set", "ordering_keys": "unblock",
-    "tenants": "create delete keep limit pause resume", "api_keys": "create revoke",
+    "tenants": "create delete grant_role keep limit pause resume revoke_role undelete", "api_keys": "create revoke",
 }  # fmt: skip
 """The methods of `Client` that change something, or wait for an end."""

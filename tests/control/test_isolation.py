@@ -71,7 +71,10 @@ _NOT_EXECUTED = {
         control: find_api_key list_all_freezes list_audit_log_of_all list_executors list_schedulers list_tenants ping
         control: read_fleet_facts read_held_lanes read_intake_offsets read_queues read_services record_api_key_use
         control: add_executor_key add_tenant change_limits free_name grant_role keep_tenant revoke_role
-        control: schedule_deletion
+        control: schedule_deletion read_fallbacks add_message_key delete_message_keys lock_message_keys
+        control: read_message_key_age add_task_token_key delete_task_token_keys lock_task_token_keys
+        control: read_task_token_key_ages count_attempts_of_old_keys replace_readable_key
+        control: lock_keys_of_tenant read_key_limits add_sign_in drop_sign_ins end_sign_in record_sign_in_use take_link
         control: count_finished_runs count_open_runs count_tenant_jobs forget_job_room lock_tenant
         control: read_tenant_periods set_tenant_period show_tenant find_outbox_rows
         control: count_runs_of_executors list_runs_of_executor""",

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import LiteralString
 
 import httpx
 import pytest
@@ -48,7 +49,7 @@ UNREADABLE = (
 )
 
 
-def has(fleet: Fleet, rows: int, count: str) -> bool:
+def has(fleet: Fleet, rows: int, count: LiteralString) -> bool:
     return fleet.database.value(count) == rows
 
 

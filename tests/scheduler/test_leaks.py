@@ -20,7 +20,7 @@ from tidewheel.settings.services import SchedulerSettings
 # Definitions, history with a retention, and the messages that the relay deletes.
 _KEPT = {
     *("tidewheel_migrations", "settings", "schemas", "message_keys", "task_token_keys"),
-    *("tenants", "jobs", "job_versions", "job_edges"),
+    *("tenants", "tenant_locks", "jobs", "job_versions", "job_edges"),
     *("timers", "requests", "audit_log", "outbox"),
     *("finished_runs", "run_inputs", "attempts", "attempt_outputs", "failed_runs", "dead_letters"),
     *("workflows", "batches", "batch_runs", "run_edges", "run_days", "job_days", "retention_state"),

@@ -15,7 +15,7 @@ from tidewheel.runs import RunState
 
 PARTS = (
     "runs", "dead_letters", "redrives", "task_tokens", "backfills", "calendars", "freezes", "api_keys", "audit_log",
-    "workflows", "batches", "limits", "ordering_keys", "tenants",
+    "workflows", "batches", "limits", "ordering_keys", "tenants", "jobs",
 )  # fmt: skip
 
 

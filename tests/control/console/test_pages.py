@@ -287,7 +287,6 @@ def test_unknown_ids_are_pages_of_404(pages: ApiClient) -> None:
         f"/runs/{uuid4()}",
         "/runs/none",
         "/jobs/a/b",
-        "/static/0/x.css",
     ):
         answer = pages.get(path)
         assert answer.status_code == HTTPStatus.NOT_FOUND, path
