@@ -1,7 +1,7 @@
 """Memory for bodies of requests: of each kind of caller, shared by those who send them.
 
 A sharer, which is a tenant, an address or an executor, may take as much as all of its kind leave free: half of the
-memory if it is alone. So there is always room for a body of another one. A key may take half of that.
+memory if it is alone. So there is always room for a body of another one. A key may take nine tenths of that.
 """
 
 from collections import Counter
@@ -13,9 +13,7 @@ from tidewheel.control.api.problems import Overloaded
 
 # Bytes at once. A parsed document takes up to twenty times as much as its text.
 ALLOWANCES = {"executors": 8 << 20, "keys": 8 << 20, "reports": 4 << 20, "strangers": 4 << 20}
-
-
-_READ_BYTES = 64 * 1024  # at once: the longest form is a key's part, and a longer one meets that limit of its own
+_OF_KEY = 0.45  # 3.6 MiB: a form that is too long is read up to 3 MiB before it is refused, as browsers need it
 
 
 class BodyMemory:
@@ -43,7 +41,7 @@ class BodyMemory:
                 del self._held_by[each]
         of_key = self._held_by[sharer] if sharer.key else 0
         left = ALLOWANCES[kind] - self._held[kind]
-        if size > 0 and (self._held_by[whole] > left or of_key > ALLOWANCES[kind] // 4 + _READ_BYTES):
+        if size > 0 and (self._held_by[whole] > left or of_key > ALLOWANCES[kind] * _OF_KEY):
             text = "the bodies of other requests take all the memory for them; repeat the request in a moment"
             raise Overloaded(text)
 

@@ -18,8 +18,8 @@ MOST_BYTES = 16 * 1024
 """Of a form that has no field for long texts."""
 
 _MOST_FIELDS = 200
-# Read and dropped beyond the limit: browsers show no answer before they have sent all. A tenant has 4 MiB.
-_DROPPED_BYTES = 1536 * 1024
+# Read and dropped beyond the limit: browsers show no answer before they have sent all. A key has 3.6 MiB.
+_DROPPED_BYTES = 1 << 20
 Form: TypeAlias = ImmutableMultiDict[str, str]
 
 _FORM = "application/x-www-form-urlencoded"

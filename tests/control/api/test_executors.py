@@ -378,19 +378,6 @@ def test_outcome_that_is_refused_alone_is_busy_and_recorded_later(fresh_database
     assert len(completions(fresh_database)) == len(runs)
 
 
-def test_executors_that_register_without_end_are_refused_by_name(database: Database, client: httpx.Client) -> None:
-    enter(client)
-    database.execute(
-        "INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, heartbeat_count, last_heartbeat_at,"
-        " started_at, last_claim_seq) SELECT gen_random_uuid(), name, queues, handlers, slots, lease, 0,"
-        " tidewheel_now(), tidewheel_now(), 0 FROM executors, generate_series(1, 5000)"
-    )
-    body = {"name": "one-more", "handlers": ["h"], "queues": ["default"], "slots": 1}
-    answer = client.post("/api/v1/executors", json=body)
-    assert answer.status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert "5,000 executors are registered" in answer.text
-
-
 def test_large_runs_are_claimed_in_several_responses_of_some_megabytes(
     database: Database, client: httpx.Client
 ) -> None:

@@ -206,7 +206,7 @@ def test_bodies_of_one_key_leave_memory_to_others(door: ApiClient, monkeypatch: 
         slow.sendall(head.encode() + b" " * 8000)
 
         def answered(key: str) -> int:
-            return door.post("/api/v1/jobs", content=b"{" + b" " * 5000, headers=with_key(key)).status_code
+            return door.post("/api/v1/jobs", content=b"{" + b" " * 11_000, headers=with_key(key)).status_code
 
         until(lambda: answered(greedy) == HTTPStatus.SERVICE_UNAVAILABLE, "the rest of its bodies is refused")
         assert answered(other) == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
