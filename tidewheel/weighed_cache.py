@@ -37,3 +37,9 @@ class WeighedCache(Generic[K, V]):
                 dropped, _ = self._values.popitem(last=False)
                 self._bytes -= self._weigh(dropped)
             return found
+
+    def cache_clear(self) -> None:
+        """Forget all values, as the method of that name of `lru_cache`."""
+        with self._lock:
+            self._values.clear()
+            self._bytes = 0
