@@ -177,7 +177,7 @@ class _Event:
             assert isinstance(rule, vRecur)  # noqa: S101 - by its property; a broken one was refused
             ends = [self._last(at) for at in cast("list[date]", rule.get("UNTIL", []))]
             last = min([horizon, *ends])
-            times = list(islice(takewhile(last.__ge__, self._rule(rule)), MAX_DAYS + 1))
+            times = list(islice(takewhile(last.__ge__, _before_the_end(self._rule(rule))), MAX_DAYS + 1))
             limits = cast("list[int]", rule.get("COUNT", []))
             cut = cut or (not any(end <= horizon for end in ends) and not any(len(times) >= count for count in limits))
             found += times
@@ -270,6 +270,14 @@ class _Event:
         """Return what names an occurrence: its instant, or its day if the value or the series has no time."""
         local = self._local(at)
         return self._in_utc(local) if isinstance(at, datetime) and not self._all_day else local.date()
+
+
+def _before_the_end(times: Iterable[datetime]) -> Iterator[datetime]:
+    """Yield the times of a rule; dateutil raises an error behind the year 9999."""
+    try:
+        yield from times
+    except ValueError:
+        return
 
 
 def _touched(start: datetime, length: timedelta) -> Iterator[date]:

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
 ALL_ROLES: tuple[Role, ...] = (*ROLES, "api")
 NEEDS_KAFKA: tuple[Role, ...] = ("intake", "relay", "executor")
-NO_PORT = {"METRICS_PORT": "0", "API_PORT": "0", "API_TOKENS": "token-of-this-test-only"}
+NO_PORT = {"METRICS_PORT": "0", "API_PORT": "0", "API_TOKEN": "token-of-this-test-only"}
 _RECOVERED_SECONDS = 15.0  # two pauses of at most 2 s, PostgreSQL's and Kafka's, on a busy machine; others last 30 s
 _STOP_SECONDS = 20.0  # services give up after 15 s
 
