@@ -53,7 +53,7 @@ class Site:
             Found("literal header of an older job", f"topic {runs}"),
             Found("refused header", "topic requests"),
             Found("user of a refused URL", "topic requests"),
-            Found("key of task tokens", "table settings"),
+            Found("key of task tokens", "table task_token_keys"),
         }
 
     def everything(self) -> Iterator[tuple[str, bytes]]:

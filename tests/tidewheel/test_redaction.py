@@ -9,7 +9,7 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tidewheel.process.json_logging import JsonLines
@@ -153,6 +153,7 @@ SECRETS = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S")),
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @given(SECRETS, st.text(max_size=20), st.text(max_size=20))
 def test_sent_secret_is_found_in_each_spelling(spelling: str, secret: str, before: str, after: str) -> None:
+    assume(secret not in REDACTED)  # which is part of no secret that was sent
     spell = SPELLINGS[spelling]
     redactor = Redactor({f"Bearer {secret}": MARK})
     cleaned = redactor.redact(f"{before}{spell(f'Bearer {secret}')}{after}")
