@@ -6,7 +6,7 @@ taken here without a line of its own.
 
 import re
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import date, timedelta
 from typing import LiteralString
 
@@ -139,10 +139,10 @@ def test_a_role_without_rights_that_takes_every_advisory_key_stops_nothing(
                 acme.trigger("shaped")
             fleet.until(lambda: database.value(ENDED, ["shaped"]) == 5, "runs beyond the rate of a tenant end")
             assert migrate(database.url) == []
-            retention = Retention(database.url, KEEP, Shutdown())
             old = day_of(database.now()) - timedelta(days=40)
             database.execute("SELECT tidewheel_create_day('attempts', %s)", [old])
-            fleet.until(lambda: retention.step() or not stored(database, old), "retention drops a day")
+            with closing(Retention(database.url, KEEP, Shutdown())) as retention:
+                fleet.until(lambda: retention.step() or not stored(database, old), "retention drops a day")
             warning = "holds the advisory lock "
             fleet.until(lambda: warning in services["scheduler"].log.read_text(), "the log names the session")
 
