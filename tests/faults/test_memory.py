@@ -130,7 +130,7 @@ def test_two_thousand_runs_of_the_largest_payload_and_result(fleet: Fleet, group
         if number % HELD == 0:
             fleet.flush()
     fleet.flush()
-    waiting: dict[Role, str] = {
+    waiting: dict[Role, LiteralString] = {
         "scheduler": "SELECT count(*) FROM timers",
         "relay": "SELECT count(*) FROM outbox WHERE topic LIKE '%.runs.%'",
         "executor": "SELECT count(*) FROM job_runs",
