@@ -125,7 +125,7 @@ def _not_finite(value: object) -> tuple[str, float] | None:
 def canonical(value: object) -> bytes:
     """Return a JSON value in the canonical form that equal values share: compact, names sorted.
 
-    It may be compared before it is checked, so half a surrogate pair is no error here.
+    It may be compared before it is checked, so half a surrogate pair or an infinite number is no error here.
     """
     return _CANONICAL.encode(value).encode("utf-8", "surrogatepass")
 
@@ -219,7 +219,7 @@ def _unwritable(value: object) -> object:
 _BYTE_ORDER_MARK = "\ufeff"  # json.loads has a clear error for it
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_unwritable)
-_CANONICAL = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+_CANONICAL = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 # The encoder of `_COMPACT`, built once instead of for each value, without its check for circular values.
 _WRITE = cast(
     "Callable[[object, int], tuple[str, ...]]",

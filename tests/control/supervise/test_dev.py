@@ -403,7 +403,7 @@ def test_without_a_terminal_every_line_is_json(folder: Path, home: Path) -> None
     assert {line["service"] for line in lines} == {"dev", *ROLES}
     assert all({"time", "level", "message"} <= set(line) for line in lines)
     [ready] = [line for line in lines if line["message"] == "ready"]
-    assert ready["handlers"] == ["dev-greet", "dev-hang"]
+    assert ready["handlers"] == ["dev-database", "dev-database-alone", "dev-greet", "dev-hang"]
     ends = [line["service"] for line in lines if line["message"].startswith("stop requested")]
     assert set(ends[:3]) == {"api", "intake", "scheduler"}
     assert ends[3:] == ["executor", "relay"]
