@@ -96,9 +96,8 @@ class _Connection(ResponseHandler):
         # The parser bounds each field, and 128 of the longest have 8 MiB.
         if self.head_bytes is not None:
             self.head_bytes += len(data)
-            if self.head_bytes > _HEAD_BYTES and self.transport is not None:
-                error = LineTooLong(b"the head", _HEAD_BYTES)
-                self.set_exception(error)
+            if self.head_bytes > _HEAD_BYTES and self.transport is not None and not self.transport.is_closing():
+                self.set_exception(LineTooLong(b"the head", _HEAD_BYTES))
                 self.transport.abort()
 
     def feed_data(self, data: tuple[RawResponseMessage, aiohttp.StreamReader], size: int = 0) -> None:
