@@ -13,7 +13,6 @@ from tidewheel.bench.scenarios import (
     batches,
     bulk,
     cancel,
-    capacity,
     conservation,
     costs,
     execute,
@@ -101,7 +100,6 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "audit": (Part(audit.minutely, once=True), Part(audit.hourly, once=True)),
     "archive": (Part(archive.measure, once=True),),
     "peers": (Part(peers.measure),),
-    "capacity": (Part(capacity.measure, once=True),),
 }
 ALL = (
     "fire",

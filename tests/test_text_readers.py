@@ -26,7 +26,6 @@ _READERS = {"float", "Decimal", "Fraction", "fromisoformat", "strptime", "parsed
 _GRAMMARS = {"fullmatch", "isdecimal"}
 
 STORED = {
-    "control/capacity/costs.py": "measured costs, of the package",
     "control/demo/expected.py": "the demo's own requests",
     "control/demo/occurrences.py": "the demo's own requests",
     "control/demo/receiver.py": "requests of the demo's own executors",
@@ -54,7 +53,6 @@ INTEGERS = {
     "control/api/bodies.py": "Content-Length, of which the server refuses all but digits",
     "control/api/job_times.py": "a month that its pattern has matched when the query was read",
     "control/api/service.py": "the port of a socket",
-    "control/cli/capacity.py": "numbers that capacity itself has computed",
     "executor/runners/aws.py": "seconds that the executor has computed",
     "intake/next_version.py": "a number of a stored schedule",
     "tidewheel/jobs/hosts.py": "an address that ipaddress has read",

@@ -15,7 +15,7 @@ from tidewheel.control.cli.output import Output, OutputOption
 _SCENARIOS = (
     "Any of fire, relay, execute, pipeline, hot-second, latency, idle, soak, submit, http, overlap, async, threads, "
     "process, retry, results, bulk (all of these: all), peers, stages, costs, ledger, conservation, rolling, cancel, "
-    "freeze, fairness, limits, workflows, batches, retention, audit, archive, api, standby-site, capacity."
+    "freeze, fairness, limits, workflows, batches, retention, audit, archive, api, standby-site."
 )
 Scenarios = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help=_SCENARIOS)]
 Rounds = Annotated[

@@ -105,7 +105,7 @@ COMMANDS: Mapping[str, Command | Group] = {
     "ask": Command(
         "ask",
         "answer",
-        "Find what a text names: a run, a dead letter, a job, or why a job did or did not fire at a time.",
+        "Find what a text names: a run, a dead letter or a job.",
     ),
     "migrate": Command("admin", "migrate", "Migrate the database to this release's schema."),
     "apply": Command("apply", "apply", "Submit every job in some files; report rejected ones, apply the rest."),
@@ -289,11 +289,6 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "Revoke a key of any tenant; it opens nothing from the next second on.",
             ),
         },
-    ),
-    "capacity": Command(
-        "capacity",
-        "capacity",
-        "Compute what a load needs from measured costs: processes, cores, disk, WAL, Kafka, connections.",
     ),
     "audit": Command(
         "audit",
