@@ -19,7 +19,7 @@ help: ## Show this list
 setup: $(STAMP) ## Make .venv from the locked set; does nothing where that is done
 
 demo: $(STAMP) ## The whole pipeline on real input: about a minute
-	$(BIN)/tidewheel demo
+	$(BIN)/python -m examples.demo
 
 fmt: $(STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 ROOT = Path(__file__).parents[1]
 # In tidewheel/, by links.
 LINKED = ("scheduler", "relay", "executor", "schemas", "migrations", "intake", "control", "bench")
-FOLDERS = ("tidewheel", *LINKED, "tests")
+FOLDERS = ("tidewheel", *LINKED, "examples/demo", "tests")
 
 
 class _Position(BaseModel):

@@ -26,9 +26,6 @@ _READERS = {"float", "Decimal", "Fraction", "fromisoformat", "strptime", "parsed
 _GRAMMARS = {"fullmatch", "isdecimal"}
 
 STORED = {
-    "control/demo/expected.py": "the demo's own requests",
-    "control/demo/occurrences.py": "the demo's own requests",
-    "control/demo/receiver.py": "requests of the demo's own executors",
     "control/durations.py": "text that the function itself has formatted",
     "control/explain/facts.py": "the name of a partition",
     "control/occurrence_audit/archived_days.py": "the name of a folder that the archive made",

@@ -159,7 +159,7 @@ _COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """The commands that read an installation, each with its arguments."""
 
 _NO_VIEWS: Mapping[str, str] = {
-    "": "dev run up down failover doctor demo bench intake scheduler relay executor api env psql migrate apply freeze"
+    "": "dev run up down failover doctor bench intake scheduler relay executor api env psql migrate apply freeze"
     " thaw audit restore",
     "job": "create update pause resume release delete trigger backfill preview skip move unskip rollback",
     "backfill": "pause resume cancel", "workflow": "pause resume cancel", "run": "cancel retry", "dlq": "redrive purge",

@@ -27,7 +27,6 @@ PYTHON = {
     "control/supervise/log.py": "when a line of a service arrived, for people",
     "relay/loop.py": "begin of the spans of a trace, as other programs on this machine measure it",
     "tidewheel/process/spans.py": "begin and end of the spans of a trace",
-    "control/demo/environment.py": "the demo's figures, with its own measurement of the difference",
 }
 SQL = {
     "migrations/0001_jobs.sql": "tidewheel_now() itself",

@@ -55,7 +55,7 @@ NEVER_FOR_HELP = (*NEVER_FOR_LISTS, "tidewheel.settings", "pydantic_settings", "
 def test_every_command_has_help_and_json_output(words: tuple[str, ...]) -> None:
     done = tidewheel(NO_DATABASE, *words, "--help")
     assert (done.code, done.err) == (0, "")
-    if words[0] not in SERVICES | {"demo", "dev", "env", "psql"}:
+    if words[0] not in SERVICES | {"dev", "env", "psql"}:
         assert "--output <table|json|yaml>" in done.out
     assert not [line for line in done.out.splitlines() if len(line) > 100]
 

@@ -1,4 +1,4 @@
-"""Write the input of `tidewheel demo`: `python examples/make_requests.py`.
+"""Write the input of `make demo`: `python examples/demo/make_requests.py`.
 
 It writes `requests.jsonl` and `expected.json`, the same lines every time. README.md describes them.
 """

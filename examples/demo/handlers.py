@@ -1,6 +1,6 @@
 """The demo's handlers, as a user would write them, with effects on the demo's receiver.
 
-Executors import this by `--handlers tidewheel.control.demo.handlers`. A handler that must fail decides it by the number
+Executors import this by `--handlers examples.demo.handlers`. A handler that must fail decides it by the number
 of its attempt. It notifies the receiver before it raises, because the receiver counts each attempt.
 """
 
@@ -12,9 +12,8 @@ import urllib.request
 import aiohttp
 from pydantic import BaseModel
 
-from tidewheel.control.demo.receiver import HANDLERS_PATH
-from tidewheel.executor.context import Context
-from tidewheel.executor.handlers import handler
+from examples.demo.receiver import HANDLERS_PATH
+from tidewheel import Context, handler
 
 RECEIVER_VARIABLE = "TIDEWHEEL_DEMO_RECEIVER"
 
@@ -22,13 +21,7 @@ _TIMEOUT_SECONDS = 10.0
 
 
 class Errand(BaseModel):
-    """The payload of a handler.
-
-    Attributes:
-        subject: The subject in words.
-        work_ms: The duration in milliseconds.
-        fail: The attempts up to this one fail.
-    """
+    """The payload of a handler: it works for `work_ms`, and its attempts up to `fail` fail."""
 
     subject: str
     work_ms: int = 0
