@@ -78,8 +78,8 @@ up: $(STAMP) ## Start the local PostgreSQL and Kafka
 down: $(STAMP) ## Stop them; their data stays
 	$(BIN)/tidewheel down
 
-bench: $(STAMP) ## Measure this machine for two minutes, and compare ratios with the stored ones
-	$(BIN)/tidewheel bench --quick
+bench: $(STAMP) ## Measure this machine for some minutes: each stage, the whole pipeline, its latency
+	$(BIN)/tidewheel bench fire relay execute pipeline latency --rounds 1 --seconds 10
 
 docs: $(STAMP) ## Run the examples of README and docs, and compare what is generated
 	$(PYTEST) tests/docs

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.strict_types import LINKED, ROOT
 from tests.tidewheel.postgres.test_statements import real_files
 
-FOLDERS = ("tidewheel", *(folder for folder in LINKED if folder != "bench"))  # bench reads its own figures
+FOLDERS = ("tidewheel", *LINKED)
 OUTSIDE = tuple(
     f"{folder}/"
     for folder in (

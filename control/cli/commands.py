@@ -78,7 +78,7 @@ COMMANDS: Mapping[str, Command | Group] = {
         "status", "status", "Show services, what is due and not done, and what is wrong. Exit code 1 if something is."
     ),
     "doctor": Command("doctor", "doctor", "Check the installation; print each finding with its evidence and a remedy."),
-    "bench": Command("bench", "bench", "Measure this machine; show each figure with its baseline.", is_local=True),
+    "bench": Command("bench", "bench", "Measure this machine, from a checkout.", is_local=True),
     "intake": Command("services", "intake", "Apply the requests of the requests topic."),
     "scheduler": Command("services", "scheduler", "Create the runs of due occurrences."),
     "relay": Command("services", "relay", "Publish outbox rows to Kafka."),

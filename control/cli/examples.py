@@ -9,7 +9,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "up": ("tidewheel up --brokers 3 --standby",),
     "dev": ("tidewheel dev --handlers hello",),
     "run": ("tidewheel run --roles scheduler,relay,executor --handlers hello",),
-    "bench": ("tidewheel bench --quick", "tidewheel bench pipeline"),
+    "bench": ("tidewheel bench fire relay --rounds 3", "tidewheel bench execute --against ../before"),
     "intake": ("tidewheel intake --metrics-port 9101",),
     "scheduler": ("tidewheel scheduler --metrics-port 9102",),
     "relay": ("tidewheel relay --metrics-port 9103",),
