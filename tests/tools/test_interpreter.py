@@ -48,7 +48,7 @@ def test_setup_takes_an_interpreter_with_pgo_or_python3() -> None:
     if not reason:
         assert python == "python3"
         return
-    done = subprocess.run([python, "-I", str(ROOT / "bench" / "interpreter.py")], capture_output=True, text=True)
+    done = subprocess.run([python, "-I", str(ROOT / "tools" / "interpreter.py")], capture_output=True, text=True)
     assert done.returncode == 0, "it can make an environment and has PGO"
     assert reason == f"taking {python}: {done.stdout}"
     assert "with PGO" in reason
