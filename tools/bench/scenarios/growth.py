@@ -22,7 +22,9 @@ _SERIES: dict[str, LiteralString] = {
     "dead rows of hot tables": (
         "SELECT coalesce(sum(n_dead_tup), 0)::bigint FROM pg_stat_user_tables WHERE relname = ANY (%s)"
     ),
-    "bytes of hot tables": "SELECT sum(pg_total_relation_size(to_regclass(name)))::bigint FROM unnest(%s) AS name",
+    "bytes of hot tables": (
+        "SELECT sum(pg_total_relation_size(to_regclass(name)))::bigint FROM unnest(%s::text[]) AS name"
+    ),
     "bytes in pg_wal": "SELECT coalesce(sum(size), 0)::bigint FROM pg_ls_waldir() WHERE %s::text[] IS NOT NULL",
 }
 
