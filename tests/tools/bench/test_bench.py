@@ -1,4 +1,4 @@
-"""`tidewheel bench` on the tests' stack: a small round of each scenario, and its document."""
+"""`tidewheel bench` on the tests' stack: a small round of each scenario but `api`, and its document."""
 
 import json
 import os
@@ -35,7 +35,6 @@ SIZES: Mapping[str, Sequence[str]] = {
     "http": ("--jobs", "500"),
     "handlers": ("--jobs", "300"),
     "limits": ("--jobs", "50", "--minutes", "0.01"),
-    "api": ("--jobs", "10000"),
     "growth": ("--rate", "50", "--minutes", "0.3"),
 }
 FIGURES: Mapping[str, set[str]] = {
@@ -47,7 +46,6 @@ FIGURES: Mapping[str, set[str]] = {
     "http": {"calls_per_second", "backlog_calls_per_second"},
     "handlers": {f"{kind}_of_noop_percent" for kind in KINDS},
     "limits": {"one_key_ratio", "rate_ratio", "priority_runs_per_second"},
-    "api": {"runs_p50", "page_overview_p99", "command_status"},
     "growth": {"runs_per_second", "last_tenth_p99_ms", "most bytes of hot tables"},
 }
 
