@@ -107,7 +107,7 @@ def last_author(connection: Connection, tenant: str, key: str) -> str | None:
 
 
 def _changes(reading: Conn, tenant: str, key: str) -> list[AuditEntry]:
-    """Return the entries of the audit log that changed the version of a job, or deleted it; the oldest first."""
+    """Return the entries of the audit log that made a version of a job, or deleted it, the oldest first."""
     page = list_audit_log(reading, tenant, limit=_LOOK, object=f"job/{key}"[:MAX_OBJECT])
     return [
         each
