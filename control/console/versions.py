@@ -100,7 +100,7 @@ class VersionsPage:
 
 
 def last_author(connection: Connection, tenant: str, key: str) -> str | None:
-    """Return who made the last change of a job's version, or deleted the job; None if the audit log has no entry."""
+    """Return who made the newest version of a job, or deleted it; None without an entry of the audit log."""
     with connection.snapshot() as reading:
         found = _changes(reading, tenant, key)
     return _who(found[-1]) if found else None
