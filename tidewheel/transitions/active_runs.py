@@ -117,7 +117,6 @@ def release_active_runs(connection: Conn, installation: Installation, held: Sequ
 
     Args:
         connection: Inside a transaction that waits for no timer, job or open run from here on.
-        installation: For the messages of the promoted runs.
         held: (job_id, run_id) of runs that may be their job's active run; the rest is ignored.
     """
     if not held:
@@ -184,7 +183,6 @@ def settle_places(
 
     Args:
         connection: As for `release_active_runs`.
-        installation: For the messages of the promoted runs.
         held: (job_id, root_run_id) of roots whose occurrence is open.
         freed: (job_id, run_id) of runs of roots, as for `release_active_runs`.
     """
@@ -202,7 +200,6 @@ def take_place(connection: Conn, request: AcquireRequest, root_run_id: UUID) -> 
     Args:
         connection: As for `release_active_runs`.
         request: The root's run: the new one if the root runs again.
-        root_run_id: The occurrence.
     """
     columns: dict[str, object] = {**request._asdict(), "root": root_run_id}
     return connection.execute(_TAKE_PLACE, columns).fetchone() is not None

@@ -68,12 +68,6 @@ class BatchWriter:
     """Writes runs of one batch, in the caller's transaction.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        batch_id: The batch.
-        tenant: Its tenant.
-        now: The database's clock.
-        origin: The request that writes them.
         generation: 0, and one more for each resume.
     """
 

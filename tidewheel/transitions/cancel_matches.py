@@ -18,8 +18,6 @@ def count_matches(connection: Conn, columns: Mapping[str, object], look: int | N
     """Return how many of the first open runs a cancellation would end, and True if there may be more.
 
     Args:
-        connection: Reads the rows.
-        columns: The filter, as the parameters of the statement.
         look: How many open runs to look at; None for all of them.
     """
     row = connection.execute(

@@ -39,7 +39,6 @@ class DecisionInputs:
 
     Args:
         day_sets: The calendars that the timers' policies name, by tenant and name.
-        overrides: The overrides of single occurrences, by job.
     """
 
     day_sets: Mapping[tuple[str, str], DaySet] = field(default_factory=dict[tuple[str, str], DaySet])

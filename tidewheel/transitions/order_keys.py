@@ -121,12 +121,6 @@ def settle_order(
 ) -> int:
     """Let the next runs of keys start, in a transaction that waits for no other row from here on.
 
-    Args:
-        connection: Inside a transaction.
-        installation: For the messages of the runs, and the events of blocked keys.
-        ended: Ordered runs that have ended.
-        woken: Keys whose next run may start.
-
     Returns:
         The number of runs that may start now.
     """

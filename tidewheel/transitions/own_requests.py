@@ -16,12 +16,7 @@ def request_row(
     """Return the outbox row of a request, encoded as this installation encodes events; its reply likewise.
 
     Args:
-        installation: Topic name and encoding.
         kind: Its type, such as `job.pause`.
-        facts: Its fields.
-        key: The key of its message.
-        shard: The shard of its outbox row.
-        at: The time of its publication.
     """
     if installation.content_type == "application/json":
         value = json.dumps({"type": kind, **facts}).encode()

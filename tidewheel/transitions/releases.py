@@ -76,11 +76,6 @@ class Release:
 def write_releases(connection: Conn, finished: Sequence[FinishedRun], shards: int) -> bool:
     """Write the releases of those of these ended runs that belong to workflows.
 
-    Args:
-        connection: Inside the transaction that ends the runs.
-        finished: The runs.
-        shards: The number of shards.
-
     Returns:
         True if there is one: a scheduler has work after the commit.
     """

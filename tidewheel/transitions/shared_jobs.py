@@ -45,20 +45,12 @@ class SharedJob(NamedTuple):
 
         Args:
             payload: Its payload, if it is not the job's.
-            requested: The key that its request names.
-
-        Raises:
-            InvalidInput: The payload does not fill it.
         """
         key = requested or self.key
         return None if key is None else self.fill(key, payload, "concurrency key")
 
     def order_of(self, payload: Payload | None) -> tuple[str | None, Gate]:
-        """Return the ordering key of a new run by its job, filled in likewise, and the run's gates.
-
-        Raises:
-            InvalidInput: The payload does not fill it.
-        """
+        """Return the ordering key of a new run by its job, filled in likewise, and the run's gates."""
         if self.ordering_key is None:
             return None, _NO_GATES
         return self.fill(self.ordering_key, payload, "ordering key"), order_gates(passes=self.passes)
