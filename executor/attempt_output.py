@@ -25,7 +25,6 @@ class Piece:
 
     Args:
         offset: Number of bytes before it.
-        data: The bytes.
     """
 
     offset: int

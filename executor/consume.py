@@ -46,8 +46,6 @@ class _PendingClaim:
 
     Args:
         batch: Its messages, of partitions that are still assigned.
-        taken: Number of slots taken for it.
-        result: Waits for its result.
     """
 
     batch: list[FetchedMessage]
@@ -59,14 +57,7 @@ class LaneConsumer:
     """The thread that consumes one topic.
 
     Args:
-        consumer: A member of the lane's group.
-        topic: The lane's topic.
-        lane: The lane, for its slots.
-        claimer: Decodes and claims messages.
-        slots: Of the executor.
         max_wait: How long a message may wait here for a slot.
-        overloaded: Returns True if nothing more should be claimed.
-        stop: The executor's shutdown.
     """
 
     def __init__(

@@ -140,9 +140,6 @@ class Flusher:
     """The thread that writes the output of running attempts.
 
     Args:
-        session: Its own.
-        executor_id: Owner of the attempts.
-        running: Returns the attempts of this process.
         stream: The topic for all output; None without one.
     """
 

@@ -21,7 +21,6 @@ class TakenSlots(NamedTuple):
     """Slots that were taken.
 
     Args:
-        taken: Their number.
         real: The number of them that exist; the others are overcommitted.
     """
 

@@ -35,7 +35,6 @@ class Watchdog:
     """The thread that watches one event loop.
 
     Args:
-        after: The time after which the loop counts as blocked.
         on_blocked: Called at each check while it is blocked.
     """
 

@@ -53,12 +53,7 @@ class _QueuedAttempt:
     """An attempt to run in a worker process.
 
     Args:
-        attempt: The attempt.
-        on_start: Called when a process is ready for it.
         future: Its outcome; cancelled if it was taken back before its start.
-        stop_requested: True if the worker is to be sent a cancellation.
-        abandoned: True if no caller waits for it any more.
-        wake: Makes the thread that serves it read these two.
     """
 
     attempt: Attempt
@@ -81,8 +76,7 @@ class WorkerPool:
     """The worker processes of one executor.
 
     Args:
-        setup: Settings of the processes.
-        processes: The greatest number of them; each is started when it is first needed.
+        processes: The most processes; each is started when it is first needed.
     """
 
     def __init__(self, setup: Setup, *, processes: int) -> None:

@@ -37,8 +37,6 @@ class Setup:
 
     Args:
         modules: The modules they import, separated by commas.
-        memory_bytes: Limit of their address space; None is no limit.
-        completion: For `ctx.complete_in` of their handlers.
     """
 
     modules: str
@@ -106,7 +104,6 @@ class WorkerProcess:
 
         Args:
             sink: Called with its standard output and error meanwhile.
-            on_wakeup: Called when the wakeup socket is readable.
 
         Raises:
             Died: It has ended, or was killed after a protocol error; all processes it had started are killed.

@@ -42,10 +42,7 @@ class ProgramEnd:
     """The end of a program, with all its processes.
 
     Args:
-        exit_code: Its exit code, if it ended by itself.
-        signal_name: The signal that killed it, such as SIGKILL.
         errno: The system's error number, if it was never started.
-        message: The text of that error.
     """
 
     exit_code: int | None = None
@@ -118,7 +115,6 @@ class ProgramStarter:
         """Start a program.
 
         Args:
-            command: The program.
             payload: Its standard input: a file, so that it may read it or not.
             sinks: Called with its standard output, and with its standard error.
 

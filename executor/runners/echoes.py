@@ -11,12 +11,7 @@ _KEPT = 256  # sets of credentials: making a redactor takes as long as a call
 
 
 def redactor_of(target: HttpTarget, headers: Mapping[str, str]) -> Redactor:
-    """Return what redacts the credentials that a call sends.
-
-    Args:
-        target: Names the secrets.
-        headers: The values that are sent, also those of secrets.
-    """
+    """Return what redacts the credentials that a call sends."""
     places = {value: REDACTED for name, value in target.headers.items() if name.lower() in CREDENTIAL_HEADERS}
     places |= {headers[name]: f"[secret {secret}]" for name, secret in (target.secret_headers or {}).items()}
     return _redactor(tuple(places.items())) if places else _NOTHING

@@ -75,10 +75,7 @@ def outcome_of_response(response: aiohttp.ClientResponse, body: bytes, url: str,
     """Return the outcome of a response: 2xx succeeds. A status below 200 is that of a broken response.
 
     Args:
-        response: The response's head.
-        body: The beginning of its body.
         url: The target's URL as messages show it.
-        sent: Redacts the credentials of the call, which receivers repeat.
     """
     text = body.decode("utf-8", "replace")
     text = sent.redact_cut(text) if len(body) == _BODY_BYTES else sent.redact(text)
@@ -140,8 +137,6 @@ class HttpRunner:
     Args:
         allow_private: True if targets may reach loopback, private and link-local addresses.
         secrets: Keys that sign requests, by host: `read_secrets`.
-        task_tokens: Signs the task tokens of asynchronous calls.
-        resolve: Resolves names in place of the system.
         ca_file: Roots that are accepted besides the bundled ones, in PEM.
         allow_lists: Hosts and ports that may be called; by default any.
         store: Secrets that jobs name in headers; by default none.
