@@ -88,8 +88,6 @@ class Locked:
 
     Args:
         now: The time by the database's clock, read after the locks were acquired.
-        jobs: The jobs' rows, by id.
-        timers: The timers of the jobs that have one, by id.
     """
 
     now: datetime
@@ -108,9 +106,6 @@ def lock_jobs(
     """Lock the jobs of these requests, and end the pauses whose time has passed.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        batch: The requests.
         to_delete: Lock the keys too, which excludes triggers; every other change lets triggers go on.
 
     Raises:

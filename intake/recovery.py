@@ -55,12 +55,6 @@ class Applier:
 
     Args:
         session: The member's; no transaction is open.
-        notifier: Wakes the services that continue the work.
-        installation: Shards, topics, encoding.
-        breaker: The failures of all members of this process.
-        skew: The clock skew of this process.
-        max_batch: Messages in one transaction, at most.
-        stop: The shutdown flag.
     """
 
     def __init__(

@@ -49,9 +49,6 @@ def apply_batch_adds(
     """Add runs to batches in the caller's transaction; return a reply for each request.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        batch: The requests.
         together: All requests of the transaction: their occurrences are locked at once.
     """
     requests = [cast("BatchAdd", received.request) for received in batch]
@@ -81,9 +78,6 @@ def apply_batch_closes(
     """Close batches in the caller's transaction; return a reply for each request.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        batch: The requests.
         together: As of `apply_batch_adds`.
     """
     lock_occurrences(connection, together)

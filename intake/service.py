@@ -19,16 +19,7 @@ MEMBERS = 2
 
 
 class Intake:
-    """One intake process.
-
-    Args:
-        settings: The batch size and the retention of replies.
-        url: The database.
-        kafka: The brokers.
-        installation: Shards, topics, encoding.
-        stop: The shutdown flag.
-        members: The number of members that read requests.
-    """
+    """One intake process."""
 
     def __init__(
         self,
