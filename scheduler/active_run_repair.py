@@ -44,11 +44,7 @@ class ActiveRunRepair:
         self._after = NO_RUN
 
     def step(self) -> int:
-        """Scan some active runs; return how many were transferred or released.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Scan some active runs; return how many were transferred or released."""
         with self._session.transaction() as connection:
             columns: dict[str, object] = {"after": self._after, "limit": _MAX_SCANNED}
             rows = connection.execute(_SCAN_ACTIVE_RUNS, columns, binary=True).fetchall()
@@ -62,11 +58,7 @@ class ActiveRunRepair:
         return len(freed)
 
     def repair_shard(self, shard: int) -> int:
-        """Mark active runs of one shard that have unmarked waiters; return the number of their jobs.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Mark active runs of one shard that have unmarked waiters; return the number of their jobs."""
         first, last = job_range(shard, self._installation.shards)
         columns: dict[str, object] = {"first": first, "last": last, "buffered": RunState.BUFFERED}
         with self._session.transaction() as connection:

@@ -26,9 +26,7 @@ class _Merge(NamedTuple):
     """Rows of a grain that become rows of the next one.
 
     Args:
-        grain: The grain.
         after: The age from which they do.
-        slice: The time that a statement merges.
     """
 
     grain: int
@@ -48,8 +46,6 @@ def merge_activity(connection: Conn, now: datetime, pace: Pace) -> None:
 
     Args:
         connection: With autocommit.
-        now: The present.
-        pace: Pauses between statements.
     """
     for each in MERGES:
         into = GRAINS[each.grain + 1]

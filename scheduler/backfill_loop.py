@@ -67,9 +67,6 @@ class BackfillLoop:
 
         Returns:
             The number of created runs, and the seconds until the next step.
-
-        Raises:
-            Unavailable: The database does not answer.
         """
         now = monotonic_seconds()
         if now < self._next:

@@ -86,11 +86,7 @@ class Deadlines:
         self._next_poll = 0.0
 
     def step(self) -> tuple[int, float]:
-        """Time out up to `_MAX_RUNS` runs; return their number and the seconds until the next step.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Time out up to `_MAX_RUNS` runs; return their number and the seconds until the next step."""
         now = monotonic_seconds()
         if now < self._next_poll:
             return 0, self._next_poll - now

@@ -33,8 +33,6 @@ def remove_ended_jobs(connection: Conn, before: datetime, pace: Pace) -> int:
 
     Args:
         connection: With autocommit.
-        before: The instant.
-        pace: Pauses between transactions.
     """
     removed = 0
     row = cast("tuple[UUID | None] | None", connection.execute(_READ_JOB_ROUND, binary=True).fetchone())

@@ -35,7 +35,6 @@ def count_days(connection: Conn, pace: Pace) -> None:
 
     Args:
         connection: With autocommit.
-        pace: Pauses between slices.
     """
     found = connection.execute(_FIND_DAYS_TO_COUNT, binary=True).fetchall()
     for day, runs, after_job, after_at in cast("list[tuple[date, int, UUID | None, datetime | None]]", found):

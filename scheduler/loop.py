@@ -61,7 +61,6 @@ class _Duty:
     """Work of the scheduler at a cadence.
 
     Args:
-        name: As the README lists it.
         every: The least seconds between two starts. A duty with less than a second goes on at once while it has work.
         run: Does the work; returns the seconds until the next step should come, infinite if that does not matter.
         backoff: Its pauses after errors that concern it alone.
@@ -79,9 +78,6 @@ class _Duty:
 
         A duty that the installation refuses, that waits for a lock in vain, or whose code is wrong, is tried again
         later: the others go on.
-
-        Raises:
-            Unavailable: The database does not answer, which concerns all duties.
         """
         now = monotonic_seconds()
         if now < self.next_at:
@@ -189,11 +185,7 @@ class Scheduler:
             self.close()
 
     def step(self) -> float:
-        """Do the duties whose time has come; return the seconds until the next step.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Do the duties whose time has come; return the seconds until the next step."""
         if monotonic_seconds() < self._sleeps_until:
             self._marks.scan_soon()
         pause = min([duty.step() for duty in self._duties])

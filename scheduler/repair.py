@@ -34,9 +34,6 @@ def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
 
     Returns:
         The number of restored timers.
-
-    Raises:
-        Unavailable: The database does not answer.
     """
     first, last = job_range(shard, shards)
     columns = {"first": first, "last": last}
@@ -60,9 +57,6 @@ def release_stuck_chains(session: Session) -> int:
 
     Returns:
         The number of released jobs.
-
-    Raises:
-        Unavailable: The database does not answer.
     """
     with session.transaction() as connection:
         released = [cast("UUID", job) for (job,) in connection.execute(_RELEASE_HELD_CHAINS, binary=True)]

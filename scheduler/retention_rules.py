@@ -80,7 +80,6 @@ class Rows:
 
     Args:
         statement: Takes `before` and `limit`; fewer deleted rows than `limit` end the pass over the table.
-        period: The age of the rows that it deletes.
     """
 
     statement: LiteralString
@@ -97,12 +96,7 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True)
 class By:
-    """A statement of other work deletes each row when it has served.
-
-    Args:
-        package: The package whose `queries.sql` has it.
-        statement: Its name.
-    """
+    """A statement of other work deletes each row when it has served."""
 
     package: str
     statement: str
@@ -110,11 +104,7 @@ class By:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """Rows stay, and are few.
-
-    Args:
-        by: Their bound.
-    """
+    """Rows stay, and are few."""
 
     by: str
 

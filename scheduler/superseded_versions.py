@@ -32,7 +32,6 @@ def remove_superseded(connection: Conn, jobs: tuple[UUID, UUID], before: datetim
         connection: With autocommit.
         jobs: Jobs behind the first id, up to the second one.
         before: The instant before which no stored day of runs and no open occurrence needs a version.
-        pace: Pauses between transactions.
     """
     removed, old = 0, before - LONGEST_DELAY
     edited = read_ids(connection, _FIND_EDITED_JOBS, {"after": jobs[0], "last": jobs[1], "before": old})

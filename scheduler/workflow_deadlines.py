@@ -31,11 +31,7 @@ class WorkflowDeadlines:
         self._session = session
 
     def step(self) -> int:
-        """Time out up to `_MAX_WORKFLOWS` occurrences; return their number.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Time out up to `_MAX_WORKFLOWS` occurrences; return their number."""
         with self._session.transaction() as connection:
             rows = connection.execute(_FIND_OVERDUE_WORKFLOWS, {"limit": _MAX_WORKFLOWS}, binary=True).fetchall()
         done = 0

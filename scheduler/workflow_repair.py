@@ -28,11 +28,7 @@ _FIND_LOST_PLACES = _SQL["find_lost_places"]
 
 
 def mend_workflows(session: Session, installation: Installation, shard: int) -> int:
-    """Mend the occurrences of one shard that have stopped; return their number.
-
-    Raises:
-        Unavailable: The database does not answer.
-    """
+    """Mend the occurrences of one shard that have stopped; return their number."""
     with session.transaction() as connection:
         rows = connection.execute(_FIND_STALLED_WORKFLOWS, _columns(shard, None), binary=True).fetchall()
     mended = [root for (root,) in cast("list[tuple[UUID]]", rows) if _mend(session, installation, shard, root)]
