@@ -36,7 +36,6 @@ class ExpiredReplies:
     """Deletes expired replies of the slices that this relay holds.
 
     Args:
-        url: The database. It is connected to when a tenant's topic fails.
         prefix: The start of the names of tenants' topics of replies.
     """
 
@@ -46,11 +45,7 @@ class ExpiredReplies:
         self._pacer = FullScanPacer(_EVERY_SECONDS)
 
     def step(self, held: Sequence[int], failing: Collection[str]) -> None:
-        """Delete some expired replies to topics that have failed for a day, if that is due.
-
-        Raises:
-            Unavailable: PostgreSQL does not answer.
-        """
+        """Delete some expired replies to topics that have failed for a day, if that is due."""
         topics = [topic for topic in failing if topic.startswith(self._prefix)]
         if not (held and topics and self._pacer.start()):
             return

@@ -28,8 +28,6 @@ class ScanResult:
     """The result of one part of a scan.
 
     Args:
-        rows: Late rows, by slice and lane.
-        seconds: The time spent since the scan began.
         more: True if the scan goes on.
         complete: True if no part of it has failed.
     """

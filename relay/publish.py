@@ -211,11 +211,7 @@ class Publisher:
         return [*_headers(row[HEADERS] or []), (SIGNATURE_HEADER, signature)]
 
     def _why_not_taken(self, topic: str, failure: KafkaException) -> str | None:
-        """Return the error of a message that is refused for good; None if its topic is paused for it.
-
-        Raises:
-            Unavailable: The producer may accept it later.
-        """
+        """Return the error of a message that is refused for good; None if its topic is paused for it."""
         error = failure.args[0]
         if error.fatal():
             self._fatal_error = error.str()

@@ -12,9 +12,6 @@ def trace_sent(spans: Spans, rows: Iterable[DueRow], runs_prefix: str, began: in
     """Record a span for each of these rows.
 
     Args:
-        spans: Of this process.
-        rows: Acknowledged now.
-        runs_prefix: The beginning of the names of runs topics.
         began: Nanoseconds since 1970 at which they were given to the producer.
     """
     for row in rows:

@@ -46,7 +46,6 @@ class Unclaimed(NamedTuple):
     Args:
         sent: The monotonic time at which it was published.
         publish_at: Of its message. A later attempt of the run has a later one.
-        represents: The number of published runs that it represents.
     """
 
     sent: float
@@ -107,11 +106,7 @@ class Window:
         """Record a count, and make the window smaller or larger.
 
         Args:
-            waiting: The published runs that an executor of the queue could still claim.
-            executors: Live executors of the queue.
             now: The monotonic time.
-            share: The share of the topic's runs that this relay publishes.
-            held: True if runs of the topic are held back.
         """
         self._counted_at = now
         since = now - _FORGET_SECONDS if executors else float("-inf")
