@@ -41,11 +41,7 @@ class Form(Generic[R]):
     """The wire form of one kind of record.
 
     Attributes:
-        name: The record's name in its schema.
-        schema: The text of the schema.
         header: The first ten bytes of its messages.
-        encode: From the record to the whole message.
-        read: From a message and a position to the record and the position behind it.
     """
 
     name: str
@@ -90,15 +86,7 @@ def encode_json(record: object) -> bytes:
 
 
 def decode(data: bytes, record_type: type[R]) -> R:
-    """Return the record of a message.
-
-    Args:
-        data: The message's value.
-        record_type: The record type of the topic.
-
-    Raises:
-        UndecodableMessage: The bytes are not a record of this type; the error describes them.
-    """
+    """Return the record of a message."""
     if len(data) > MAX_MESSAGE_BYTES:
         msg = f"the message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES} are read"
         raise UndecodableMessage(msg)
