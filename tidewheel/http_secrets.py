@@ -41,11 +41,7 @@ def read_entry(written: str) -> HttpSecret:
 
 
 def make_secret(value: str, hosts: Iterable[str]) -> HttpSecret:
-    """Return a secret of its parts.
-
-    Raises:
-        ValueError: A host or the value is invalid; the message shows neither.
-    """
+    """Return a secret of its parts."""
     allowed = frozenset(_host(host.strip(), number) for number, host in enumerate(hosts, 1))
     return HttpSecret(_value(value), allowed)
 

@@ -41,10 +41,6 @@ class Presence:
     """The thread that keeps the row of this process.
 
     Args:
-        url: The database.
-        settings: The settings of the process, which the row shows.
-        role: Its role.
-        process_id: The id of its row.
         refresh: Reads again, with each heartbeat, what the process keeps of the database.
     """
 

@@ -124,12 +124,8 @@ def producer(
     """Return an idempotent producer.
 
     Args:
-        config: Bootstrap servers and what users pass through.
-        role: Part of the client id.
         linger_ms: How long a message may wait for company.
-        timeout_ms: How long one message is tried.
         batch: Messages of one partition sent together, at most.
-        on_delivery: Called with the report of each message that was not delivered.
     """
     _refuse_overrides(config)
     return Producer(
@@ -165,10 +161,6 @@ def consumer(
     """Return a consumer that commits nothing by itself.
 
     Args:
-        config: Bootstrap servers and what users pass through.
-        group: Its group.
-        role: Part of the client id.
-        protocol: The group's protocol.
         reset: The first offset of a partition that has none.
         one_batch: True if it fetches the next batch half a second later.
     """
@@ -254,9 +246,7 @@ def share_consumer(
     """Return a member of a share group that acknowledges each message separately.
 
     Args:
-        config: Bootstrap servers and what users pass through.
         group: A group of its own: a name that a consumer group has cannot be a share group's.
-        role: Part of the client id.
         max_records: Messages to fetch at once; the broker returns whole batches of the producer, so there may be more.
         on_statistics: Called with the client's statistics ten times a second while it polls.
     """

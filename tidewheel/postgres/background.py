@@ -12,12 +12,7 @@ _CANCEL_SECONDS = 0.1  # between two cancels: a cancel that arrives before the s
 
 
 class BackgroundQuery(Generic[R]):
-    """A query that its loop starts and collects later, so that the loop never waits for it.
-
-    Args:
-        session: The query's own connection.
-        name: The thread's name.
-    """
+    """A query that its loop starts and collects later, so that the loop never waits for it."""
 
     def __init__(self, session: Session, name: str) -> None:
         self._session = session

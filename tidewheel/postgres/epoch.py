@@ -33,7 +33,6 @@ class Epoch:
         """Note the epoch of the database.
 
         Args:
-            connection: Of the service, at its start.
             on_end: Called when a later connection finds another epoch.
 
         Raises:
@@ -50,7 +49,6 @@ class Epoch:
 
         Raises:
             EpochOver: It is another one: this process ends.
-            psycopg.Error: The connection is lost.
         """
         if self._noted is None:
             return

@@ -19,7 +19,6 @@ class ClockSkew:
 
     Args:
         limit: A larger skew logs a warning (`max_clock_skew`).
-        clock: This process's clock.
     """
 
     def __init__(self, limit: timedelta, clock: Clock | None = None) -> None:
@@ -37,7 +36,6 @@ class ClockSkew:
         """Record one reading of the database's clock.
 
         Args:
-            instant: The reading.
             since: `monotonic_seconds()` from before the statement was sent. The reading was taken after that, so the
                 skew is wrong by at most half of the time since then.
 

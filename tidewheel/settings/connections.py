@@ -210,7 +210,6 @@ class Connections(Settings):
 
         Args:
             topic_prefix: The installation's, if it differs from the setting.
-            enforces: True for an executor.
         """
         ports = {read_port(entry) for entry in self.http_ports}
         defaults = {None} if self.http_allow_private else {80, 443}
@@ -260,20 +259,13 @@ class Connections(Settings):
         return make_conninfo(url, password=password)
 
     def bootstrap(self) -> str:
-        """Return the brokers, `host:port` separated by commas.
-
-        Raises:
-            NotRunning: No broker is named and no local stack is running.
-            Unavailable: `tidewheel dev` is starting the local stack.
-        """
+        """Return the brokers, `host:port` separated by commas."""
         return self.kafka_config()["bootstrap.servers"]
 
     def kafka_config(self) -> dict[str, str]:
         """Return the configuration of every Kafka client, `bootstrap.servers` and passwords included.
 
         Raises:
-            NotRunning: No broker is named and no local stack is running.
-            Unavailable: `tidewheel dev` is starting the local stack.
             SettingsError: The properties file cannot be read.
         """
         config = self._kafka_config()
@@ -310,12 +302,7 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
 
 
 def _running_stack(part: str, variable: str) -> "StackInfo":
-    """Return the running local stack.
-
-    Raises:
-        NotRunning: None runs, or its packages are not installed.
-        Unavailable: `tidewheel dev` is about to start it, or starts a part again.
-    """
+    """Return the running local stack."""
     start = "`tidewheel dev` or `tidewheel up`"
     if not is_installed():
         start = f"`{INSTALL}`, then {start}"
