@@ -22,12 +22,7 @@ _MODELS: dict[str, type[AnyRequest]] = {
 
 
 class RequestRefused(InvalidInput):
-    """A request that is refused; `identity` holds what the reply needs.
-
-    Args:
-        errors: Every problem found.
-        identity: The fields that identify the request, as far as they are readable.
-    """
+    """A request that is refused; `identity` holds what the reply needs."""
 
     def __init__(self, errors: tuple[FieldError, ...], identity: "RequestIdentity") -> None:
         self.identity = identity

@@ -195,7 +195,6 @@ class TargetType:
     """One type of target, as other folders use it; its runner and its wire record are elsewhere.
 
     Args:
-        model: The model that reads it; its field `type` names the type.
         flag: The flag of `tidewheel job` that sets it.
         sets: The field that the flag sets; a list is set from words as a shell splits them.
         metavar: The flag's value in `--help`.
@@ -251,11 +250,7 @@ TARGETS: Mapping[str, TargetType] = MappingProxyType({target.kind: target for ta
 
 
 def read_target(value: object) -> TargetSpec:
-    """Return the target that an object or a bare string describes.
-
-    Raises:
-        InvalidValue: The value describes no target.
-    """
+    """Return the target that an object or a bare string describes."""
     if isinstance(value, TargetSpec):
         return value
     if isinstance(value, str):
