@@ -38,8 +38,6 @@ def decide(
     """Decide which occurrences of a timer fire now, which are skipped, and when the timer is due next.
 
     Args:
-        state: The timer.
-        now: The database's clock.
         horizon: Instants up to here become runs (now plus the lookahead).
         misfire_after: How late an occurrence may be before it is missed.
         limit: The most occurrences in one decision. The timer stays due when there are more.

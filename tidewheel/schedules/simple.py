@@ -70,8 +70,6 @@ class Interval:
     """Occurrences at ``anchor + n * every``, computed by arithmetic.
 
     Args:
-        interval_us: Microseconds.
-        anchor: UTC.
         anchor_fires: True if ``n`` begins with 0 instead of 1: the user named the anchor, so it is an occurrence too.
         bounds: Both ends belong to it.
     """
@@ -130,7 +128,6 @@ class FixedDelay:
     Its occurrences are the recorded ones. As a schedule it has none, so it has no catch-up and no backfill.
 
     Args:
-        interval_us: Microseconds.
         bounds: Both ends belong to it.
     """
 
@@ -142,7 +139,6 @@ class FixedDelay:
         """Return the next occurrence; None past the end.
 
         Args:
-            accepted: The instant at which the schedule was first accepted.
             ended: The end of the last run by the timer; None before the first one.
         """
         instant = accepted if ended is None else ended + timedelta(microseconds=self.interval_us)

@@ -93,11 +93,7 @@ class Change:
 
 
 def changes_by_rule(footer: str, years: range) -> list[Change]:
-    """Return the changes by the rule in these years, ascending; none without daylight saving time.
-
-    Raises:
-        ValueError: The footer is no POSIX TZ string.
-    """
+    """Return the changes by the rule in these years, ascending; none without daylight saving time."""
     rule = _RULE.fullmatch(footer)
     if rule is None:
         problem = f"{footer!r} is no POSIX TZ rule"
