@@ -32,9 +32,6 @@ class PartStatus:
     """One part.
 
     Args:
-        name: For people.
-        state: How it is.
-        address: host:port.
         pid: Of a running part of ours, else None.
     """
 
@@ -48,11 +45,7 @@ class Parts:
     """The embedded parts of the stack in `home`, used or replaced by given servers.
 
     Args:
-        home: The stack's folder.
-        state: What it remembers.
         cache: Where the broker's jars are kept; None for the user's cache.
-        shared_buffers_megabytes: PostgreSQL's page cache.
-        max_wal_size_megabytes: WAL between PostgreSQL's checkpoints.
         lasting: False if the stack is erased with the caller's session.
     """
 

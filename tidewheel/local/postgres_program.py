@@ -45,11 +45,7 @@ def find_programs(account: Account | None) -> Path:
 
 
 def server_account() -> Account | None:
-    """Return the account that PostgreSQL runs as; None for the caller's own.
-
-    Raises:
-        StackError: Root cannot make the system user.
-    """
+    """Return the account that PostgreSQL runs as; None for the caller's own."""
     if os.geteuid() != 0:
         return None
     try:

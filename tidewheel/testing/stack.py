@@ -111,7 +111,6 @@ class Tidewheel:
 
     Args:
         stack: What the session shares.
-        url: The test's own database.
     """
 
     def __init__(self, stack: Stack, url: str) -> None:
@@ -199,7 +198,6 @@ class Tidewheel:
         """Fail unless a job has fired; return its runs without the skipped ones.
 
         Args:
-            key: The job.
             at: At this nominal instant.
             times: So many times; at least once when not given.
         """
@@ -293,11 +291,7 @@ class Tidewheel:
 
 
 def run_of(runs: Sequence[Run], run_id: UUID) -> Run:
-    """One of several runs.
-
-    Raises:
-        LookupError: It is not among them.
-    """
+    """One of several runs."""
     for run in runs:
         if run.run_id == run_id:
             return run
