@@ -17,8 +17,6 @@ def occurrence_notes(schedule: Schedule, at: datetime, since: datetime | None = 
     """Return the effects on an occurrence, and the local times that a clock change skipped before it.
 
     Args:
-        schedule: The schedule of the occurrence.
-        at: The occurrence.
         since: The occurrence before it; computed if not given.
     """
     bare = schedule.schedule if isinstance(schedule, CalendarSchedule) else schedule
