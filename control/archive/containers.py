@@ -42,9 +42,7 @@ class Parts:
     """The files of one kind of a day, each closed when it is large enough.
 
     Args:
-        day: The day.
         kind: `runs` or `facts`.
-        scratch: The folder in which a file grows.
         keep: Takes a finished file, with its name in the archive.
     """
 

@@ -29,9 +29,6 @@ class ArchivedDay:
 
     Args:
         day: The day, in UTC, on which its runs ended.
-        runs: The number of its runs.
-        bytes: The size of its files.
-        archived_at: When it was recorded.
     """
 
     day: date

@@ -17,17 +17,11 @@ class Recording:
     """The state of recording, and of the raise that this installation came from.
 
     Args:
-        site: The id of this installation in its records.
         enabled_at: The time at which recording began; None while it is off.
         listed: True once the rows that existed before are noted too; False again once Kafka has refused a record.
-        batch: The number of the last batch.
         complete_at: The snapshot of the last complete batch; None before the first one.
         age: The time since then, by the database's clock.
         changes: Noted changes that are in no batch yet.
-        raised_site: The site from whose topics this installation was raised.
-        raised_batch: The batch of that site.
-        raised_as_of: The snapshot of that batch.
-        raised_at: The time of the raise.
     """
 
     site: UUID
