@@ -26,11 +26,7 @@ class Limits:
     """Limits beyond which something is a finding.
 
     Args:
-        check_seconds: The longest time of one check.
         transaction_age: An older transaction holds vacuum back.
-        free_bytes: The least free space of the local stack's disk.
-        slot_bytes: The most WAL that an unread replication slot keeps.
-        standby_bytes: The most WAL that a standby may be behind.
         site_age: An older state in the topics of a standby site means that they are behind.
         message_age: An older message of the outbox means that none leaves.
         timer_age: A timer that is overdue for longer means that nothing fires.
@@ -61,11 +57,7 @@ class Context:
     """The state that checks share.
 
     Args:
-        settings: The settings of this process.
-        limits: The limits beyond which something is a finding.
-        data_dir: The folder of the local stack, if its database is used.
         url: The database, once it has answered.
-        installation: The installation, once it was read.
     """
 
     settings: Connections
@@ -80,9 +72,6 @@ class Context:
 
         Args:
             options: Further server settings, as `-c name=value`.
-
-        Raises:
-            Unavailable: The database does not answer.
         """
         url = self.url or self.settings.database()
         with connect(url, "tidewheel-doctor", options=f"{_STATEMENT_LIMIT} {options}") as connection:
@@ -94,8 +83,6 @@ class Check:
     """A check.
 
     Args:
-        name: Its name.
-        run: Yields its findings.
         needs: The check without which it cannot run.
     """
 

@@ -36,7 +36,6 @@ class Doctor:
     """Runs the checks, one diagnosis at a time.
 
     Args:
-        settings: The settings of this process.
         limits: Those of the checks; by default those of `tidewheel doctor`.
     """
 

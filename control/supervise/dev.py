@@ -43,8 +43,6 @@ class DevOptions:
         handlers: Modules with handlers, separated by commas.
         home: The stack's folder; None for the default.
         api_port: The API's port; None for that of the settings, or a free one if it is in use.
-        metrics_port: The first port of metrics.
-        flags: Flags of every service.
     """
 
     handlers: str | None
@@ -111,11 +109,7 @@ class _Access:
 
 
 def _choose_api_port(settings: ApiSettings, given: int | None, log: Log) -> int:
-    """Return the API's port: the one given or set, else the default, else a free one.
-
-    Raises:
-        InvalidInput: The port that was given or set is in use.
-    """
+    """Return the API's port: the one given or set, else the default, else a free one."""
     port = settings.api_port
     if port == 0:
         return free_port()
@@ -142,12 +136,7 @@ def _owner(port: int) -> str:
 
 
 async def _reload_on_save(supervisor: Supervisor, modules: Collection[Path]) -> None:
-    """Replace the executor when a file is saved that the present one has reported, until cancelled.
-
-    Args:
-        supervisor: Runs the executor.
-        modules: Files that are watched in any case.
-    """
+    """Replace the executor when a file is saved that the present one has reported, until cancelled."""
     files = {path.resolve() for path in modules}
     watching: asyncio.Task[None] | None = None
     watched: set[Path] = set()

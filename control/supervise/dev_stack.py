@@ -36,10 +36,8 @@ class DevStack:
     """The stack while `dev` runs.
 
     Args:
-        stack: The stack.
         lock: Its lock, held.
         supervisor: Runs the services; its stop ends a start of the stack.
-        log: Receives each step.
     """
 
     def __init__(self, stack: LocalStack, lock: "DevLock", supervisor: Supervisor, log: Log) -> None:
