@@ -90,7 +90,7 @@ class Rows:
 class Jobs:
     """Rows go with their job, which `ended_jobs.py` removes when it was deleted or finished long ago.
 
-    Versions of live jobs go before, by `superseded_versions.py`.
+    Versions of live jobs go before, by `ended_jobs.py`.
     """
 
 
