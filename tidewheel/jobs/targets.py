@@ -10,8 +10,13 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tidewheel.jobs.allow_lists import path_problem
-from tidewheel.jobs.credential_headers import refuse_literal_credentials
-from tidewheel.jobs.headers import MAX_HEADER, SecretReference, read_headers, read_literal_headers
+from tidewheel.jobs.headers import (
+    MAX_HEADER,
+    SecretReference,
+    read_headers,
+    read_literal_headers,
+    refuse_literal_credentials,
+)
 from tidewheel.jobs.hosts import MAX_URL, read_url
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_list, as_object
