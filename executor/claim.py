@@ -407,11 +407,7 @@ def latest_per_run(runs: Iterable[RunMessage]) -> dict[UUID, RunMessage]:
 
 
 def without_errors(messages: Iterable[Message], topic: str) -> list[Message]:
-    """Return the messages that carry data.
-
-    Raises:
-        Unavailable: There is none, and the client reports an error in its place.
-    """
+    """Return the messages that carry data; raise Unavailable if there is an error in their place."""
     found: list[Message] = []
     failure: KafkaError | None = None
     for message in messages:

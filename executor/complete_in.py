@@ -115,11 +115,7 @@ class Completion:
 
 
 def encode_result(result: object) -> bytes | None:
-    """Return a result as it is stored.
-
-    Raises:
-        InvalidInput: It cannot be stored; nothing was written yet, so that the effect can be undone.
-    """
+    """Return a result as it is stored; raise InvalidInput before anything is written."""
     outcome = serialize_result(result)
     if outcome.kind is not AttemptOutcome.SUCCEEDED:
         remedy = "return a value that pydantic can serialize to JSON, up to 64 KiB"

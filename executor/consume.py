@@ -42,11 +42,7 @@ _MAX_CLAIMS = 1000  # claims in one transaction; of 200 each costs PostgreSQL 6 
 
 @dataclass(slots=True)
 class _PendingClaim:
-    """A claim in progress.
-
-    Args:
-        batch: Its messages, of partitions that are still assigned.
-    """
+    """A claim in progress; its messages are of partitions that are still assigned."""
 
     batch: list[FetchedMessage]
     taken: int
@@ -54,11 +50,7 @@ class _PendingClaim:
 
 
 class LaneConsumer:
-    """The thread that consumes one topic.
-
-    Args:
-        max_wait: How long a message may wait here for a slot.
-    """
+    """The thread that consumes one topic; a message waits here for a slot up to `max_wait`."""
 
     def __init__(
         self,

@@ -126,11 +126,7 @@ class ProgressBuffer:
 
 
 class EarlierRuns:
-    """Look up a job's earlier runs, and a run's parents, over one session; safe from every thread.
-
-    Args:
-        session: Opened with the first look-up.
-    """
+    """Look up a job's earlier runs, and a run's parents, over one session; safe from every thread."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -140,11 +140,7 @@ def registered() -> dict[str, Handler]:
 
 
 def import_handlers(modules: str | None) -> None:
-    """Import the modules that register handlers.
-
-    Args:
-        modules: Names separated by commas.
-    """
+    """Import the modules, separated by commas, that register handlers."""
     for name in filter(None, (part.strip() for part in (modules or "").split(","))):
         try:
             import_module(name)

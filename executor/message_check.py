@@ -35,11 +35,7 @@ _CAUSES = {
 
 
 class MessageCheck:
-    """Verifies the signatures of run messages; thread-safe.
-
-    Args:
-        policy: With `warn` a message without a valid signature is used all the same.
-    """
+    """Verifies the signatures of run messages; with `warn` it accepts all. Thread-safe."""
 
     def __init__(self, keys: MessageKeys, policy: Policy, look_up: Callable[[], None] = lambda: None) -> None:
         self._keys, self._policy, self._look_up = keys, policy, look_up

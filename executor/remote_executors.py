@@ -166,11 +166,7 @@ class _RemoteAttempt:
 
 
 class RemoteExecutors:
-    """Serves remote executors on one thread.
-
-    Args:
-        stop: Ends its waiting for rows that another transaction has locked.
-    """
+    """Serves remote executors on one thread; `stop` ends its waiting for locked rows."""
 
     def __init__(self, session: Session, installation: Installation, *, notify: Callable[[Channel], None]) -> None:
         self._session, self._installation, self._notify = session, installation, notify

@@ -32,11 +32,7 @@ _MAX_CLAIMS = 500  # claims in one transaction
 
 
 class ShareLaneConsumer:
-    """The thread that consumes one topic.
-
-    Args:
-        join_group: Creates a member; called again after a fatal error of the client.
-    """
+    """The thread that consumes one topic; it joins the group again after a fatal error of the client."""
 
     def __init__(
         self,

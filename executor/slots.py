@@ -26,11 +26,7 @@ _COUNTED_BYTES: Final = 16 << 10
 
 
 class TakenSlots(NamedTuple):
-    """Slots that were taken.
-
-    Args:
-        real: The number of them that exist; the others are overcommitted.
-    """
+    """Slots that were taken; of these `real` exist, the others are overcommitted."""
 
     taken: int
     real: int

@@ -79,11 +79,7 @@ def apply_cancels(
 
 
 class _Done(NamedTuple):
-    """The effect of a cancel.
-
-    Args:
-        changed: False if the run was being cancelled, or has ended.
-    """
+    """The effect of a cancel; `changed` is false if the run was being cancelled, or has ended."""
 
     before: RunState
     changed: bool

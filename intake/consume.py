@@ -60,11 +60,7 @@ _PURGE_LIMIT = 5000  # the LIMIT of purge_replies: more rows are due when it was
 
 
 class Member:
-    """One member of a consumer group, on its own thread.
-
-    Args:
-        number: Its number among this process's members for this topic, from 1.
-    """
+    """One member of a consumer group, on its own thread; numbered from 1 within process and topic."""
 
     def __init__(
         self,

@@ -70,11 +70,7 @@ class _Window:
 
 
 class Windows:
-    """The windows of a batch, locked.
-
-    Args:
-        unbegun: The times of their runs that have not begun; None for a run that waits for others.
-    """
+    """The windows of a batch, locked; `unbegun` has None for a run that waits for others."""
 
     def __init__(self, rows: Sequence[_Row], unbegun: Mapping[UUID, datetime | None], now: datetime) -> None:
         self._windows = {row.dedupe_id: _Window(row, row) for row in rows}

@@ -108,11 +108,7 @@ class NewJob(NamedTuple):
 def write_new_jobs(
     connection: Conn, installation: Installation, jobs: Sequence[NewJob], now: datetime, *, emit_events: bool = True
 ) -> bool:
-    """Write the rows of jobs that do not exist, in the caller's transaction.
-
-    Returns:
-        False if another transaction has created one of them meanwhile; then none was written.
-    """
+    """Write the rows of new jobs in the caller's transaction; return False, and write none, if one exists."""
     if not jobs:
         return True
     # In one order, so that two transactions which create the same jobs wait in one direction only.

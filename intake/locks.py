@@ -84,11 +84,7 @@ def absent_job(job: JobId, tenant: str, key: str, now: datetime) -> JobRow:
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """Jobs that are locked for a change.
-
-    Args:
-        now: The time by the database's clock, read after the locks were acquired.
-    """
+    """Jobs that are locked for a change; `now` was read after the locks were acquired."""
 
     now: datetime
     jobs: Mapping[UUID, JobRow]

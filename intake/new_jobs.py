@@ -58,11 +58,7 @@ _TRIES = 5  # each failed try means that another transaction has created one of 
 
 
 class Created(NamedTuple):
-    """The new jobs of a batch.
-
-    Args:
-        refused: The refusals of the others, by id.
-    """
+    """The new jobs of a batch, and the refusals of the others, by id."""
 
     jobs: dict[UUID, NewJob]
     refused: dict[UUID, Refused]

@@ -97,11 +97,7 @@ class NextVersion:
 
 
 def next_version(spec: JobSpec, job: JobRow, inputs: VersionInputs, day_sets: DaySets) -> NextVersion:
-    """Return the version that a spec becomes.
-
-    Raises:
-        ScheduleRefused: The schedule cannot be read; paths are relative to `job`.
-    """
+    """Return the version that a spec becomes; paths of a ScheduleRefused are relative to `job`."""
     interval_us, anchor = _interval_us(spec), _anchor(spec, job, inputs.now, spread=inputs.spread_anchor)
     text = schedule_text(spec, job, anchor or inputs.now, first=job.created_at if job.exists else inputs.now)
     policy = _policy_text(spec, job, text, inputs.now)
@@ -147,11 +143,7 @@ def same_schedule(spec: JobSpec, job: JobRow, now: datetime) -> bool:
 
 
 def ensure_can_run(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets, *, spread: bool = False) -> None:
-    """Refuse a spec that can never fire; an edit counts `max_runs` from the first acceptance of the job.
-
-    Raises:
-        Refused: It can never fire, or cannot be read; paths are relative to `job` or its schedule.
-    """
+    """Refuse a spec that can never fire; an edit counts `max_runs` from the first acceptance of the job."""
     anchor = _anchor(spec, job, now, spread=spread)
     text = schedule_text(spec, job, anchor or now, first=job.created_at if job.exists else now)
     schedule = schedule_from_text(text, job.job_id)

@@ -109,11 +109,7 @@ class StoredOffsets:
         return position is not None and (message.offset() or 0) >= position.next_offset
 
     def store(self, connection: Conn, ends: Mapping[Partition, int]) -> None:
-        """Store the offsets after a batch, in the transaction that applies it.
-
-        Raises:
-            Fenced: Another member has acquired one of the partitions.
-        """
+        """Store the offsets after a batch, in its transaction; Fenced if another member has a partition."""
         partitions = sorted(ends)
         columns = {
             "topics": [topic for topic, _ in partitions],

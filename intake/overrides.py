@@ -144,11 +144,7 @@ def _change(received: ReceivedRequest, upcoming: UpcomingOccurrences) -> _Change
 def _apply_changes(
     connection: Conn, installation: Installation, locked: Locked, changes: Sequence[_Change], day_sets: DaySets
 ) -> tuple[dict[UUID, UpcomingOccurrences], dict[UUID, Refused]]:
-    """Write the changes of different jobs, except those that come too late.
-
-    Returns:
-        The upcoming occurrences of the jobs after the changes, and the refusals of changes that came too late.
-    """
+    """Write the changes of different jobs; return their upcoming occurrences, and what came too late."""
     if not changes:
         return {}, {}
     shifting = [change for change in changes if change.shifts_timer]

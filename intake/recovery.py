@@ -51,11 +51,7 @@ class _Piece(NamedTuple):
 
 
 class Applier:
-    """Applies the messages of one member, each exactly once.
-
-    Args:
-        session: The member's; no transaction is open.
-    """
+    """Applies the messages of one member, each exactly once; its session has no open transaction."""
 
     def __init__(
         self,

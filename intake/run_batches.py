@@ -75,11 +75,7 @@ def apply_batch_closes(
     *,
     together: Sequence[ReceivedRequest],
 ) -> list[Reply]:
-    """Close batches in the caller's transaction; return a reply for each request.
-
-    Args:
-        together: As of `apply_batch_adds`.
-    """
+    """Close batches as `apply_batch_adds` adds to them; return a reply for each request."""
     lock_occurrences(connection, together)
     replies: list[Reply] = []
     for received in batch:

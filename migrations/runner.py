@@ -154,11 +154,7 @@ def created_names() -> list[str]:
 
 
 def status(url: str) -> list[Status]:
-    """Return the state of each migration.
-
-    Raises:
-        MigrationError: An applied file was edited. A migration of a newer release is no error.
-    """
+    """Return the state of each migration; raise MigrationError if an applied file was edited."""
     with connect(url, "tidewheel-migrate") as connection:
         applied = _read_applied(connection)
     return [
@@ -255,11 +251,7 @@ def migrate(
 
 
 def require_current(connection: Conn) -> None:
-    """Check that the database has this release's migrations, and shows its rows; each service calls it.
-
-    Raises:
-        MigrationError: Some are missing, or row-level security hides all rows; the message names the remedy.
-    """
+    """Check that the database has this release's migrations and shows its rows, or raise MigrationError."""
     applied = _read_applied(connection)
     missing = [migration.name for migration in migrations() if migration.name not in applied and not migration.is_post]
     too_new = sorted(name for name in _newer(applied) if is_post(name))

@@ -33,11 +33,7 @@ FAILED_SECONDS = _KEPT.total_seconds()
 
 
 class ExpiredReplies:
-    """Deletes expired replies of the slices that this relay holds.
-
-    Args:
-        prefix: The start of the names of tenants' topics of replies.
-    """
+    """Deletes expired replies of the slices that this relay holds, on topics that begin with `prefix`."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self._session = Session(url, "tidewheel-relay-expired", options=SESSION_OPTIONS, autocommit=True)

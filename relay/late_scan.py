@@ -69,11 +69,7 @@ class LateRowScan:
         self._background.close()
 
     def _find(self, row_range: RowRange, earlier: ScanResult | None = None) -> tuple[ScanResult, RowRange]:
-        """Scan one limit of rows of each slice and lane, up to `MAX_BYTES` and `_PART_SECONDS`.
-
-        Returns:
-            The result, and the range that is left to scan.
-        """
+        """Scan one limit of rows of each slice and lane; return the result and what is left to scan."""
         rows: dict[Pair, Sequence[DueRow]] = {}
         complete = earlier is None or earlier.complete
         rest = dict(row_range.upto)

@@ -84,21 +84,13 @@ class Publisher:
         return self._backoff.failing_topics(seconds)
 
     def send(self, rows: Sequence[DueRow]) -> None:
-        """Give rows to the producer; `await_acks` returns the result.
-
-        Raises:
-            Unavailable: The broker does not accept them now.
-        """
+        """Give rows to the producer; `await_acks` returns the result."""
         self._too_large = []
         self._sent, self._refused = self._produce(self._sendable(rows))
         failpoint("relay.produced")
 
     def await_acks(self) -> Published:
-        """Wait until each row sent last is acknowledged or refused.
-
-        Raises:
-            Unavailable: The broker does not accept them now. None is acknowledged.
-        """
+        """Wait until each row sent last is acknowledged or refused; after Unavailable none is acknowledged."""
         rows, self._sent = self._sent, ()
         result = Published()
         result.acknowledged, self._dropped = self._dropped, []

@@ -88,11 +88,7 @@ class Reader:
         self._was_full = self._was_small = False  # of the previous batch
 
     def refresh_keys(self, keys: MessageKeys) -> None:
-        """Read the keys that sign run messages, every few seconds.
-
-        Raises:
-            Unavailable: PostgreSQL does not answer, or has no key.
-        """
+        """Read the keys that sign run messages, every few seconds; Unavailable if there is none."""
         keys.refresh_aged(self._session, _KEYS_SECONDS)
         keys.require()
 

@@ -103,11 +103,7 @@ class Window:
         return max(self._counted_at + pause - now, 0.0)
 
     def counted(self, waiting: Iterable[bytes], executors: int, now: float, *, share: float, held: bool) -> None:
-        """Record a count, and make the window smaller or larger.
-
-        Args:
-            now: The monotonic time.
-        """
+        """Record a count at a monotonic time, and make the window smaller or larger."""
         self._counted_at = now
         since = now - _FORGET_SECONDS if executors else float("-inf")
         recorded, published = len(self.unclaimed), _total(self.unclaimed)

@@ -23,11 +23,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Merge(NamedTuple):
-    """Rows of a grain that become rows of the next one.
-
-    Args:
-        after: The age from which they do.
-    """
+    """Rows of a grain that become rows of the next one, from the age `after` on."""
 
     grain: int
     after: timedelta
@@ -42,11 +38,7 @@ MERGES: Final = (
 
 
 def merge_activity(connection: Conn, now: datetime, pace: Pace) -> None:
-    """Merge the rows that are old enough.
-
-    Args:
-        connection: With autocommit.
-    """
+    """Merge the rows that are old enough, on a connection with autocommit."""
     for each in MERGES:
         into = GRAINS[each.grain + 1]
         before = now - each.after

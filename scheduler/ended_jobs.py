@@ -37,11 +37,7 @@ _VERSION_PAGES = 20  # of a job in a round, which takes a day at most: more than
 
 
 def remove_ended_jobs(connection: Conn, before: datetime, pace: Pace) -> int:
-    """Remove jobs that ended before an instant, and that nothing needs; return their number.
-
-    Args:
-        connection: With autocommit.
-    """
+    """Remove unneeded jobs that ended before an instant, with autocommit; return their number."""
     removed = 0
     row = cast("tuple[UUID | None] | None", connection.execute(_READ_JOB_ROUND, binary=True).fetchone())
     after = row[0] if row else None

@@ -212,11 +212,7 @@ class Thaws:
             return len(held)
 
     def _settle(self, freezes: list[int]) -> bool:
-        """Add the jobs and retract the runs of the transactions that did not see these freezes.
-
-        Returns:
-            True if more can be done at once.
-        """
+        """Add jobs and retract runs that did not see these freezes; return True if more can be done."""
         if not freezes:
             self._settle_seconds = _POLL_SECONDS
             return False

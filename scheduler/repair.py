@@ -46,11 +46,7 @@ _STALE_AFTER = timedelta(minutes=1)  # a live executor reads its signals within 
 
 
 def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
-    """Restore the missing timers of one shard.
-
-    Returns:
-        The number of restored timers.
-    """
+    """Restore the missing timers of one shard; return their number."""
     first, last = job_range(shard, shards)
     columns = {"first": first, "last": last}
     with session.transaction() as connection:
@@ -69,11 +65,7 @@ def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
 
 
 def release_stuck_chains(session: Session) -> int:
-    """Release fixed_delay jobs whose timers wait for the end of a run that is not open.
-
-    Returns:
-        The number of released jobs.
-    """
+    """Release fixed_delay jobs that wait for a run that is not open; return their number."""
     with session.transaction() as connection:
         released = [cast("UUID", job) for (job,) in connection.execute(_RELEASE_HELD_CHAINS, binary=True)]
     if released:

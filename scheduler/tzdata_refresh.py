@@ -125,11 +125,7 @@ class TzdataRefresh:
 
 
 def is_current(timer: LockedTimer, state: TimerState, ahead: frozenset[datetime], now: datetime) -> bool:
-    """Return True if a timer and the runs created ahead of time agree with the current zone rules.
-
-    Args:
-        ahead: The instants later than now whose runs exist.
-    """
+    """Return True if a timer and the runs ahead of now (`ahead`) agree with the current zone rules."""
     cursor = timer.scheduled_at
     if cursor <= now:
         return True

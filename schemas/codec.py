@@ -38,11 +38,7 @@ MAX_MESSAGE_BYTES = 1 << 20  # Kafka's default max.message.bytes; Tidewheel writ
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[R]):
-    """The wire form of one kind of record.
-
-    Attributes:
-        header: The first ten bytes of its messages.
-    """
+    """The wire form of one kind of record; its messages begin with the ten bytes of `header`."""
 
     name: str
     schema: str

@@ -47,11 +47,7 @@ def make_secret(value: str, hosts: Iterable[str]) -> HttpSecret:
 
 
 def environment_secrets(environment: Mapping[str, str]) -> dict[str, HttpSecret]:
-    """Return the secrets in an environment by their names.
-
-    Raises:
-        SettingsError: A variable is invalid; the message names it and shows nothing of its value.
-    """
+    """Return the secrets in an environment by their names; an error shows nothing of a value."""
     secrets: dict[str, HttpSecret] = {}
     for variable, written in environment.items():
         if not variable.upper().startswith(PREFIX):

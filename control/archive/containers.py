@@ -102,11 +102,7 @@ class Parts:
 
 
 def read_block(store: Store, day: str, file: ArchiveFile, block: Block) -> list[Record]:
-    """Return the records of one block.
-
-    Raises:
-        ArchiveDamaged: Its bytes are not those that were written.
-    """
+    """Return the records of one block, or raise ArchiveDamaged."""
     name, data = f"{day}/{file.name}", raw_block(store, day, file, block)
     return decode_block(name, store.read(name, (0, file.header)), data, SCHEMAS[file.kind])
 

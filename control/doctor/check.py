@@ -54,11 +54,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Context:
-    """The state that checks share.
-
-    Args:
-        url: The database, once it has answered.
-    """
+    """The state that checks share; `url` is set once the database has answered."""
 
     settings: Connections
     limits: Limits = field(default_factory=Limits)
@@ -68,11 +64,7 @@ class Context:
 
     @contextmanager
     def connection(self, options: str = "") -> Generator[Conn]:
-        """Open a connection whose statements are limited in time.
-
-        Args:
-            options: Further server settings, as `-c name=value`.
-        """
+        """Open a connection whose statements are limited in time; `options` are as `-c name=value`."""
         url = self.url or self.settings.database()
         with connect(url, "tidewheel-doctor", options=f"{_STATEMENT_LIMIT} {options}") as connection:
             yield connection
@@ -80,11 +72,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check.
-
-    Args:
-        needs: The check without which it cannot run.
-    """
+    """A check; `needs` is the check without which it cannot run."""
 
     name: str
     run: Callable[[Context], Iterable[Finding]]

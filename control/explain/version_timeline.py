@@ -118,11 +118,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class VersionTimeline:
-    """Versions around an instant, the oldest first.
-
-    Args:
-        gone: Deleted calendars that one of them names.
-    """
+    """Versions around an instant, the oldest first; `gone` are deleted calendars that they name."""
 
     version_spans: tuple[VersionSpan, ...]
     gone: frozenset[str]

@@ -55,11 +55,7 @@ class Skipped(NamedTuple):
 
 
 class CalendarState(NamedTuple):
-    """A schedule under some days of its calendars.
-
-    Args:
-        until: The time until which these days held; None while they hold.
-    """
+    """A schedule under some days of its calendars; `until` is None while they hold."""
 
     until: datetime | None
     schedule: Schedule

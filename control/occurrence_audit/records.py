@@ -25,11 +25,7 @@ _ROWS = 100  # in one round trip: a row of a job that fires each second has 0.7 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The part of an installation that is audited.
-
-    Args:
-        before: All instants are earlier.
-    """
+    """The part of an installation that is audited: instants from `first` until before `before`."""
 
     first: datetime
     before: datetime

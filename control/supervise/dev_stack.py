@@ -148,11 +148,7 @@ class _StopRequested(StackError):
 
 
 class DevLock:
-    """The lock of one stack's home.
-
-    Raises:
-        StackError: Another `tidewheel dev` has it.
-    """
+    """The lock of one stack's home; StackError if another `tidewheel dev` has it."""
 
     def __init__(self, home: Path) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)

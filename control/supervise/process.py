@@ -54,11 +54,7 @@ class Report:
 
 
 class ServiceProcess:
-    """A process of a service.
-
-    Args:
-        admit: Sends the go-ahead.
-    """
+    """A process of a service; `admit` sends the go-ahead."""
 
     def __init__(
         self,

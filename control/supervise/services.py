@@ -63,11 +63,7 @@ def make_services(
 
 
 def module_files(handlers: str | None) -> list[Path]:
-    """Return the files of the modules with handlers, without importing one.
-
-    Raises:
-        InvalidInput: A name is a file's, or there is no such module.
-    """
+    """Return the files of the modules with handlers, without importing one; refuse an unknown module."""
     files: list[Path] = []
     for name in filter(None, (part.strip() for part in (handlers or "").split(","))):
         if name.endswith(".py"):

@@ -50,11 +50,7 @@ _KEPT_BYTES = 16 * _OUTPUT_CHARACTERS  # a secret that was cut in half is not am
 
 @dataclass(eq=False)
 class _QueuedAttempt:
-    """An attempt to run in a worker process.
-
-    Args:
-        future: Its outcome; cancelled if it was taken back before its start.
-    """
+    """An attempt to run in a worker process; taking it back before its start cancels its future."""
 
     attempt: Attempt
     on_start: Callable[[], None]
@@ -73,11 +69,7 @@ class _QueuedAttempt:
 
 
 class WorkerPool:
-    """The worker processes of one executor.
-
-    Args:
-        processes: The most processes; each is started when it is first needed.
-    """
+    """The worker processes of one executor, at most `processes`; each is started when first needed."""
 
     def __init__(self, setup: Setup, *, processes: int) -> None:
         self._setup, self._most = setup, processes

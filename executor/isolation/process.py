@@ -33,11 +33,7 @@ Sink = Callable[[bytes], object]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Settings of worker processes.
-
-    Args:
-        modules: The modules they import, separated by commas.
-    """
+    """Settings of worker processes; `modules` are what they import, separated by commas."""
 
     modules: str
     memory_bytes: int | None = None

@@ -39,11 +39,7 @@ class SupervisorGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """The end of a program, with all its processes.
-
-    Args:
-        errno: The system's error number, if it was never started.
-    """
+    """The end of a program, with all its processes; `errno` is set if it was never started."""
 
     exit_code: int | None = None
     signal_name: str | None = None

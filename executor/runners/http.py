@@ -74,11 +74,7 @@ async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def outcome_of_response(response: aiohttp.ClientResponse, body: bytes, url: str, sent: Redactor) -> Outcome:
-    """Return the outcome of a response: 2xx succeeds. A status below 200 is that of a broken response.
-
-    Args:
-        url: The target's URL as messages show it.
-    """
+    """Return the outcome of a response: 2xx succeeds. A status below 200 is that of a broken response."""
     text = body.decode("utf-8", "replace")
     text = sent.redact_cut(text) if len(body) == _BODY_BYTES else sent.redact(text)
     text = text.replace("\0", "\ufffd")

@@ -76,11 +76,7 @@ Headers = list[tuple[str, str | bytes | None]]
 
 
 class KafkaRunner:
-    """Produces to users' topics.
-
-    Args:
-        lease: How long the executor's lease lasts after a heartbeat.
-    """
+    """Produces to users' topics; `lease` is how long the executor's lease lasts after a heartbeat."""
 
     def __init__(
         self, config: Mapping[str, str], installation: Installation, lease: timedelta, allow_lists: AllowLists

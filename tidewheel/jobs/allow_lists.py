@@ -108,11 +108,7 @@ def read_port(text: str) -> int | None:
 
 
 def read_folder(text: str) -> str:
-    """Return a folder.
-
-    Raises:
-        ValueError: It is not absolute, or not in its shortest form.
-    """
+    """Return a folder; ValueError unless it is absolute and in its shortest form."""
     if problem := path_problem(text):
         raise ValueError(problem)
     return text

@@ -29,11 +29,7 @@ class SecretReference(StrictModel):
 
 
 def read_headers(value: object) -> dict[str, str | SecretReference]:
-    """Return the headers that an object describes.
-
-    Raises:
-        InvalidValue: A name or a value is invalid; the path is the header's name.
-    """
+    """Return the headers that an object describes; the path of an InvalidValue is the header's name."""
     read: dict[str, str | SecretReference] = {}
     seen: set[str] = set()
     for name, content in _object(value).items():

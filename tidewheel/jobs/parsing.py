@@ -41,11 +41,7 @@ class RequestIdentity:
 
 
 def parse_request(document: Mapping[str, object]) -> Request:
-    """Return the request a document describes; `job` may be a `JobSpec` in place of an object.
-
-    Raises:
-        RequestRefused: The document describes no request that this release supports.
-    """
+    """Return the request a document describes, or raise RequestRefused; `job` may be a `JobSpec`."""
     try:
         if (quick := _submit_at_once(document)) is not None:
             return quick

@@ -46,11 +46,7 @@ _MANUAL = ManualSpec()
 
 
 class SpecTemplate:
-    """A validated spec without key, payload and schedule.
-
-    Attributes:
-        spec: A job of this template, without key and payload, with a manual schedule.
-    """
+    """A validated spec without key, payload and schedule; `spec` has a manual schedule."""
 
     __slots__ = ("_after", "_before", "_between", "_given", "_last", "spec")
 

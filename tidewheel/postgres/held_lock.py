@@ -32,11 +32,7 @@ def held_lock(url: str, name: str, *statements: LiteralString) -> Generator[bool
 
 
 def begin_lasting(connection: Conn) -> None:
-    """Begin a transaction that the server does not end, for locks of tables.
-
-    Args:
-        connection: With autocommit.
-    """
+    """Begin a transaction that the server does not end, for locks of tables; autocommit is on."""
     connection.execute(_NO_LIMITS)
     connection.execute("BEGIN")
 

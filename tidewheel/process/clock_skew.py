@@ -15,11 +15,7 @@ _LOG = logging.getLogger("tidewheel.process.service")
 
 
 class ClockSkew:
-    """The clock skew of one process; safe from every thread.
-
-    Args:
-        limit: A larger skew logs a warning (`max_clock_skew`).
-    """
+    """The clock skew of one process; above `limit` it logs a warning. Safe from every thread."""
 
     def __init__(self, limit: timedelta, clock: Clock | None = None) -> None:
         self._limit, self._clock = limit, clock or SystemClock()

@@ -207,11 +207,7 @@ def _without_numbers(error: BaseException) -> str:
 
 
 def wait_until_available(stop: Shutdown, what: str, ask: Callable[[], R]) -> R:
-    """Return what `ask` returns, as soon as it raises no `Unavailable`.
-
-    Raises:
-        SystemExit: A shutdown was requested meanwhile.
-    """
+    """Return what `ask` returns, as soon as it raises no `Unavailable`; a shutdown raises SystemExit."""
     backoff = Backoff(stop, what)
     while not stop.requested():
         try:

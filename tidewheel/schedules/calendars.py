@@ -19,11 +19,7 @@ from tidewheel.schedules.zoned_cron import offset_spans
 
 @dataclass(frozen=True, slots=True)
 class Excluding:
-    """A schedule without single occurrences, as users skip or move them.
-
-    Args:
-        excluded: The instants that do not count, a handful.
-    """
+    """A schedule without a handful of single occurrences, as users skip or move them."""
 
     schedule: Schedule
     excluded: frozenset[datetime]

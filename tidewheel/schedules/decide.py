@@ -226,11 +226,7 @@ def _keep_position(state: TimerState, at: datetime) -> Decision:
 def _catch_up(
     state: TimerState, first: datetime, latest: datetime, *, policy: CatchUp, now: datetime, reason: SkipReason
 ) -> tuple[list[Skip], datetime | None]:
-    """Apply the catch-up policy to `first..latest`.
-
-    Returns:
-        The skipped spans, and the first occurrence to fire, or None if all are skipped.
-    """
+    """Apply the catch-up policy to `first..latest`; return skipped spans and the first to fire, if any."""
     live = state.live
     if policy is CatchUp.SKIP:
         return list(skip_span(live, first, latest, reason=reason)), None

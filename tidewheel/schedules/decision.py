@@ -46,11 +46,7 @@ class BackfillState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A span of occurrences that did not fire.
-
-    Args:
-        exact: False if there are more, and counting stopped.
-    """
+    """A span of occurrences that did not fire; not exact if counting stopped before its end."""
 
     reason: SkipReason
     first_at: datetime

@@ -83,11 +83,7 @@ class Range:
         return found, True
 
     def iterate(self, cursor: datetime | None, *, newest_first: bool) -> Iterator[tuple[datetime, int]]:
-        """Yield the occurrences with their versions.
-
-        Args:
-            cursor: The first instant that may come; None: from the beginning.
-        """
+        """Yield the occurrences with their versions, from a cursor on or from the beginning."""
         for span in reversed(self.spans) if newest_first else self.spans:
             found = _descending(span, cursor) if newest_first else _ascending(span, cursor)
             for at in found:

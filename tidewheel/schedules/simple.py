@@ -39,11 +39,7 @@ class Once:
 
 @dataclass(frozen=True, slots=True)
 class Manual:
-    """A schedule without occurrences of its own: runs come from triggers or from parents.
-
-    Args:
-        follows: True if the job has parents in a workflow.
-    """
+    """A schedule without occurrences of its own: runs come from triggers, or from parents if `follows`."""
 
     follows: bool = False
     hashed = False
@@ -136,11 +132,7 @@ class FixedDelay:
     hashed = False
 
     def due(self, accepted: datetime, ended: datetime | None) -> datetime | None:
-        """Return the next occurrence; None past the end.
-
-        Args:
-            ended: The end of the last run by the timer; None before the first one.
-        """
+        """Return the next occurrence; None past the end. Before the first run `ended` is None."""
         instant = accepted if ended is None else ended + timedelta(microseconds=self.interval_us)
         if self.bounds.start_at is not None:
             instant = max(instant, self.bounds.start_at)

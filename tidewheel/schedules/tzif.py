@@ -33,11 +33,7 @@ class ZoneFile:
 
 
 def read_zone_file(data: bytes) -> ZoneFile:
-    """Parse the transitions, offsets and footer of one TZif file.
-
-    Raises:
-        ValueError: These bytes are no TZif file of version 2 or later.
-    """
+    """Parse the transitions, offsets and footer of one TZif file of version 2 or later."""
     start = _second_block(data)
     _, _, is_ut, is_std, leaps, times, types, chars = _HEADER.unpack_from(data, start)
     at = start + _HEADER.size

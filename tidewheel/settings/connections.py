@@ -206,11 +206,7 @@ class Connections(Settings):
         return entries
 
     def allow_lists(self, topic_prefix: str | None = None, *, enforces: bool = False) -> AllowLists:
-        """Return the allow-lists of targets.
-
-        Args:
-            topic_prefix: The installation's, if it differs from the setting.
-        """
+        """Return the allow-lists of targets; `topic_prefix` is the installation's, if it differs."""
         ports = {read_port(entry) for entry in self.http_ports}
         defaults = {None} if self.http_allow_private else {80, 443}
         numbers = {port for port in ports or defaults if port is not None}
@@ -263,11 +259,7 @@ class Connections(Settings):
         return self.kafka_config()["bootstrap.servers"]
 
     def kafka_config(self) -> dict[str, str]:
-        """Return the configuration of every Kafka client, `bootstrap.servers` and passwords included.
-
-        Raises:
-            SettingsError: The properties file cannot be read.
-        """
+        """Return the configuration of every Kafka client, `bootstrap.servers` and passwords included."""
         config = self._kafka_config()
         protect(*(value for name, value in config.items() if any(part in name for part in _SECRET_PARTS)))
         return config
@@ -283,11 +275,7 @@ class Connections(Settings):
         return self.kafka_bootstrap or self.kafka_client().get("bootstrap.servers")
 
     def kafka_client(self) -> dict[str, str]:
-        """Return the Kafka client settings of the file and of the environment.
-
-        Raises:
-            SettingsError: The file cannot be read.
-        """
+        """Return the Kafka client settings of the file and of the environment."""
         return (read_properties(self.kafka_properties) if self.kafka_properties else {}) | client_config(os.environ)
 
 

@@ -173,11 +173,7 @@ async def run_handler_async(
 
 
 def find_handler(handler: str | Callable[..., object]) -> Handler:
-    """Return the registered handler of that name, or of that function.
-
-    Raises:
-        LookupError: There is none; the message says what there is.
-    """
+    """Return the registered handler of that name or function, or raise LookupError."""
     known = registered()
     if isinstance(handler, str):
         if handler in known:

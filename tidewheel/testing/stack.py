@@ -107,11 +107,7 @@ class Stack:
 
 
 class Tidewheel:
-    """One test's own Tidewheel; the fixture of that name yields one with a stopped clock.
-
-    Args:
-        stack: What the session shares.
-    """
+    """One test's own Tidewheel; the fixture of that name yields one with a stopped clock."""
 
     def __init__(self, stack: Stack, url: str) -> None:
         self.url, self.kafka, self.topics = url, stack.kafka, stack.topics

@@ -129,11 +129,7 @@ def release_active_runs(connection: Conn, installation: Installation, held: Sequ
 
 
 def release_stale_active_runs(connection: Conn, installation: Installation, job_ids: Sequence[UUID]) -> set[UUID]:
-    """Release active runs that are no longer open; the caller has locked them.
-
-    Returns:
-        The jobs whose active run was released, whether a waiting run was promoted or not.
-    """
+    """Release active runs that are no longer open and that the caller has locked; return their jobs."""
     if not job_ids:
         return set()
     # A later statement than the lock, so that it sees what committed while the lock waited.

@@ -191,11 +191,7 @@ def trigger_row(
     labels: dict[str, str] | None = None,
     traceparent: str | None = None,
 ) -> OutboxRow:
-    """Return the outbox row of a `job.trigger`, encoded as this installation encodes events.
-
-    Args:
-        request_id: The id of the request: a repeated one triggers once.
-    """
+    """Return the encoded outbox row of a `job.trigger`; a repeated request_id triggers once."""
     if installation.content_type == "application/json":
         facts = {"request_id": request_id, "tenant": tenant, "key": key, "payload": payload}
         more = {"labels": labels, "traceparent": traceparent}

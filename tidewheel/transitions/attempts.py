@@ -136,11 +136,7 @@ def _store_outputs(connection: Conn, rows: Sequence[tuple[bool, _OutputRow]]) ->
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutput:
-    """The output of a running attempt so far.
-
-    Args:
-        output: Its last part, at most 64 KiB.
-    """
+    """The output of a running attempt so far: its last part, at most 64 KiB."""
 
     run_id: UUID
     attempt: int
@@ -202,11 +198,7 @@ class Saved:
 
 
 def save_progress(connection: Conn, reports: Sequence[ProgressReport]) -> Saved:
-    """Store the progress and checkpoints of attempts, in the caller's transaction.
-
-    Args:
-        reports: At most one per run: the newest, with the last progress and the last checkpoint.
-    """
+    """Store the progress and checkpoints of attempts, in the caller's transaction; one report per run."""
     if not reports:
         return Saved()
     columns: dict[str, object] = {

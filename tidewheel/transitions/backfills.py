@@ -107,11 +107,7 @@ class Backfill:
 def read_versions(
     connection: Conn, job_id: UUID, *, version: int | None, first: datetime, last: datetime
 ) -> list[VersionInForce]:
-    """Return the versions for a range, by time; at most one more than `MAX_VERSIONS`.
-
-    Args:
-        version: The version for the whole range; None for the versions in force.
-    """
+    """Return the versions for a range by time, or one version for all of it; at most `MAX_VERSIONS` + 1."""
     columns = {"job_id": job_id, "version": version, "first": first, "last": last, "limit": MAX_VERSIONS + 1}
     with connection.cursor(row_factory=class_row(VersionInForce), binary=True) as cursor:
         return cursor.execute(_READ_VERSIONS_IN_FORCE if version is None else _READ_ONE_VERSION, columns).fetchall()

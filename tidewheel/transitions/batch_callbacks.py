@@ -61,11 +61,7 @@ def count_batch_ends(
     ended: Collection[UUID],
     now: datetime,
 ) -> None:
-    """Count drained releases in batches whose occurrences are locked; append the triggers that are due.
-
-    Args:
-        drained: The releases that the drain has counted, of these batches and of others.
-    """
+    """Count drained releases in batches whose occurrences are locked; append the triggers that are due."""
     succeeded = Counter(one.root_run_id for one in drained if one.state == RunState.SUCCEEDED)
     failures: dict[UUID, UUID] = {}
     for one in drained:

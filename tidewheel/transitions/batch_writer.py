@@ -65,11 +65,7 @@ def member_id(job_id: UUID, at: datetime, batch_id: UUID, ref: str, generation: 
 
 @dataclass(frozen=True, slots=True)
 class BatchWriter:
-    """Writes runs of one batch, in the caller's transaction.
-
-    Args:
-        generation: 0, and one more for each resume.
-    """
+    """Writes runs of one batch, in the caller's transaction; each resume is one more `generation`."""
 
     connection: Conn
     installation: Installation

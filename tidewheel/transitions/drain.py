@@ -55,11 +55,7 @@ _EDITED = timedelta(milliseconds=100)  # until the next drain of a tenant whose 
 
 @dataclass(slots=True)
 class Drained:
-    """The result of a drain.
-
-    Args:
-        more: True if there may be more to drain now.
-    """
+    """The result of a drain; `more` if there may be more to drain now."""
 
     releases: int = 0
     runs: int = 0

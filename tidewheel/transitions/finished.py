@@ -108,11 +108,7 @@ class ClosedRun(NamedTuple):
 
 
 class FinishedRun(NamedTuple):
-    """A run that ends in this transaction, with everything that is written about it.
-
-    Args:
-        row: Its row of `job_runs`, deleted now.
-    """
+    """A run that ends in this transaction: its deleted row, with everything that is written about it."""
 
     row: ClosedRun
     end: RunEnd

@@ -66,11 +66,7 @@ def record_topic_prefix(connection: Conn, settings: Connections) -> None:
 
 
 def read_installation(connection: Conn, settings: Connections) -> Installation:
-    """Read the installation of a database.
-
-    Raises:
-        SettingsError: The settings name another topic prefix than the installation's.
-    """
+    """Read the installation of a database; SettingsError if the settings name another topic prefix."""
     facts = dict(cast("list[tuple[str, object]]", connection.execute(_READ_INSTALLATION).fetchall()))
     frames = frames_of(cast("Recorded", facts.get("schema_ids") or {}))
     topics = Topics(_prefix(facts.get("topic_prefix"), settings))

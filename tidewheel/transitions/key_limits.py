@@ -32,11 +32,7 @@ _LOWEST = "\x01"  # no key has it
 
 
 class KeyPattern(NamedTuple):
-    """A key, or a prefix of keys.
-
-    Args:
-        key: The key, or the prefix without its asterisk.
-    """
+    """A key, or a prefix of keys without its asterisk."""
 
     tenant: str
     key: str

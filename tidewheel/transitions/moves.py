@@ -73,11 +73,7 @@ def lock_unbegun(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, dateti
 
 
 def move_runs(connection: Conn, installation: Installation, runs: Sequence[NewRun]) -> None:
-    """Replace the inputs, the version and the time of runs that `lock_unbegun` has locked.
-
-    Args:
-        runs: The runs as they are from now on. Concurrency key and overlap policy stay.
-    """
+    """Replace inputs, version and time of runs that `lock_unbegun` has locked; key and policy stay."""
     if not runs:
         return
     limits = [deadlines(run) for run in runs]

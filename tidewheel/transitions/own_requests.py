@@ -13,11 +13,7 @@ from tidewheel.transitions.installation import Installation
 def request_row(
     installation: Installation, kind: str, facts: Mapping[str, str], *, key: str, shard: int, at: datetime
 ) -> OutboxRow:
-    """Return the outbox row of a request, encoded as this installation encodes events; its reply likewise.
-
-    Args:
-        kind: Its type, such as `job.pause`.
-    """
+    """Return the outbox row of a request such as `job.pause`, encoded as events; its reply likewise."""
     if installation.content_type == "application/json":
         value = json.dumps({"type": kind, **facts}).encode()
     else:

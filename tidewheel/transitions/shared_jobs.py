@@ -41,11 +41,7 @@ class SharedJob(NamedTuple):
     dedupe: str | None
 
     def key_of(self, payload: Payload | None, requested: str | None = None) -> str | None:
-        """Return the concurrency key of a new run, with the fields of its payload filled in.
-
-        Args:
-            payload: Its payload, if it is not the job's.
-        """
+        """Return the concurrency key of a new run, filled with fields of its payload, else of the job's."""
         key = requested or self.key
         return None if key is None else self.fill(key, payload, "concurrency key")
 
@@ -56,11 +52,7 @@ class SharedJob(NamedTuple):
         return self.fill(self.ordering_key, payload, "ordering key"), order_gates(passes=self.passes)
 
     def fill(self, key: str, payload: Payload | None, what: str) -> str:
-        """Return a key of a new run, with the fields of its payload filled in; `what` is the key's name.
-
-        Raises:
-            InvalidInput: The payload does not fill it.
-        """
+        """Return a key filled with fields of a payload, or raise InvalidInput; `what` is the key's name."""
         if not is_template(key):
             return key
         try:
