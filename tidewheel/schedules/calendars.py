@@ -19,7 +19,7 @@ from tidewheel.schedules.zoned_cron import offset_spans
 
 @dataclass(frozen=True, slots=True)
 class Excluding:
-    """A schedule without a handful of single occurrences, as users skip or move them."""
+    """A schedule without the few occurrences that users skip or move."""
 
     schedule: Schedule
     excluded: frozenset[datetime]
