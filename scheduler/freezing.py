@@ -129,11 +129,7 @@ class Thaws:
         self._is_behind = False  # whether firing had more to decide when it began
 
     def step(self) -> bool:
-        """Retract the runs of some jobs, or release some timers; return True if more can be done at once.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Retract the runs of some jobs, or release some timers; return True if more can be done at once."""
         if monotonic_seconds() < self._next_poll:
             return False
         with self._session.transaction() as connection:
@@ -216,11 +212,7 @@ class Thaws:
             return len(held)
 
     def _settle(self, freezes: list[int]) -> bool:
-        """Add the jobs and retract the runs of the transactions that did not see these freezes.
-
-        Returns:
-            True if more can be done at once.
-        """
+        """Add jobs and retract runs that did not see these freezes; return True if more can be done."""
         if not freezes:
             self._settle_seconds = _POLL_SECONDS
             return False
@@ -246,10 +238,6 @@ def retract_frozen(connection: Conn, began: Mapping[UUID, datetime]) -> int:
     """Retract the runs that were written ahead of instants under a freeze, and hold their timers there.
 
     Jobs whose rows another transaction holds are left out.
-
-    Args:
-        connection: Inside a transaction.
-        began: The beginning of the freeze, by job.
 
     Returns:
         The number of jobs.

@@ -13,9 +13,6 @@ class LockHolder(NamedTuple):
     """A stranger that holds an advisory lock of 0.1, or a session that keeps claims waiting.
 
     Args:
-        process: Its process on the server.
-        role: The role that has connected.
-        what: The lock.
         age: The time since its transaction began; None if this session may not see that.
     """
 
