@@ -35,7 +35,8 @@ from tidewheel.scheduler.bulk_cancel import TO_CANCEL, CancelResult, Candidate, 
 from tidewheel.scheduler.tenant_rows import Deletion, TenantRows
 from tidewheel.transitions.events import append_job_events
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.tenant_refusals import TENANT_DELETED, cancel_tenant, take_tenant
+from tidewheel.transitions.tenant_refusals import TENANT_DELETED
+from tidewheel.transitions.tenant_taking import cancel_tenant, take_tenant
 from tidewheel.transitions.timers import drop_timers
 from tidewheel.transitions.workflows import cancel_open_runs, lock_workflows
 

@@ -13,8 +13,8 @@ from psycopg import sql
 
 from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_change
 from tidewheel.control.reads.status import age_text
-from tidewheel.control.standby.recording import read_recording
 from tidewheel.control.standby.records import Mark, Record, read_topic
+from tidewheel.control.standby.state import read_recording
 from tidewheel.errors import SettingsError
 from tidewheel.kafka.topics import COMPACTION_LAG, Topics, TopicStatus, setting_deviations
 from tidewheel.migrations.runner import migrations
