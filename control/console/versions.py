@@ -109,11 +109,8 @@ def last_author(connection: Connection, tenant: str, key: str) -> str | None:
 def _changes(reading: Conn, tenant: str, key: str) -> list[AuditEntry]:
     """Return the entries of the audit log that made a version of a job, or deleted it, the oldest first."""
     page = list_audit_log(reading, tenant, limit=_LOOK, object=f"job/{key}"[:MAX_OBJECT])
-    return [
-        each
-        for each in reversed(page.entries)
-        if each.result == ACCEPTED and (each.version_before != each.version_after or each.action == "job.delete")
-    ]
+    made = [each for each in page.entries if each.result == ACCEPTED and each.version_before != each.version_after]
+    return made[::-1]
 
 
 def _who(entry: AuditEntry) -> str:

@@ -529,6 +529,7 @@ def test_keys_under_fire_admit_never_too_many_and_leave_nothing(
     assert database.rows("SELECT * FROM active_runs WHERE has_waiters") == []
     for job in range(4):
         succeed(database, begun(database, f"job-{job}"))
+    assert database.count("active_runs") == 0
 
 
 @pytest.mark.parametrize("keys", [2_500, pytest.param(1_000_000, marks=pytest.mark.slow)])
