@@ -36,14 +36,14 @@ SELECT s.pid FROM pg_stat_activity AS s WHERE s.pid = ANY (%(processes)s::intege
 
 -- part: no_stranger(old)
 -- True unless a session whose role has no rights of a service holds an advisory key of 0.1, or waits for it: then services go on without
--- that key.
+-- that key. A prepared transaction has no process, and none of a service is prepared.
 -- No index, no lock.
 NOT EXISTS (SELECT FROM pg_locks AS l
-              JOIN pg_stat_activity AS s ON s.pid = l.pid
+              LEFT JOIN pg_stat_activity AS s ON s.pid = l.pid
              WHERE l.locktype = 'advisory'
                AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
                AND (l.classid::bigint << 32 | l.objid::bigint) = old.key
-               AND NOT {{is_service(s)}})
+               AND (l.pid IS NULL OR (s.pid IS NOT NULL AND NOT {{is_service(s)}})))
 
 -- name: find_lock_holders
 -- Returns the sessions without the rights of a service that hold an advisory key of 0.1, and those that have kept claims waiting for five
