@@ -120,9 +120,9 @@ class BacklogMetrics:
     def _warn_of_lock_holders(self, connection: Conn) -> None:
         found = find_lock_holders(connection)
         for holder in found:
-            if (holder.process, holder.what) not in self._holders:
+            if (holder.process, holder.prepared, holder.what) not in self._holders:
                 _LOG.warning("%s, which only services need: `tidewheel doctor` has the remedy", holder.text)
-        self._holders = {(holder.process, holder.what) for holder in found}
+        self._holders = {(holder.process, holder.prepared, holder.what) for holder in found}
 
     def _measure_outbox(self, connection: Conn) -> None:
         columns = {"slice_lanes": integers(self._slice_lanes), "limit": _COUNTED // SLICES}

@@ -115,7 +115,13 @@ def hold_frozen(connection: Conn, timers: Sequence[LockedTimer]) -> Frozen:
 
 
 class _Retracted(NamedTuple):
-    """The jobs with runs that were written ahead, those that were decided now; `is_cut` if there may be more."""
+    """A look for runs that were written ahead.
+
+    Args:
+        found: The jobs that have such runs.
+        done: The jobs whose runs were retracted, and the runs that were skipped.
+        is_cut: True if there may be more.
+    """
 
     found: int
     done: int
@@ -219,7 +225,7 @@ class Thaws:
         return _Retracted(len(found), jobs + ended, is_cut=len(found) == _RELEASED and jobs + ended > 0)
 
     def _end_without_timer(self, began: Mapping[UUID, datetime], columns: Mapping[str, object]) -> int:
-        """Skip the runs written ahead of jobs that an edit has left without a timer: nothing decides them later."""
+        """Skip the runs written ahead of jobs that an edit has left without a timer."""
         with self._session.transaction() as connection:
             named = {**columns, "job_ids": uuids(began), "began": instants(began.values())}
             found = connection.execute(_FIND_RUNS_WITHOUT_TIMER, named, binary=True).fetchall()
