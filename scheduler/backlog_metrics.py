@@ -65,7 +65,7 @@ class BacklogMetrics:
         self._slice_lanes = {slice_lane_of(part, lane): lane for lane in OutboxLane for part in range(SLICES)}
         self._lanes: set[tuple[str, str]] = set()
         self._measures = False
-        self._holders: set[tuple[int, str]] = set()
+        self._holders: set[tuple[int | None, str | None, str]] = set()
 
     def step(self, *, measures: bool) -> None:
         """Start a measurement when one is due; reset the gauges when another scheduler measures from now on."""
