@@ -91,11 +91,7 @@ class BacklogMetrics:
         self._pacer.record(monotonic_seconds() - began)
 
     def measure(self) -> None:
-        """Measure now.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Measure now."""
         with self._session.transaction() as connection:
             self._measure_runs(connection)
             self._measure_outbox(connection)

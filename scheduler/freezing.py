@@ -149,11 +149,7 @@ class Thaws:
         self._is_behind = False  # whether firing had more to decide when it began
 
     def step(self) -> bool:
-        """Retract the runs of some jobs, or release some timers; return True if more can be done at once.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Retract the runs of some jobs, or release some timers; return True if more can be done at once."""
         if monotonic_seconds() < self._next_poll:
             return False
         with self._session.transaction() as connection:
@@ -252,11 +248,7 @@ class Thaws:
             return len(held)
 
     def _settle(self, freezes: list[int]) -> bool:
-        """Add the jobs and retract the runs of the transactions that did not see these freezes.
-
-        Returns:
-            True if more can be done at once.
-        """
+        """Add jobs and retract runs that did not see these freezes; return True if more can be done."""
         self._looks = {number: self._looks.get(number) or _Look() for number in freezes}
         now = monotonic_seconds()
         due = [number for number, look in self._looks.items() if look.next_at <= now]
@@ -284,10 +276,6 @@ def retract_frozen(connection: Conn, began: Mapping[UUID, datetime]) -> int:
     """Retract the runs that were written ahead of instants under a freeze, and hold their timers there.
 
     Jobs whose rows another transaction holds are left out.
-
-    Args:
-        connection: Inside a transaction.
-        began: The beginning of the freeze, by job.
 
     Returns:
         The number of jobs.

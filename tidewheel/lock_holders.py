@@ -13,10 +13,8 @@ class LockHolder(NamedTuple):
     """A stranger that holds an advisory lock of 0.1, or a session that keeps claims waiting.
 
     Args:
-        process: Its process on the server; None for a prepared transaction, which has none.
+        process: None for a prepared transaction, which has none.
         prepared: The name of a prepared transaction.
-        role: The role that has connected.
-        what: The lock.
         age: The time since its transaction began; None if this session may not see that.
     """
 

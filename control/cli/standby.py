@@ -18,7 +18,7 @@ from tidewheel.control.cli.output import (
     print_facts,
     print_result,
 )
-from tidewheel.control.standby import recording, state
+from tidewheel.control.standby import recording
 from tidewheel.errors import refuse
 from tidewheel.kafka.topics import Topics, create_standby_topics
 from tidewheel.postgres.session import connect
@@ -65,7 +65,7 @@ def disable(output: OutputOption = Output.TEXT) -> None:
 def status(output: OutputOption = Output.TEXT) -> None:
     """Show the last complete state in the topics, and the site from which this one was raised."""
     with reading() as connection:
-        found = state.read_recording(connection)
+        found = recording.read_recording(connection)
     if output is not Output.TEXT:
         print_document(None if found is None else asdict(found), output)
     elif found is None:

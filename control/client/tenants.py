@@ -24,8 +24,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.tenant_places import limit_in_flight
 from tidewheel.transitions.tenant_rates import add_rate_locks
-from tidewheel.transitions.tenant_refusals import refusals_of
-from tidewheel.transitions.tenant_taking import cancel_tenant, take_tenant
+from tidewheel.transitions.tenant_refusals import cancel_tenant, refusals_of, take_tenant
 
 _SQL = Statements("tidewheel.control")
 _ADD_TENANT = _SQL["add_tenant"]

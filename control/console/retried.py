@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from tidewheel.control.console.under_way import share
 from tidewheel.control.console.words import agreed, number
 from tidewheel.control.reads.retry_facts import RetryFacts, count_open_retries
 
@@ -31,6 +30,11 @@ def retried_lines(facts: Sequence[RetryFacts], noun: str) -> Sequence[str]:
 
 
 def share_first(count: int, matched: int, noun: str) -> str:
-    """Return `share` as the first words of a sentence."""
-    words = share(count, matched, noun)
-    return f"{words[:1].upper()}{words[1:]}"
+    """Return how many of the things of a dialog a fact concerns, as the first words of a sentence.
+
+    >>> share_first(1, 1, "run"), share_first(3, 3, "run"), share_first(2, 24, "run")
+    ('This run', 'All of these runs', '2 of these 24 runs')
+    """
+    if count >= matched:
+        return f"This {noun}" if matched == 1 else f"All of these {noun}s"
+    return f"{number(count)} of these {number(matched)} {noun}s"

@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 from tidewheel.control.doctor.check import Context
 from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.status import age_text
-from tidewheel.control.standby.state import read_recording
+from tidewheel.control.standby.recording import read_recording
 from tidewheel.postgres.installation_faults import first_line
 from tidewheel.postgres.primaries import Place, find_primaries
 from tidewheel.postgres.session import rows_of

@@ -1,9 +1,13 @@
-"""Begin and stop recording rows for a standby site (docs/adr/0082-standby-site.md)."""
+"""Begin, show and stop recording rows for a standby site (docs/adr/0082-standby-site.md)."""
 
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import LiteralString
+from uuid import UUID
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import class_row
 
 from tidewheel.errors import Unavailable
 from tidewheel.kafka.topics import Topics
@@ -32,6 +36,8 @@ CREATE TRIGGER {name} AFTER {event} ON {table} REFERENCING {rows} TABLE AS chang
 _LIST: LiteralString = """
 INSERT INTO standby_changes (kind, key) SELECT {kind}, jsonb_build_object({pairs})::text FROM {table}
 """
+
+_READ_STANDBY = Statements("tidewheel.control.standby")["read_standby"]
 
 
 def enable(connection: Conn, topics: Topics) -> None:
@@ -62,15 +68,42 @@ def enable(connection: Conn, topics: Topics) -> None:
 
 
 def disable(connection: Conn) -> bool:
-    """Stop recording; return False if it was off. The records in the topics stay.
-
-    Raises:
-        Unavailable: Another transaction keeps a table locked.
-    """
+    """Stop recording; return False if it was off. The records in the topics stay."""
     was_enabled = connection.execute(_DISABLE).rowcount > 0
     _replace_triggers(connection, create=False)
     connection.execute(_FORGET_CHANGES)
     return was_enabled
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The state of recording, and of the raise that this installation came from.
+
+    Args:
+        enabled_at: The time at which recording began; None while it is off.
+        listed: True once the rows that existed before are noted too; False again once Kafka has refused a record.
+        complete_at: The snapshot of the last complete batch; None before the first one.
+        age: The time since then, by the database's clock.
+        changes: Noted changes that are in no batch yet.
+    """
+
+    site: UUID
+    enabled_at: datetime | None
+    listed: bool
+    batch: int
+    complete_at: datetime | None
+    age: timedelta | None
+    changes: int
+    raised_site: UUID | None
+    raised_batch: int | None
+    raised_as_of: datetime | None
+    raised_at: datetime | None
+
+
+def read_recording(connection: Conn) -> Recording | None:
+    """Return the state of recording; None if this installation neither records nor was raised."""
+    with connection.cursor(row_factory=class_row(Recording)) as cursor:
+        return cursor.execute(_READ_STANDBY).fetchone()
 
 
 def _replace_triggers(connection: Conn, *, create: bool) -> None:

@@ -1,4 +1,4 @@
-"""Refuse a tenant that does not exist, with the reason if it was deleted.
+"""Refuse a tenant that does not exist, or was deleted; take one that is to be deleted.
 
 A tenant has a row in `tenants`. From the acceptance of its deletion until its name is free it has one in
 `tenant_deletions` instead. So what finds tenants needs no condition, and only a refusal reads the second table.
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 _SQL = Statements("tidewheel.transitions")
 _FIND_DELETIONS = _SQL["find_deletions"]
 _FIND_READ_TENANTS = _SQL["find_read_tenants"]
+_TAKE_TENANT = _SQL["take_tenant"]
+_ADD_DELETION = _SQL["add_deletion"]
+_REVOKE_KEYS_OF = _SQL["revoke_keys_of"]
+_CANCEL_TENANT = _SQL["cancel_tenant"]
 
 TENANT_DELETED = "tenant_deleted"
 """Reason of what ends because its tenant is deleted; also the author of the cancellation of its runs."""
@@ -47,3 +51,26 @@ def topics_to_read(connection: Conn, topics: "Topics", names: Iterable[str]) -> 
     rows = cast("list[tuple[str]]", connection.execute(_FIND_READ_TENANTS, columns, binary=True).fetchall())
     read = {tenant for (tenant,) in rows}
     return [topic for topic in found if topic not in tenants or tenants[topic] in read]
+
+
+def take_tenant(connection: Conn, tenant: str, *, at_once: bool) -> bool:
+    """Record the deletion of a tenant, in the caller's transaction; `cancel_tenant` follows.
+
+    From the commit on no request finds it, and its keys open nothing. An operator takes it at once, a scheduler when
+    the time of grace is over. `scheduler/tenant_deletions.py` does the rest.
+
+    Returns:
+        False if there is no such tenant, or its time has not come.
+    """
+    columns: dict[str, object] = {"tenant": tenant, "at_once": at_once}
+    taken = connection.execute(_TAKE_TENANT, columns, binary=True).fetchone()
+    if taken is None:
+        return False
+    connection.execute(_ADD_DELETION, {**columns, "created_at": taken[0]})
+    connection.execute(_REVOKE_KEYS_OF, columns)
+    return True
+
+
+def cancel_tenant(connection: Conn, tenant: str) -> None:
+    """Cancel all runs of a tenant, also those to come."""
+    connection.execute(_CANCEL_TENANT, {"tenant": tenant, "reason": TENANT_DELETED})
