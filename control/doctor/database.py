@@ -135,8 +135,7 @@ def check_locks(context: Context) -> Iterator[Finding]:
     with context.connection() as connection:
         holders = find_lock_holders(connection)
     for holder in holders:
-        remedy = f"end it as a superuser, or as a member of its role: SELECT pg_terminate_backend({holder.process})"
-        yield Finding("locks", Severity.WARNING, "a session holds a lock of services", holder.text, remedy)
+        yield Finding("locks", Severity.WARNING, "a session holds a lock of services", holder.text, holder.remedy)
 
 
 def check_server(context: Context) -> Iterator[Finding]:
