@@ -200,7 +200,10 @@ class _Event:
             self.refuse(f"its RRULE cannot be read: {error}", "correct it")
 
     def _check_bounds(self, rule: vRecur) -> None:
-        """Refuse what RFC 5545 3.3.10 gives no meaning: dateutil takes it for a day that never comes, or fails."""
+        """Refuse numbers that RFC 5545, 3.3.10 excludes.
+
+        dateutil takes them for a day that never comes, or fails.
+        """
         for part, highest in _HIGHEST.items():
             for number in cast("list[int]", rule.get(part, [])):
                 if not 1 <= abs(number) <= highest or (part == "BYMONTH" and number < 0):
