@@ -37,6 +37,8 @@ MAX_YEARS = 50
 
 _MAX_SECONDS = 20.0  # for the repeats of one file; a rule that never matches takes 5 s
 _FREQUENCIES = ("DAILY", "WEEKLY", "MONTHLY", "YEARLY")
+_HIGHEST = {"BYMONTH": 12, "BYWEEKNO": 53, "BYYEARDAY": 366, "BYMONTHDAY": 31}
+_WEEKS_OF_A_MONTH = 5  # most Mondays that a month has
 _READ = {"DTSTART", "DTEND", "DURATION", "RRULE", "RDATE", "EXDATE", "RECURRENCE-ID", "STATUS", "UID"}
 _DAY, _NOTHING = timedelta(days=1), timedelta(0)
 
@@ -189,12 +191,28 @@ class _Event:
         for name in ("INTERVAL", "COUNT"):
             if cast("list[int]", rule.get(name, [1]))[0] < 1:
                 self.refuse(f"the {name} of its RRULE is less than 1", "write 1 or more")
+        self._check_bounds(rule)
         text = str(rule.to_ical(), "utf-8")  # type: ignore[no-untyped-call]  # it gives bytes
         parts = [part for part in text.split(";") if not part.upper().startswith("UNTIL=")]
         try:
             return rrulestr(";".join(parts), dtstart=self._start)
         except ValueError as error:
             self.refuse(f"its RRULE cannot be read: {error}", "correct it")
+
+    def _check_bounds(self, rule: vRecur) -> None:
+        """Refuse numbers that RFC 5545, 3.3.10 excludes.
+
+        dateutil takes them for a day that never comes, or fails.
+        """
+        for part, highest in _HIGHEST.items():
+            for number in cast("list[int]", rule.get(part, [])):
+                if not 1 <= abs(number) <= highest or (part == "BYMONTH" and number < 0):
+                    self.refuse(f"{part}={number} of its RRULE does not exist", f"write 1 to {highest}")
+        of_a_month = str(rule.get("FREQ", [""])[0]).upper() == "MONTHLY" or "BYMONTH" in rule
+        highest = _WEEKS_OF_A_MONTH if of_a_month else _HIGHEST["BYWEEKNO"]
+        for day in map(str, cast("list[str]", rule.get("BYDAY", []))):
+            if abs(int(day[:-2] or 1)) > highest:
+                self.refuse(f"BYDAY={day} of its RRULE does not exist", f"write a number of at most {highest}")
 
     def _last(self, until: date) -> datetime:
         # UNTIL of an all-day event may have a time: the whole day counts. Many programs write the calendar's last

@@ -50,24 +50,16 @@ class Attempt:
     """A claimed attempt.
 
     Args:
-        started: The claim.
-        request: The run message.
-        definition: Its job definition, decoded.
         on_report: Called once, with the first outcome reported.
         on_release: Called once, when its code has ended and the slot is free.
-        services: Of the executor, for its handler.
         lease: Under which it was claimed; once that is over, nothing of the attempt is sent any more.
-        cancelled: Set when the attempt is requested to stop; its handler sees it.
         stop_outcome: Why its task is being cancelled: a timeout, or the executor's shutdown. None while it is not.
         on_thread: True if the slot waits for a thread and not for the task.
         has_started: True if its target may have started.
         claimed_at: Monotonic seconds at which its claim was complete.
         began_at: Monotonic seconds at which its target may have started.
-        ended_at: Monotonic seconds of its report.
-        span: The trace context of its own span, while traces are on.
         last_heartbeat: Monotonic seconds of its last heartbeat, or of its start; None while it waits for a thread.
         closes_at: Monotonic seconds at which schedule_to_close expires; None without that timeout.
-        output: Its output, from the first byte on.
     """
 
     started: Started
@@ -249,11 +241,7 @@ class Attempt:
     # What its handler does, called from any thread.
 
     def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
-        """Record a heartbeat; one after its end is ignored.
-
-        Raises:
-            AttemptOver: Another executor may run its run by now.
-        """
+        """Record a heartbeat; one after its end is ignored."""
         self._require_owned()
         if self._reported:
             return
@@ -280,34 +268,19 @@ class Attempt:
                 return
 
     def previous(self) -> Previous:
-        """Return the job's runs before this one; waits for the database.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Return the job's runs before this one; waits for the database."""
         if self.services.earlier_runs is None:
             return Previous()
         return self.services.earlier_runs.before(UUID(self.definition.job_id), self.request.scheduled_at)
 
     def parents(self, key: str | None) -> Mapping[str, Parent]:
-        """Return its parents' runs in the occurrence, or that of one parent; waits for the database.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Return its parents' runs in the occurrence, or that of one parent; waits for the database."""
         if self.services.earlier_runs is None:
             return {}
         return self.services.earlier_runs.parents(self.run_id, key)
 
     def add_runs(self, document: bytes) -> bool:
-        """Add runs to the batch of its run; return False if it has them already; waits for the database.
-
-        Raises:
-            InvalidInput: The run belongs to no batch, or the runs do not fit.
-            AttemptOver: The run was cancelled, or belongs to another attempt.
-            Unavailable: The database does not answer.
-            RuntimeError: The run's row is locked by the handler's own transaction.
-        """
+        """Add runs to the batch of its run; return False if it has them already; waits for the database."""
         self._require_owned()
         if self._completion is not None:
             message = "complete_in comes last: no run can be added after it"

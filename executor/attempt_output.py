@@ -21,12 +21,7 @@ _PIECE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of the full stream.
-
-    Args:
-        offset: Number of bytes before it.
-        data: The bytes.
-    """
+    """A part of the full stream, behind `offset` bytes."""
 
     offset: int
     data: bytes
@@ -125,11 +120,7 @@ forwarding: ContextVar[bool] = ContextVar("tidewheel_forwarding", default=False)
 
 
 class LogForwarder:
-    """Forwards one attempt's output to the log within a rate limit; safe from every thread.
-
-    Args:
-        about: Fields of each log line: run_id, attempt, job_key.
-    """
+    """Forwards one attempt's output to the log within a rate limit; safe from every thread."""
 
     __slots__ = ("_about", "_lock", "_rest", "_since", "_tokens", "_warned")
 

@@ -43,8 +43,6 @@ class BatchAdds:
 
     Args:
         sessions: Several, so that a call which waits for the lock of its batch keeps no other from adding.
-        installation: Shards and topics.
-        executor_id: Owner of the attempts; part of the fence.
         on_added: Called after the commit: the outbox has messages.
     """
 
@@ -58,15 +56,11 @@ class BatchAdds:
         """Add runs to the batch of a run; return False if it has all of them already.
 
         Args:
-            run_id: The run.
-            attempt: The fence.
             document: JSON text with `runs`, as a `batch.add` has them.
-            traceparent: The trace context of the new runs.
 
         Raises:
             InvalidInput: The run belongs to no batch, or the runs do not fit.
             AttemptOver: The run was cancelled, or belongs to another attempt.
-            Unavailable: The database does not answer.
         """
         request = parse_added_runs(run_id, document)
         try:
@@ -114,11 +108,7 @@ class BatchAdds:
 
 
 def parse_added_runs(run_id: UUID, document: bytes) -> BatchAdd:
-    """Return the request that runs to add are; its batch is not known yet.
-
-    Raises:
-        InvalidInput: A run is not valid.
-    """
+    """Return the request that runs to add are; its batch is not known yet."""
     try:
         given = read_object(document)
     except UndecodableMessage as error:

@@ -91,15 +91,7 @@ class ClaimResult(NamedTuple):
 
 
 class BatchClaimer:
-    """Claims the runs of one lane's messages; one thread may decode while another one claims.
-
-    Args:
-        topic: The lane's topic, for log lines.
-        claimer: Claims in the database.
-        check: Decides which messages may be used.
-        handlers: Names that this executor can run.
-        start: Starts claimed runs.
-    """
+    """Claims the runs of one lane's messages; one thread may decode while another one claims."""
 
     def __init__(
         self, topic: str, *, claimer: "Claimer", check: MessageCheck, handlers: frozenset[str], start: StartRuns
@@ -144,11 +136,7 @@ class BatchClaimer:
         return ClaimResult(count, left)
 
     def check(self) -> None:
-        """Check that the database accepts claims.
-
-        Raises:
-            Unavailable: It does not.
-        """
+        """Check that the database accepts claims."""
         self._claimer.claim([], source="message")
 
     def close(self) -> None:
@@ -199,17 +187,7 @@ class LeaseLost(Unavailable):
 
 
 class Claimer:
-    """Claims runs for one thread, over that thread's session.
-
-    Args:
-        session: Of the thread.
-        installation: For the events of a claim.
-        executor_id: Owner of the claimed attempts.
-        stop: The executor's shutdown.
-        lease_lost: Called when the lease was ended or is overdue.
-        notify: Notifies other processes after a commit.
-        lease: Returns the executor's lease.
-    """
+    """Claims runs for one thread, over that thread's session."""
 
     def __init__(
         self,
@@ -234,14 +212,10 @@ class Claimer:
         A claim of a hot key waits for the transactions that hold the key's row. The others must start meanwhile.
 
         Args:
-            claims: The runs to claim.
             source: As for `claim`.
 
         Yields:
             The claimed runs of a part. The next part is claimed when the caller has started them.
-
-        Raises:
-            Unavailable: Nothing was claimed.
         """
         free, keyed = split_by_places(claims, self._limited.known)
         if not (free and keyed):
@@ -259,7 +233,6 @@ class Claimer:
         """Claim a batch.
 
         Args:
-            claims: The runs to claim.
             source: `message` or `sweep`, for the metrics.
 
         Returns:
@@ -363,11 +336,7 @@ class Claimer:
         return claimed
 
     def _refuse_without_lease(self) -> NoReturn:
-        """Refuse to claim without a recent heartbeat: another executor may have taken this one for lost.
-
-        Raises:
-            Unavailable: Always.
-        """
+        """Refuse to claim without a recent heartbeat: another executor may have taken this one for lost."""
         self._lease_lost()
         message = "this executor's heartbeat is overdue; it claims no run before the next heartbeat"
         raise Unavailable(message)
@@ -438,11 +407,7 @@ def latest_per_run(runs: Iterable[RunMessage]) -> dict[UUID, RunMessage]:
 
 
 def without_errors(messages: Iterable[Message], topic: str) -> list[Message]:
-    """Return the messages that carry data.
-
-    Raises:
-        Unavailable: There is none, and the client reports an error in its place.
-    """
+    """Return the messages that carry data; raise Unavailable if there is an error in their place."""
     found: list[Message] = []
     failure: KafkaError | None = None
     for message in messages:

@@ -35,12 +35,7 @@ NOT_COMMITTED = "NotCommitted"
 
 @dataclass(frozen=True, slots=True)
 class CompletionConfig:
-    """Settings that all completions of one executor share; can be pickled for worker processes.
-
-    Args:
-        installation: Topics and encoding.
-        executor_id: Part of every fence.
-    """
+    """Settings that all completions of one executor share; can be pickled for worker processes."""
 
     installation: Installation
     executor_id: UUID
@@ -51,13 +46,8 @@ class Completion:
     """The completion of one attempt's run, by its handler.
 
     Args:
-        config: Of the attempt's executor.
-        run_id: The run.
-        attempt: The fence.
         request: The run message; None reads it from the database.
-        definition: The definition in it, likewise.
         output: Returns the attempt's output so far: its tail, and the number of bytes in all.
-        called: True if a completion was written, whether it was committed or not.
     """
 
     config: CompletionConfig
@@ -116,11 +106,7 @@ class Completion:
         failpoint("complete_in.written")
 
     def _refuse(self, connection: Conn) -> None:
-        """Make the transaction fail.
-
-        Raises:
-            AttemptOver: Always.
-        """
+        """Make the transaction fail."""
         try:
             connection.execute(_REFUSE_COMPLETION, {"run_id": self.run_id, "attempt": self.attempt})
         except psycopg.errors.RaiseException as error:
@@ -129,11 +115,7 @@ class Completion:
 
 
 def encode_result(result: object) -> bytes | None:
-    """Return a result as it is stored.
-
-    Raises:
-        InvalidInput: It cannot be stored; nothing was written yet, so that the effect can be undone.
-    """
+    """Return a result as it is stored; raise InvalidInput before anything is written."""
     outcome = serialize_result(result)
     if outcome.kind is not AttemptOutcome.SUCCEEDED:
         remedy = "return a value that pydantic can serialize to JSON, up to 64 KiB"

@@ -71,14 +71,9 @@ class Completer:
     """The threads that write outcomes.
 
     Args:
-        session: Of the first writer.
         second_session: Of the second writer; None runs one writer alone.
-        installation: For the rows and events of ended runs.
-        executor_id: Owner of the attempts.
-        on_written: Called after each batch, with its attempts.
         on_released: Called after a batch whose ends release children of workflows.
         in_burst: Returns True if the lanes claim more than this executor completes.
-        log: Logs the ends.
     """
 
     def __init__(
@@ -271,12 +266,6 @@ class Completer:
         """Write a batch as soon as the database accepts it; return the items to be tried again with others.
 
         Their rows are locked, or the database refuses all alike. An item that it refuses alone is set aside.
-
-        Args:
-            session: Of the writer.
-            batch: The items.
-            backoff: Of the writer.
-            retried: True for items that were set aside before.
         """
         batch, refusals = self._latest_per_run(batch), 0
         while batch and not self._stop.requested():
@@ -390,12 +379,7 @@ class Completer:
         self._on_written(written)
 
     def _write(self, session: Session, batch: Sequence[Item]) -> list[Item]:
-        """Write a batch in one transaction; return the items whose rows are locked.
-
-        Raises:
-            Unavailable: The database does not accept any write now.
-            psycopg.Error: An outcome's data does not fit.
-        """
+        """Write a batch in one transaction; return the items whose rows are locked."""
         try:
             if monotonic_seconds() >= self._careful_until:
                 try:

@@ -42,13 +42,7 @@ _MAX_CLAIMS = 1000  # claims in one transaction; of 200 each costs PostgreSQL 6 
 
 @dataclass(slots=True)
 class _PendingClaim:
-    """A claim in progress.
-
-    Args:
-        batch: Its messages, of partitions that are still assigned.
-        taken: Number of slots taken for it.
-        result: Waits for its result.
-    """
+    """A claim in progress; its messages are of partitions that are still assigned."""
 
     batch: list[FetchedMessage]
     taken: int
@@ -56,18 +50,7 @@ class _PendingClaim:
 
 
 class LaneConsumer:
-    """The thread that consumes one topic.
-
-    Args:
-        consumer: A member of the lane's group.
-        topic: The lane's topic.
-        lane: The lane, for its slots.
-        claimer: Decodes and claims messages.
-        slots: Of the executor.
-        max_wait: How long a message may wait here for a slot.
-        overloaded: Returns True if nothing more should be claimed.
-        stop: The executor's shutdown.
-    """
+    """The thread that consumes one topic; a message waits here for a slot up to `max_wait`."""
 
     def __init__(
         self,

@@ -61,11 +61,8 @@ class Context:
     Args:
         run_id: The run; the same for all its attempts.
         attempt: Number of this attempt, from 1; never used twice for a run.
-        job_key: The job's key.
-        tenant: The job's tenant.
         scheduled_at: The nominal instant, in UTC.
         deadline_seconds: Time limit of the attempt.
-        labels: The run's labels.
         idempotency_key: Send this with every effect: it is the same for all attempts of a run.
         traceparent: W3C trace context: of the attempt while traces are on, else of the request, if it had one.
         logger: A logger whose lines carry run_id, attempt and job_key.
@@ -280,7 +277,6 @@ class Context:
 
         Args:
             connection: A psycopg connection to Tidewheel's database, inside the transaction that holds the effect.
-            result: As a handler returns it.
 
         Raises:
             AttemptOver: The run was cancelled, has timed out, or belongs to another executor. The transaction has

@@ -27,7 +27,6 @@ class TargetDispatcher:
     """Runs attempts with the runner of their target's kind.
 
     Args:
-        runners: By kind.
         grace_seconds: Between cancelling an attempt's task and fencing the attempt off.
     """
 
@@ -95,9 +94,6 @@ class Timeouts:
     """The timeouts of one attempt, until `end`; used on the event loop.
 
     Args:
-        attempt: The attempt.
-        loop: The loop it runs on.
-        cancel_task: Cancels its task.
         began: Its start, in monotonic seconds.
         grace_seconds: How long a coroutine may ignore its cancellation.
     """

@@ -61,9 +61,6 @@ class DueTenants:
     """The tenants with due runs that one executor knows.
 
     Args:
-        session: The session of the sweep.
-        queues: The queues of the executor.
-        handlers: Its handlers.
         every: The age of a run that the sweep claims elsewhere.
     """
 
@@ -82,11 +79,7 @@ class DueTenants:
         return min(self._every, HELD_AGE) if self._held else self._every
 
     def refresh(self) -> None:
-        """Look the tenants up if that is due.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Look the tenants up if that is due."""
         if not self._pacer.start():
             return
         columns = {
@@ -145,7 +138,6 @@ def deal(runs: Iterable[R], weights: Mapping[str, int], next_turn: Callable[[flo
     its weight says, however many turns there are.
 
     Args:
-        runs: The runs.
         weights: Of tenants; one without a weight has 1.
         next_turn: Returns a random exponential time of this rate.
     """

@@ -131,31 +131,19 @@ class NoChannel:
         return {}
 
     def add_runs(self, document: bytes) -> bool:
-        """Refuse: there is no run whose batch gets them.
-
-        Raises:
-            RuntimeError: Always.
-        """
+        """Refuse: there is no run whose batch gets them."""
         del document
         message = "this context has no run; tidewheel.testing.run_handler creates one that accepts ctx.batch.add"
         raise RuntimeError(message)
 
     def completing(self) -> Completing:
-        """Refuse: there is no run to complete.
-
-        Raises:
-            RuntimeError: Always.
-        """
+        """Refuse: there is no run to complete."""
         message = "this context has no run; tidewheel.testing.run_handler creates one that accepts complete_in"
         raise RuntimeError(message)
 
 
 def refuse_loop(method: str, arguments: str) -> None:
-    """Refuse a call that blocks, on the event loop.
-
-    Raises:
-        RuntimeError: It was called on the event loop.
-    """
+    """Refuse a call that blocks, on the event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

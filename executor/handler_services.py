@@ -45,12 +45,7 @@ class _Awaited:
 
 
 class ProgressBuffer:
-    """Progress and checkpoints that are not saved yet, the newest of each attempt; safe from every thread.
-
-    Args:
-        executor_id: Owner of the attempts; part of the fence of every save.
-        wake: Wakes the completer, which saves them.
-    """
+    """Progress and checkpoints that are not saved yet, the newest of each attempt; safe from every thread."""
 
     def __init__(self, executor_id: UUID, wake: Callable[[], None]) -> None:
         self._executor_id, self._wake = executor_id, wake
@@ -131,22 +126,14 @@ class ProgressBuffer:
 
 
 class EarlierRuns:
-    """Look up a job's earlier runs, and a run's parents, over one session; safe from every thread.
-
-    Args:
-        session: Opened with the first look-up.
-    """
+    """Look up a job's earlier runs, and a run's parents, over one session; safe from every thread."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lock = threading.Lock()
 
     def before(self, job_id: UUID, scheduled_at: datetime) -> Previous:
-        """Return the runs of a job before an instant.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Return the runs of a job before an instant."""
         columns: dict[str, object] = {
             "job_id": job_id,
             "at": scheduled_at,
@@ -161,11 +148,7 @@ class EarlierRuns:
         return Previous(scheduled_at=at, result=None if result is None else json.loads(result), result_at=result_at)
 
     def parents(self, run_id: UUID, key: str | None) -> dict[str, Parent]:
-        """Return the parents' runs in the occurrence of a run, or that of one parent.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Return the parents' runs in the occurrence of a run, or that of one parent."""
         with self._reading() as connection:
             found = read_parents(connection, run_id, key=key)
         return {

@@ -37,9 +37,6 @@ class Handler:
     """A registered handler.
 
     Args:
-        name: Its name in jobs' targets.
-        function: The user's function.
-        is_async: True for a coroutine function.
         payload: Validates a JSON payload; None accepts any JSON value.
         own_process: True if it runs in a worker process, where it can be killed and cannot harm other attempts.
     """
@@ -143,14 +140,7 @@ def registered() -> dict[str, Handler]:
 
 
 def import_handlers(modules: str | None) -> None:
-    """Import the modules that register handlers.
-
-    Args:
-        modules: Names separated by commas.
-
-    Raises:
-        SettingsError: A module cannot be imported; the message names the reason.
-    """
+    """Import the modules, separated by commas, that register handlers."""
     for name in filter(None, (part.strip() for part in (modules or "").split(","))):
         try:
             import_module(name)

@@ -27,13 +27,7 @@ _LONGEST_WAIT = timedelta(seconds=5)  # far below 15 s, the shortest lock on a m
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The topics of an executor, and how it consumes them.
-
-    Args:
-        kafka: Bootstrap servers and the users' client settings.
-        protocol: Of its groups.
-        topics: Its topics, each with its lane.
-    """
+    """The topics of an executor, and how it consumes them."""
 
     kafka: Mapping[str, str]
     protocol: GroupProtocol
@@ -48,15 +42,7 @@ class Lanes:
         overloaded: Callable[[Lane], bool],
         stop: Shutdown,
     ) -> Sequence[LaneConsumer | ShareLaneConsumer]:
-        """Return a consumer for each topic, none of them started.
-
-        Args:
-            batch_claimer: Creates the claimer of a topic.
-            slots: Of the executor.
-            max_wait: How long a message may wait for a slot.
-            overloaded: Returns True if nothing more of a lane should be claimed.
-            stop: The executor's shutdown.
-        """
+        """Return a consumer for each topic, none of them started."""
         created: list[LaneConsumer | ShareLaneConsumer] = []
         if self.protocol == "share":
             read_from_start(self.kafka, [_share_group(topic) for topic, _ in self.topics])
@@ -103,7 +89,6 @@ def choose_lanes(settings: ExecutorSettings, kafka: Mapping[str, str], topics: T
 
     Raises:
         SettingsError: The brokers do not support the configured protocol.
-        Unavailable: They do not answer.
     """
     found = [(topics.runs(queue, lane), lane) for queue in queues for lane in Lane]
     if missing := missing_topics(kafka, [name for name, _ in found]):

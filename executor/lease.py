@@ -24,11 +24,7 @@ class LeaseOver(Exception):
 
 
 class Lease:
-    """A lease, read by every thread and changed by the heartbeat only.
-
-    Args:
-        until: Its end, by `boot_seconds`.
-    """
+    """A lease until an instant of `boot_seconds`; read by every thread, changed by the heartbeat only."""
 
     __slots__ = ("_until",)
 

@@ -19,7 +19,6 @@ from tidewheel.executor.end_log import EndLog
 from tidewheel.executor.handler_services import EarlierRuns, HandlerServices
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat, read_owned
-from tidewheel.executor.held_bytes import HeldBytes
 from tidewheel.executor.lanes import Lanes, choose_lanes
 from tidewheel.executor.lease import Lease
 from tidewheel.executor.message_check import MessageCheck, key_look_up
@@ -35,7 +34,7 @@ from tidewheel.executor.runners.python import python_runner
 from tidewheel.executor.runners.runner import DeferredRunner, Recalling, Runner
 from tidewheel.executor.runners.secret_store import SecretStore, secret_store
 from tidewheel.executor.runners.shell import ShellRunner
-from tidewheel.executor.slots import Slots
+from tidewheel.executor.slots import HeldBytes, Slots
 from tidewheel.executor.stage_times import observe_claimed
 from tidewheel.executor.sweep import Sweep
 from tidewheel.executor.watchdog import Watchdog

@@ -35,13 +35,7 @@ _CAUSES = {
 
 
 class MessageCheck:
-    """Verifies the signatures of run messages; thread-safe.
-
-    Args:
-        keys: The keys that this process knows.
-        policy: With `warn` a message without a valid signature is used all the same.
-        look_up: Reads the keys again.
-    """
+    """Verifies the signatures of run messages; with `warn` it accepts all. Thread-safe."""
 
     def __init__(self, keys: MessageKeys, policy: Policy, look_up: Callable[[], None] = lambda: None) -> None:
         self._keys, self._policy, self._look_up = keys, policy, look_up
@@ -71,10 +65,7 @@ class MessageCheck:
 
         Args:
             signature: The content of its header; None if it has none.
-            topic: Its topic.
-            key: Its key.
             digest: `digest_of` its value.
-            source: Names it in a log line.
         """
         flaw = self._keys.flaw(signature, topic, key, digest)
         if flaw is SignatureFlaw.UNKNOWN_KEY:

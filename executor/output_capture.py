@@ -137,14 +137,7 @@ Running = Callable[[], Iterable[Attempt]]
 
 
 class Flusher:
-    """The thread that writes the output of running attempts.
-
-    Args:
-        session: Its own.
-        executor_id: Owner of the attempts.
-        running: Returns the attempts of this process.
-        stream: The topic for all output; None without one.
-    """
+    """The thread that writes the output of running attempts, also to a topic if there is one."""
 
     def __init__(self, session: Session, executor_id: UUID, running: Running, stream: "OutputTopic | None") -> None:
         self._session, self._executor_id, self._running, self._stream = session, executor_id, running, stream

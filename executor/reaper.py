@@ -97,8 +97,6 @@ class Watch:
         """Record the counters; return the executors that missed their whole lease, with their counter.
 
         Args:
-            counters: Every executor's counter.
-            server_start: Start time of the database server.
             now: Monotonic seconds.
             leases: Leases of the executors in seconds. The longer of its own and this process's applies: a reaper with
                 a short lease must not end the attempts of an executor that is configured to send heartbeats less often.

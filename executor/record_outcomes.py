@@ -68,9 +68,6 @@ class Recorded:
         busy: Runs whose row another transaction holds; retry them.
         superseded: Runs that were over before, or have a later attempt: nothing was written.
         completed: Runs that the attempt itself had ended, by `complete_in`: nothing was written.
-        states: The runs that ended now, with the state of each.
-        requeued: The number of runs sent back.
-        waits: Runs that wait for a completion from outside.
         released: True if children of workflows wait for these ends.
     """
 

@@ -71,9 +71,7 @@ class RemoteClaim:
     """One claim of a remote executor.
 
     Args:
-        executor_id: The executor.
         number: Higher than that of its last claim; the same number repeats that claim's response.
-        claims: The runs of which it has messages.
         sweep: Number of due runs of its queues that it requests instead, without messages.
         min_age: The least time for which those must have been due.
         key_id: The API key of the caller; None for the token of all.
@@ -93,7 +91,6 @@ class RemoteClaimResult:
 
     Args:
         started: The attempts. A missing run was lost, buffered behind its job's active run, or left.
-        requests: Messages by run.
         signalled: True if signals were written: the caller notifies executors after the commit.
     """
 
@@ -169,14 +166,7 @@ class _RemoteAttempt:
 
 
 class RemoteExecutors:
-    """Serves remote executors on one thread.
-
-    Args:
-        session: Of that thread.
-        installation: For the rows and events of starts and ends.
-        notify: Notifies relays and executors after a commit.
-        stop: Ends its waiting for rows that another transaction has locked.
-    """
+    """Serves remote executors on one thread; `stop` ends its waiting for locked rows."""
 
     def __init__(self, session: Session, installation: Installation, *, notify: Callable[[Channel], None]) -> None:
         self._session, self._installation, self._notify = session, installation, notify
@@ -196,11 +186,6 @@ class RemoteExecutors:
         """Register an executor that must send a heartbeat within `lease`; return its id.
 
         Args:
-            name: Of the executor.
-            queues: Those that it serves.
-            handlers: Those that it has.
-            slots: Its attempts at once.
-            lease: Its lease.
             key_id: The API key with which alone its further calls are accepted; None for the token of all.
             acts_for: The tenant whose runs alone it starts; None for all.
 
@@ -331,12 +316,7 @@ class RemoteExecutors:
 def claim_remotely(
     connection: Conn, installation: Installation, claim: RemoteClaim, limited: Collection[str]
 ) -> RemoteClaimResult:
-    """Claim runs for a remote executor, in the caller's transaction; `limited` as for `claim_runs`.
-
-    Raises:
-        UnknownExecutor: Its lease was ended, or it has another key.
-        InvalidInput: The claim's number is below that of its last one.
-    """
+    """Claim runs for a remote executor, in the caller's transaction; `limited` as for `claim_runs`."""
     columns = {"executor_id": claim.executor_id, "key_id": claim.key_id}
     row = connection.execute(_LOCK_REMOTE_EXECUTOR, columns, binary=True).fetchone()
     if row is None:

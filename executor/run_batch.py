@@ -54,11 +54,7 @@ class RunBatch:
 
 
 def _document(runs: Sequence[Mapping[str, object]]) -> bytes:
-    """Return the runs as the JSON text of a request.
-
-    Raises:
-        InvalidInput: They have no JSON text, or too much of it.
-    """
+    """Return the runs as the JSON text of a request."""
     try:
         text = strict_json({"runs": runs})
     except (PydanticSerializationError, ValueError, RecursionError) as error:

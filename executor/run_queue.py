@@ -45,10 +45,8 @@ class RunQueue:
     """Starts attempts in order, those of the critical lane first.
 
     Args:
-        slots: Of the executor.
         inline: Names of handlers that are coroutines of this process: each may end without waiting.
         run: Runs an attempt and reports its end; raises nothing.
-        watch: Starts the timeouts of an attempt that has this task of its own since that moment.
         on_end: Called for each attempt whose code has ended, from any thread.
     """
 

@@ -32,18 +32,7 @@ _MAX_CLAIMS = 500  # claims in one transaction
 
 
 class ShareLaneConsumer:
-    """The thread that consumes one topic.
-
-    Args:
-        join_group: Creates a member; called again after a fatal error of the client.
-        topic: The lane's topic.
-        lane: The lane, for its slots.
-        claimer: Decodes and claims messages.
-        slots: Of the executor.
-        max_wait: How long a message may wait here for a slot.
-        overloaded: Returns True if nothing more should be claimed.
-        stop: The executor's shutdown.
-    """
+    """The thread that consumes one topic; it joins the group again after a fatal error of the client."""
 
     def __init__(
         self,

@@ -19,11 +19,7 @@ _HEAD = f'{{"{_STEPS}":'.encode()
 
 
 class Steps:
-    """The finished steps of a run, and its handler's own checkpoint; safe from every thread.
-
-    Args:
-        checkpoint: The run's, as the attempt got it.
-    """
+    """The finished steps of a run, and its handler's own checkpoint; safe from every thread."""
 
     def __init__(self, checkpoint: bytes | None) -> None:
         self._done, self._own = dict[str, bytes](), checkpoint

@@ -32,12 +32,7 @@ _STDERR = 2
 
 
 class Watchdog:
-    """The thread that watches one event loop.
-
-    Args:
-        after: The time after which the loop counts as blocked.
-        on_blocked: Called at each check while it is blocked.
-    """
+    """The thread that watches one event loop; it calls `on_blocked` at each check while it is blocked."""
 
     def __init__(self, after: timedelta, on_blocked: Callable[[], None]) -> None:
         self._after, self._on_blocked = after.total_seconds(), on_blocked

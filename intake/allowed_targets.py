@@ -8,11 +8,7 @@ from tidewheel.jobs.targets import HttpTargetSpec, KafkaTargetSpec, LambdaTarget
 
 
 def ensure_allowed(target: TargetSpec, allow_lists: AllowLists) -> None:
-    """Refuse a target that the allow-lists do not name.
-
-    Raises:
-        InvalidInput: It is not allowed; the path is from the request's root.
-    """
+    """Refuse a target that the allow-lists do not name."""
     try:
         match target:
             case HttpTargetSpec():

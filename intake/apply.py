@@ -167,8 +167,6 @@ def apply_requests(
     """Apply requests in the caller's transaction.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards, topics, encoding.
         batch: The requests, in the order to apply them.
         written: Gets the types of the requests that are accepted and change rows.
         actor: The origin of those that did not come by Kafka; by default the user of this process.
@@ -258,9 +256,6 @@ def first_reply(connection: Conn, tenant: str, request_id: str, content: bytes) 
     """Return the stored reply to a request; None if it is new.
 
     Args:
-        connection: Inside a transaction.
-        tenant: The tenant of the request.
-        request_id: Its id.
         content: The hash of its content.
 
     Raises:
@@ -278,14 +273,7 @@ def has_reply(connection: Conn, tenant: str, request_id: str) -> bool:
 
 
 def store_reply(connection: Conn, installation: Installation, received: ReceivedRequest, reply: Reply) -> None:
-    """Store the reply that a request has got from a database that was lost; a stored reply stays.
-
-    Args:
-        connection: Inside a transaction.
-        installation: The key of its task tokens.
-        received: The request.
-        reply: The reply.
-    """
+    """Store the reply that a request has got from a database that was lost; a stored reply stays."""
     name = _name(received, installation)
     if name is not None and not _find_replies(connection, [name]):
         _store(connection, [_Named(name, received, reply)])

@@ -50,9 +50,7 @@ def record_requests(connection: Conn, actor: Actor | None, changes: Iterable[tup
     """Record requests that were accepted and change rows, or were refused, in the caller's transaction.
 
     Args:
-        connection: Inside a transaction.
         actor: The origin of requests that did not come by Kafka; None for the user of this process.
-        changes: The requests, each with its reply.
     """
     record(connection, ((origin_of(received, actor), _change(received, reply)) for received, reply in changes))
 

@@ -30,12 +30,7 @@ _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)  # run ids count from here
 
 @dataclass(frozen=True, slots=True)
 class RangeCount:
-    """The occurrences of a range.
-
-    Args:
-        occurrences: The number of occurrences.
-        expected: The number of them that the backfill runs.
-    """
+    """The occurrences of a range."""
 
     occurrences: int
     expected: int
@@ -44,18 +39,7 @@ class RangeCount:
 def find_occurrences(
     connection: Conn, job_id: UUID, version: int, request: JobBackfill, *, now: datetime
 ) -> RangeCount:
-    """Count the occurrences that a backfill would run; the caller has locked the job.
-
-    Args:
-        connection: The connection to read by.
-        job_id: The job.
-        version: Its current version.
-        request: The request.
-        now: The time by the database's clock.
-
-    Raises:
-        InvalidInput: The range cannot be backfilled.
-    """
+    """Count the occurrences that a backfill would run; the caller has locked the job."""
     _ensure_known(connection, job_id, request)
     current = _range(connection, job_id, request, version)
     if request.to_at > now:

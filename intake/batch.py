@@ -67,11 +67,7 @@ class RequestTimedOut(Exception):
 
 
 class NeedsOwnTransaction(Exception):
-    """Some messages of a batch need a transaction each; nothing was written.
-
-    Args:
-        messages: Those messages.
-    """
+    """Some messages of a batch need a transaction each; nothing was written."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         super().__init__("cancellations by filter or of workflows, freezes, and cancels of locked runs come alone")
@@ -90,12 +86,8 @@ def apply_batch(
     """Apply messages in the caller's transaction.
 
     Args:
-        connection: Inside a transaction.
-        installation: Topics, shards, encoding.
         messages: Messages of one topic or both, each topic's in the order to apply them. Replies come after requests.
         failure: The failure of an earlier try. With it requests are rejected, and replies become dead letters.
-        now: The time by the database's clock.
-        written: Gets the types of the requests that are accepted and change rows.
 
     Raises:
         NeedsOwnTransaction: The batch contains cancellations by filter or of workflows, freezes, or a cancel of a
@@ -134,11 +126,8 @@ def bury_batch(connection: Conn, installation: Installation, origin: RequestOrig
     """Store a dead letter in the place of a batch that the client cannot unpack.
 
     Args:
-        connection: Inside a transaction.
-        installation: Topics and shards.
         origin: The batch's first message.
         end: The offset behind the batch.
-        now: The time by the database's clock.
     """
     reason = (
         f"the batch of {end - origin.offset} messages from this offset cannot be unpacked, or only to too many bytes"
@@ -171,8 +160,6 @@ def decode_message(installation: Installation, message: Message, failure: Except
     """Decode a message into a request, or into the reason why it cannot be applied.
 
     Args:
-        installation: Its topics, of which some set the tenant.
-        message: The message.
         failure: The failure of an earlier try: the request is refused by it.
     """
     value = _bytes(message.value()) or b""
@@ -338,11 +325,7 @@ def _dead_letter(
 
 
 def _ensure_short(message: Message) -> None:
-    """Refuse a message by its length, before any of it is read.
-
-    Raises:
-        UndecodableMessage: It is too long.
-    """
+    """Refuse a message by its length, before any of it is read."""
     if (why := _why_too_long(message)) is not None:
         raise UndecodableMessage(why)
 
@@ -399,7 +382,6 @@ def read_target_reply(headers: Headers, value: bytes | None, tokens: TaskTokens)
     Args:
         headers: The message's headers: the token, and the status.
         value: The result as JSON text, or none; the error text of a failure.
-        tokens: The task tokens of this installation.
 
     Raises:
         UndecodableMessage: The message has no token, a foreign token, or a result that is not JSON.

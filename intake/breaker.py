@@ -118,8 +118,6 @@ class LoneFailures:
 
     Args:
         session: The member's; no transaction is open.
-        installation: Topics, shards, encoding.
-        breaker: The failures of all members of this process.
     """
 
     def __init__(self, session: Session, installation: Installation, breaker: RequestBreaker) -> None:
@@ -129,8 +127,6 @@ class LoneFailures:
         """Count a request that failed alone, and decide about it.
 
         Args:
-            failure: Its error.
-            message: Its message.
             others: Messages that are not applied yet. One of them may prove that the installation is sound.
         """
         address, kind = address_of(message), type_of(message, self._installation)

@@ -27,7 +27,6 @@ class Loaded:
     """The result of a batch.
 
     Args:
-        created: The number of jobs that were created.
         existing: The number of jobs that existed already, deleted ones among them.
         refused: The replies to the others, by their position in the batch.
     """
@@ -51,10 +50,7 @@ def load_jobs(
     """Create the jobs of a batch that do not exist, in the caller's transaction.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
         batch: Submits; of several submits of one job the first counts.
-        emit_events: Append the event `job.created` of each job that is created.
         actor: The origin, for the audit log, which gets a row for the batch; by default the user of this process.
 
     Raises:

@@ -76,15 +76,7 @@ def apply_calendar_deletes(connection: Conn, _: Installation, batch: Sequence[Re
 
 
 def lock_calendars(connection: Conn, calendars: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], DaySet]:
-    """Lock calendars for share until the transaction ends; call it before any timer is locked.
-
-    Args:
-        connection: Inside a transaction.
-        calendars: The calendars, by tenant and name.
-
-    Returns:
-        The days of those that exist.
-    """
+    """Lock calendars for share until the transaction ends, before any timer; return their days."""
     if not calendars:
         return {}
     pairs = sorted(set(calendars))

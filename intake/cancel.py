@@ -67,9 +67,6 @@ def apply_cancels(
     """Cancel runs in the caller's transaction; return a reply for each request, in their order.
 
     Args:
-        connection: Inside a transaction.
-        installation: For the events of runs that end.
-        batch: The requests.
         may_block_claims: True if the transaction holds no lock that a claim waits for.
         freed_keys: As for `finish_runs`.
 
@@ -82,12 +79,7 @@ def apply_cancels(
 
 
 class _Done(NamedTuple):
-    """The effect of a cancel.
-
-    Args:
-        before: The state of the run before.
-        changed: False if the run was being cancelled, or has ended.
-    """
+    """The effect of a cancel; `changed` is false if the run was being cancelled, or has ended."""
 
     before: RunState
     changed: bool

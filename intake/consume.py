@@ -60,19 +60,7 @@ _PURGE_LIMIT = 5000  # the LIMIT of purge_replies: more rows are due when it was
 
 
 class Member:
-    """One member of a consumer group, on its own thread.
-
-    Args:
-        settings: The batch size and the retention of replies.
-        url: The database.
-        kafka: The brokers.
-        topic: The shared topic it reads.
-        number: Its number among this process's members for this topic, from 1.
-        skew: The clock skew of this process.
-        breaker: The failures of all members of this process.
-        installation: Shards, topics, encoding.
-        stop: The shutdown flag.
-    """
+    """One member of a consumer group, on its own thread; numbered from 1 within process and topic."""
 
     def __init__(
         self,
@@ -300,13 +288,7 @@ class Member:
         self._try_at = monotonic_seconds() + _AGAIN_SECONDS
 
     def _acquire(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """Set the next offset of each partition; return those that must not be read, set to OFFSET_END.
-
-        Raises:
-            Unavailable: Kafka or PostgreSQL does not answer, or the leader of a partition of the shared topic.
-            Unusable: The shared topic was deleted and created again.
-            Fenced: As for `_read_suspect`.
-        """
+        """Set the next offset of each partition; return those that must not be read, set to OFFSET_END."""
         offsets = self._read_offsets([(each.topic, each.partition) for each in partitions])
         health.report(self._name)
         of_tenants = {place: tenant for place in offsets if (tenant := self._installation.topics.tenant_of(place[0]))}

@@ -29,13 +29,7 @@ _MOVED = {"replace": "replaced", "debounce": "debounced"}
 
 
 class SharedTrigger(NamedTuple):
-    """A trigger with dedupe, and the run that it makes unless it has that of an earlier one.
-
-    Args:
-        place: Its place in the batch.
-        dedupe: Its dedupe, with fields of the payload filled in.
-        run: The run.
-    """
+    """A trigger with dedupe, and the run that it makes unless it has that of an earlier one."""
 
     place: int
     dedupe: Dedupe
@@ -76,13 +70,7 @@ class _Window:
 
 
 class Windows:
-    """The windows of a batch, locked.
-
-    Args:
-        rows: The rows of the windows.
-        unbegun: The times of their runs that have not begun; None for a run that waits for others.
-        now: The database's clock.
-    """
+    """The windows of a batch, locked; `unbegun` has None for a run that waits for others."""
 
     def __init__(self, rows: Sequence[_Row], unbegun: Mapping[UUID, datetime | None], now: datetime) -> None:
         self._windows = {row.dedupe_id: _Window(row, row) for row in rows}

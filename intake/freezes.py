@@ -169,11 +169,7 @@ def _find(connection: Conn, scope: dict[str, object]) -> _Standing | None:
 
 
 def _add_jobs(connection: Conn, columns: dict[str, object]) -> None:
-    """Write the jobs of a freeze by labels or key prefix.
-
-    Raises:
-        InvalidInput: They are too many.
-    """
+    """Write the jobs of a freeze by labels or key prefix."""
     if columns["labels"] is None and columns["key_prefix"] is None:
         return
     # Labels have no index. Under `BY_KEY`, intake's plan mode, a tenant's jobs would be read one by one in key order.

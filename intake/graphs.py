@@ -73,8 +73,6 @@ class EdgeChange:
     """The change of the edges to one job, checked.
 
     Args:
-        job_id: The job.
-        tenant: Its tenant.
         parents: The condition of each parent.
         root: The root of its graph; its own id if it has no parents.
         moved: The jobs that come under another root: itself, and those beneath it.
@@ -134,7 +132,6 @@ def check_edges(connection: Conn, received: ReceivedRequest) -> EdgeChange | Non
 
     Args:
         connection: Inside a transaction that has locked the graphs.
-        received: The submit.
 
     Raises:
         InvalidInput: A parent does not exist, the edges would form a cycle or join two roots, or there are too many.
@@ -268,11 +265,7 @@ def _ensure_parents(received: ReceivedRequest, parents: Sequence[ParentSpec], no
 
 
 def _root(parents: Sequence[ParentSpec], received: ReceivedRequest, nodes: Mapping[UUID, _Node]) -> UUID:
-    """Return the root that all parents have, or the job itself.
-
-    Raises:
-        InvalidInput: They have two.
-    """
+    """Return the root that all parents have, or the job itself."""
     roots: dict[UUID, int] = {}
     for place, parent in enumerate(parents):
         node = nodes[job_id(received.tenant, parent.job)]

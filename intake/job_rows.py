@@ -69,12 +69,9 @@ class ScheduleStart(NamedTuple):
 
     Args:
         text: The canonical schedule, as `job_versions.schedule_json` has it.
-        kind: Its kind.
-        interval_us: Its interval or fixed delay.
         anchor: The time when that was first accepted.
         next_at: The first instant; None for a job that only triggers start.
         due_at: The time of the timer's first poll; equal to `next_at` without calendars.
-        fires_at: The time of the first run, for the reply.
     """
 
     text: str
@@ -90,14 +87,7 @@ class NewJob(NamedTuple):
     """A job to create.
 
     Args:
-        job_id: The id, derived from tenant and key.
-        job_text: The id as text.
-        tenant: Its tenant.
         key: Its key; the spec of a job that was submitted without one has none.
-        spec: The spec as submitted.
-        spec_hash: The hash of the spec as submitted.
-        cached: The cached template and schedule of the spec; None if it has none.
-        start: The start of its schedule.
     """
 
     job_id: UUID
@@ -118,18 +108,7 @@ class NewJob(NamedTuple):
 def write_new_jobs(
     connection: Conn, installation: Installation, jobs: Sequence[NewJob], now: datetime, *, emit_events: bool = True
 ) -> bool:
-    """Write the rows of jobs that do not exist, in the caller's transaction.
-
-    Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        jobs: The jobs, each once.
-        now: The time that their starts were computed for.
-        emit_events: Append the event `job.created` of each.
-
-    Returns:
-        False if another transaction has created one of them meanwhile; then none was written.
-    """
+    """Write the rows of new jobs in the caller's transaction; return False, and write none, if one exists."""
     if not jobs:
         return True
     # In one order, so that two transactions which create the same jobs wait in one direction only.

@@ -140,10 +140,6 @@ def apply_deletes(
     """Delete jobs in the caller's transaction; return a reply for each request, in their order.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        batch: The requests.
-        graphs: The graphs that the transaction has locked.
         freed_keys: As for `finish_runs`.
 
     Raises:

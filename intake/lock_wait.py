@@ -28,12 +28,7 @@ _LOCK_TIMEOUT = "200ms"  # below deadlock_timeout (1 s): a wait out of lock orde
 
 
 class RowLocked(Unavailable):
-    """Another transaction has held a row that a request needs for longer than 200 ms; nothing was written.
-
-    Args:
-        what: The run or the job.
-        requests: The requests that need it.
-    """
+    """Another transaction has held a row that a request needs for longer than 200 ms; nothing was written."""
 
     def __init__(self, what: str, requests: Iterable[ReceivedRequest]) -> None:
         super().__init__(f"{what} is locked by a transaction that has not ended: send the request again")

@@ -84,13 +84,7 @@ def absent_job(job: JobId, tenant: str, key: str, now: datetime) -> JobRow:
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """Jobs that are locked for a change.
-
-    Args:
-        now: The time by the database's clock, read after the locks were acquired.
-        jobs: The jobs' rows, by id.
-        timers: The timers of the jobs that have one, by id.
-    """
+    """Jobs that are locked for a change; `now` was read after the locks were acquired."""
 
     now: datetime
     jobs: Mapping[UUID, JobRow]
@@ -108,9 +102,6 @@ def lock_jobs(
     """Lock the jobs of these requests, and end the pauses whose time has passed.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        batch: The requests.
         to_delete: Lock the keys too, which excludes triggers; every other change lets triggers go on.
 
     Raises:

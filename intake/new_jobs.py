@@ -58,12 +58,7 @@ _TRIES = 5  # each failed try means that another transaction has created one of 
 
 
 class Created(NamedTuple):
-    """The new jobs of a batch.
-
-    Args:
-        jobs: The jobs that were created, by id.
-        refused: The refusals of the others, by id.
-    """
+    """The new jobs of a batch, and the refusals of the others, by id."""
 
     jobs: dict[UUID, NewJob]
     refused: dict[UUID, Refused]
@@ -81,12 +76,9 @@ def create_jobs(
     """Create the jobs of a batch that do not exist, in the caller's transaction.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
         batch: Submits of different jobs.
         day_sets: The calendars that the specs name, locked.
         spread: Spread the anchors of intervals, as `first_anchor` does.
-        emit_events: Append the event `job.created` of each.
 
     Raises:
         Unavailable: Other transactions have created some of the jobs again and again: roll back and try again.
@@ -157,11 +149,7 @@ class _Creation:
         )
 
     def _computed_start(self, received: ReceivedRequest, request: JobSubmit) -> ScheduleStart:
-        """Compute the start of a spec that has no cached start.
-
-        Raises:
-            Refused: The spec cannot run.
-        """
+        """Compute the start of a spec that has no cached start."""
         if request.if_version:
             raise VersionConflict(request.if_version, None)
         unknown = unknown_calendars(self._connection, received.tenant, request.job, self._day_sets)
@@ -186,12 +174,7 @@ class _Creation:
 
 
 class _ScheduleStarts:
-    """The starts of cached schedules at one time, each computed once.
-
-    Args:
-        now: The time by the database's clock.
-        spread: Spread the anchors of intervals, as `first_anchor` does.
-    """
+    """The starts of cached schedules at one time, each computed once."""
 
     def __init__(self, now: datetime, *, spread: bool = False) -> None:
         self._now, self._spread = now, spread

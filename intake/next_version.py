@@ -35,7 +35,6 @@ class VersionInputs:
     """The facts about a job, after its overdue occurrences were applied, that its next version depends on.
 
     Args:
-        now: The time by the database's clock.
         remaining_from: The first instant that the version in force has still to fire; None if it has none.
         timer_used_up: True if applying the overdue occurrences has used up the timer.
         run_open: True if the run of the timer's instant is open.
@@ -57,18 +56,10 @@ class NextVersion:
     """A version to write.
 
     Args:
-        job: The job's row, locked.
-        number: The version's number.
-        spec: The spec as submitted.
         schedule_text: The schedule in full, as `job_versions.schedule_json` has it.
-        policy_text: The policy, as `job_versions.policy_json` has it.
         anchor: The time when its interval was first accepted.
-        interval_us: Its interval or fixed delay.
-        paused: True if the job is paused.
         next_at: The first instant without a record; None if the job can never fire again.
         due_at: The time of the timer's next poll; equal to `next_at` without calendars.
-        hold_reason: The reason why the timer is not due then.
-        effective: Its schedule without the days that its calendars exclude.
     """
 
     job: JobRow
@@ -106,11 +97,7 @@ class NextVersion:
 
 
 def next_version(spec: JobSpec, job: JobRow, inputs: VersionInputs, day_sets: DaySets) -> NextVersion:
-    """Return the version that a spec becomes.
-
-    Raises:
-        ScheduleRefused: The schedule cannot be read; paths are relative to `job`.
-    """
+    """Return the version that a spec becomes; paths of a ScheduleRefused are relative to `job`."""
     interval_us, anchor = _interval_us(spec), _anchor(spec, job, inputs.now, spread=inputs.spread_anchor)
     text = schedule_text(spec, job, anchor or inputs.now, first=job.created_at if job.exists else inputs.now)
     policy = _policy_text(spec, job, text, inputs.now)
@@ -148,11 +135,7 @@ def next_version(spec: JobSpec, job: JobRow, inputs: VersionInputs, day_sets: Da
 
 
 def same_schedule(spec: JobSpec, job: JobRow, now: datetime) -> bool:
-    """Return True if a spec has the schedule and the policy of the version in force.
-
-    Raises:
-        ScheduleRefused: The spec's schedule cannot be read.
-    """
+    """Return True if a spec has the schedule and the policy of the version in force."""
     if not job.exists:
         return False
     text = schedule_text(spec, job, _anchor(spec, job, now) or now, first=job.created_at)
@@ -160,11 +143,7 @@ def same_schedule(spec: JobSpec, job: JobRow, now: datetime) -> bool:
 
 
 def ensure_can_run(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets, *, spread: bool = False) -> None:
-    """Refuse a spec that can never fire; an edit counts `max_runs` from the first acceptance of the job.
-
-    Raises:
-        Refused: It can never fire, or cannot be read; paths are relative to `job` or its schedule.
-    """
+    """Refuse a spec that can never fire; an edit counts `max_runs` from the first acceptance of the job."""
     anchor = _anchor(spec, job, now, spread=spread)
     text = schedule_text(spec, job, anchor or now, first=job.created_at if job.exists else now)
     schedule = schedule_from_text(text, job.job_id)
@@ -177,22 +156,14 @@ def ensure_can_run(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets,
 
 
 def ensure_remembered(at: datetime, kept_since: datetime | None) -> None:
-    """Refuse a `once` from before the first kept day: its run may be dropped, so that its id is free.
-
-    Raises:
-        ScheduleRefused: It is; the path is relative to the job's schedule.
-    """
+    """Refuse a `once` from before the first kept day: its run may be dropped, so that its id is free."""
     if kept_since is not None and at < kept_since:
         problem = f"{format_timestamp(at)} is too long ago: runs are kept from {format_timestamp(kept_since)} on"
         raise ScheduleRefused(problem, "trigger the job instead, or write a later time", "once")
 
 
 def ensure_not_fired(spec: JobSpec, job: JobRow, fired: RunState | None) -> None:
-    """Refuse a `once` whose instant has a run already: its job was deleted and is submitted again.
-
-    Raises:
-        ScheduleRefused: The instant has a run; the path is relative to the job's schedule.
-    """
+    """Refuse a `once` whose instant has a run already: its job was deleted and is submitted again."""
     at = once_at(spec, job.job_id)
     if at is not None and fired is not None:
         problem = f"{format_timestamp(at)} has become a run of this job already, which is {fired}; it cannot fire again"
@@ -203,13 +174,8 @@ def schedule_text(spec: JobSpec, job: JobRow, anchor: datetime, *, first: dateti
     """Return the canonical schedule; `schedules` caches parsed schedules by this text.
 
     Args:
-        spec: The spec as submitted.
-        job: The job's row.
         anchor: The time when an interval without an anchor of its own was first accepted.
         first: The time when the job was first accepted; `max_runs: n` ends with the n-th occurrence from then.
-
-    Raises:
-        ScheduleRefused: It cannot be read, or its occurrences cannot be counted.
     """
     document = anchored(schedule_document(spec), anchor)
     text = canonical(document).decode()
@@ -231,9 +197,6 @@ def first_anchor(document: Mapping[str, object], job_id: UUID, now: datetime, *,
     """Return the anchor of a new job's interval or fixed delay; None for other schedules.
 
     Args:
-        document: The schedule's document.
-        job_id: The job's id.
-        now: The time by the database's clock.
         spread: Spread intervals without an anchor by the jobs' ids, so that thousands of loaded jobs are not due at one
             time. Anchors are whole seconds, so that the jobs of one second share a cached start.
     """

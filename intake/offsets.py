@@ -53,7 +53,6 @@ class StoredOffsets:
     """The partitions that one member owns during one membership of the group.
 
     Args:
-        owner: The member.
         topic_ids: The ids of the topics whose partitions it acquires; the member adds to them.
     """
 
@@ -67,7 +66,6 @@ class StoredOffsets:
         A partition is left out if its stored offset belongs to a topic that was deleted and created again.
 
         Args:
-            connection: Inside a transaction.
             offsets: The first offset of each partition, which is the next one when none is stored, and the offset
                 behind its last message.
         """
@@ -111,11 +109,7 @@ class StoredOffsets:
         return position is not None and (message.offset() or 0) >= position.next_offset
 
     def store(self, connection: Conn, ends: Mapping[Partition, int]) -> None:
-        """Store the offsets after a batch, in the transaction that applies it.
-
-        Raises:
-            Fenced: Another member has acquired one of the partitions.
-        """
+        """Store the offsets after a batch, in its transaction; Fenced if another member has a partition."""
         partitions = sorted(ends)
         columns = {
             "topics": [topic for topic, _ in partitions],

@@ -100,9 +100,6 @@ def apply_overdue(
 
     Args:
         connection: Inside the transaction that has locked the jobs.
-        installation: Shards and topics.
-        timers: The timers of the locked jobs, by id.
-        job_ids: The jobs to change.
         now: The time by the database's clock, read after the locks were acquired.
         keep_pauses: Paused jobs whose skipped occurrences are decided when the pause ends. For other paused jobs they
             are recorded now, before their version is replaced.

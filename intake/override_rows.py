@@ -49,9 +49,7 @@ def fit_moves(
 
     Args:
         connection: In the transaction that has locked the jobs and applied their overdue occurrences.
-        installation: Shards and topics.
         changed: Each job's old row, with the schedule of its new version under its calendars, by id.
-        now: The time by the database's clock.
     """
     if not changed:
         return

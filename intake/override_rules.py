@@ -24,14 +24,7 @@ _MAX_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class UpcomingOccurrences:
-    """The upcoming occurrences of a job.
-
-    Args:
-        job: The job's row, locked.
-        state: The state of its timer under the version in force.
-        overrides: The overrides of upcoming occurrences, by instant.
-        now: The time by the database's clock.
-    """
+    """The upcoming occurrences of a job."""
 
     job: JobRow
     state: TimerState
@@ -51,20 +44,12 @@ class UpcomingOccurrences:
         return min([*moved, following] if following is not None else moved, default=None)
 
     def skipped(self, at: datetime) -> Override:
-        """Return the override that skips an occurrence.
-
-        Raises:
-            InvalidInput: The occurrence cannot be skipped.
-        """
+        """Return the override that skips an occurrence."""
         self._ensure_upcoming(at)
         return Override(at, None)
 
     def moved(self, at: datetime, to: datetime) -> Override:
-        """Return the override that moves an occurrence.
-
-        Raises:
-            InvalidInput: The occurrence cannot be moved, or not to that time.
-        """
+        """Return the override that moves an occurrence."""
         self._ensure_upcoming(at)
         if to == at:
             known = self.overrides.get(at)
@@ -82,9 +67,6 @@ class UpcomingOccurrences:
         """Return the override that remains when one is withdrawn; None if none does.
 
         An occurrence whose own instant has passed meanwhile is moved to now: it fires at once.
-
-        Raises:
-            InvalidInput: The occurrence has no override.
         """
         known = self.overrides.get(at)
         if known is None:

@@ -43,13 +43,7 @@ _REVIVE_JOBS = _SQL["revive_jobs"]
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """The change of one occurrence's override.
-
-    Args:
-        request: The request.
-        upcoming: The job's upcoming occurrences before it.
-        override: The new override; None for none.
-    """
+    """The change of one occurrence's override."""
 
     request: JobSkip | JobMove | JobUnskip
     upcoming: UpcomingOccurrences
@@ -90,11 +84,7 @@ class _TimerRow:
 
 
 def apply_overrides(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Skip, move or restore one occurrence each of different jobs, in the caller's transaction.
-
-    Returns:
-        A reply for each request, in their order.
-    """
+    """Skip, move or restore one occurrence each of different jobs, in the caller's transaction."""
     locked = lock_jobs(connection, installation, batch)
     jobs = existing_jobs(locked, batch)
     day_sets = _day_sets(connection, jobs)
@@ -129,11 +119,7 @@ def _day_sets(connection: Conn, jobs: Sequence[JobRow]) -> DaySets:
 def _upcoming(
     job: JobRow, overrides: Iterable[Override], day_sets: DaySets, now: datetime, cursor: datetime | None = None
 ) -> UpcomingOccurrences:
-    """Return the upcoming occurrences of a locked job, from a cursor on, or from now.
-
-    Raises:
-        InvalidInput: Its schedule cannot be read.
-    """
+    """Return the upcoming occurrences of a locked job, from a cursor on, or from now."""
     by_instant = {each.scheduled_at: each for each in overrides}
     row = _TimerRow(job.job_id, job.tenant, job.schedule_json or "", job.policy_json or "{}", cursor or now + TICK)
     try:
@@ -158,11 +144,7 @@ def _change(received: ReceivedRequest, upcoming: UpcomingOccurrences) -> _Change
 def _apply_changes(
     connection: Conn, installation: Installation, locked: Locked, changes: Sequence[_Change], day_sets: DaySets
 ) -> tuple[dict[UUID, UpcomingOccurrences], dict[UUID, Refused]]:
-    """Write the changes of different jobs, except those that come too late.
-
-    Returns:
-        The upcoming occurrences of the jobs after the changes, and the refusals of changes that came too late.
-    """
+    """Write the changes of different jobs; return their upcoming occurrences, and what came too late."""
     if not changes:
         return {}, {}
     shifting = [change for change in changes if change.shifts_timer]

@@ -51,17 +51,7 @@ class _Piece(NamedTuple):
 
 
 class Applier:
-    """Applies the messages of one member, each exactly once.
-
-    Args:
-        session: The member's; no transaction is open.
-        notifier: Wakes the services that continue the work.
-        installation: Shards, topics, encoding.
-        breaker: The failures of all members of this process.
-        skew: The clock skew of this process.
-        max_batch: Messages in one transaction, at most.
-        stop: The shutdown flag.
-    """
+    """Applies the messages of one member, each exactly once; its session has no open transaction."""
 
     def __init__(
         self,

@@ -48,11 +48,7 @@ class ReceivedRequest:
     """A request to apply.
 
     Attributes:
-        request: The request's content.
         origin: Its topic, partition and offset; None if it did not come from Kafka.
-        encoding: The encoding of its message, and of the reply.
-        reply_key: The key of its message.
-        tenant: The tenant of the request.
         key: The key of its job; a job submitted without one gets the request_id, or the message's coordinates.
         sent_ms: The timestamp of its message. A topic that was created again repeats offsets, but no timestamps.
         named: The person that the message's header names, for the audit log.
@@ -227,17 +223,7 @@ def reply_row(
     topic: str,
     about: UUID | None = None,
 ) -> OutboxRow:
-    """Return the outbox row of a reply.
-
-    Args:
-        installation: Shards and encoding.
-        reply: The reply.
-        key: The key of the request's message.
-        encoding: The encoding of the request.
-        now: The time by the database's clock.
-        topic: The topic of replies.
-        about: The id of the request's job, if it is known.
-    """
+    """Return the outbox row of a reply."""
     shard = shard_of(bucket_of(about or job_id(reply.tenant, reply.key or "")), installation.shards)
     if encoding == "registry" and "Reply" in installation.frames:
         value = framed(installation.frames, reply)

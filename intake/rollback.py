@@ -133,11 +133,7 @@ def _reason(received: ReceivedRequest) -> str:
 
 
 def _target_version(received: ReceivedRequest, job: JobRow | None, earliest: int) -> int:
-    """Return the requested version.
-
-    Raises:
-        Refused: The job or the version does not exist, or another version is in force.
-    """
+    """Return the requested version."""
     request = received.request
     assert isinstance(request, JobRollback)  # noqa: S101 - by the table of `apply`
     if job is None:

@@ -49,9 +49,6 @@ def apply_batch_adds(
     """Add runs to batches in the caller's transaction; return a reply for each request.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        batch: The requests.
         together: All requests of the transaction: their occurrences are locked at once.
     """
     requests = [cast("BatchAdd", received.request) for received in batch]
@@ -78,14 +75,7 @@ def apply_batch_closes(
     *,
     together: Sequence[ReceivedRequest],
 ) -> list[Reply]:
-    """Close batches in the caller's transaction; return a reply for each request.
-
-    Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        batch: The requests.
-        together: As of `apply_batch_adds`.
-    """
+    """Close batches as `apply_batch_adds` adds to them; return a reply for each request."""
     lock_occurrences(connection, together)
     replies: list[Reply] = []
     for received in batch:

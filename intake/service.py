@@ -19,16 +19,7 @@ MEMBERS = 2
 
 
 class Intake:
-    """One intake process.
-
-    Args:
-        settings: The batch size and the retention of replies.
-        url: The database.
-        kafka: The brokers.
-        installation: Shards, topics, encoding.
-        stop: The shutdown flag.
-        members: The number of members that read requests.
-    """
+    """One intake process."""
 
     def __init__(
         self,
@@ -61,11 +52,7 @@ class Intake:
         ]
 
     def run(self) -> None:
-        """Process requests until shutdown is requested.
-
-        Raises:
-            Unusable: A member cannot go on. The other members end too, so that the process is restarted as a whole.
-        """
+        """Process requests until shutdown is requested, or a member cannot go on (Unusable)."""
         with ThreadPoolExecutor(len(self._members), "intake") as pool:
             running = [pool.submit(member.run) for member in self._members]
             wait(running, return_when=FIRST_EXCEPTION)

@@ -66,13 +66,6 @@ def apply_submits(
 ) -> list[Reply]:
     """Apply submits of different jobs in the caller's transaction; return a reply for each.
 
-    Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        batch: The submits.
-        graphs: The graphs that the transaction has locked.
-        reasons: The reason that a job's event has, by job.
-
     Raises:
         Unavailable: A job has come into a graph meanwhile: roll back and try again.
     """

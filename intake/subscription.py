@@ -21,12 +21,7 @@ _AGE_SECONDS = 10.0  # a new topic is found within it; the broker's answer has a
 
 
 class Subscription:
-    """The subscription of one member during one membership of the group.
-
-    Args:
-        find: Returns the topics that are to be read now.
-        subscribe: Subscribes the consumer to topics, with the member's callbacks.
-    """
+    """The subscription of one member during one membership of the group."""
 
     def __init__(self, find: Callable[[], list[str]], subscribe: Callable[[list[str]], None]) -> None:
         self._find, self._subscribe = find, subscribe

@@ -29,9 +29,6 @@ class SuspectReader:
     """Reads the suspect partitions of one topic.
 
     Args:
-        kafka: The brokers.
-        group: The group of the topic.
-        batch: Messages that are applied at once, at most.
         apply: Applies messages of one partition; returns when their offsets are stored.
         bury: Stores a dead letter in the place of the batch between two offsets, and the second one.
         on_step: Called before each step; raises to end the work.
@@ -58,8 +55,6 @@ class SuspectReader:
 
         Raises:
             Fenced: Another member owns the partition, or the time is over; what was applied is stored.
-            RequestWaits: The same of `apply`.
-            Unavailable: PostgreSQL or the brokers do not answer.
         """
         offset, end, deadline = at.offset, at.offset + _MESSAGES, monotonic_seconds() + _SECONDS
         while offset < end:

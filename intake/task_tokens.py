@@ -93,13 +93,7 @@ def _apply_reports(
     """Apply reports in the caller's transaction.
 
     Args:
-        connection: Inside a transaction.
-        installation: Holds the keys of the tokens.
-        batch: The requests, of one type.
         act: Applies the reports about attempts under way, at most one of a run at a time, in their order.
-
-    Raises:
-        RowLocked: Another transaction holds one of the runs: roll back and try again.
     """
     replies: dict[int, Reply] = {}
     pending: list[tuple[int, RunId, int]] = []

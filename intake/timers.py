@@ -35,14 +35,8 @@ class TimerToPut:
     """The new position of a job's timer.
 
     Args:
-        job_id: The job.
-        tenant: Its tenant.
-        shard: Its shard.
-        version: The version that it fires.
         scheduled_at: The first instant without a record.
         due_at: The time of its next wakeup; None for `scheduled_at`.
-        hold_reason: Why it is not due then.
-        until: The time when a pause ends by itself.
     """
 
     job_id: UUID

@@ -117,11 +117,7 @@ def _run(received: ReceivedRequest, job: SharedJob, now: datetime) -> NewRun:
 
 
 def _order(received: ReceivedRequest, request: JobTrigger, job: SharedJob) -> tuple[str | None, Gate]:
-    """Return the ordering key of a new run, and its gates.
-
-    Raises:
-        InvalidInput: The run has a policy or a key that contradicts an order.
-    """
+    """Return the ordering key of a new run, and its gates."""
     ordering = request.ordering_key
     if ordering is None and job.ordering_key is None:
         return None, _NO_GATES
@@ -141,11 +137,7 @@ def _order(received: ReceivedRequest, request: JobTrigger, job: SharedJob) -> tu
 
 
 def _dedupe(received: ReceivedRequest, request: JobTrigger, job: SharedJob) -> Dedupe | None:
-    """Return the dedupe of a trigger, with the fields of its payload filled in.
-
-    Raises:
-        InvalidInput: It lacks a part, or contradicts the trigger's time.
-    """
+    """Return the dedupe of a trigger, with the fields of its payload filled in."""
     dedupe = merged_dedupe(request.dedupe, job.dedupe)
     if dedupe is None:
         return None
@@ -157,11 +149,7 @@ def _dedupe(received: ReceivedRequest, request: JobTrigger, job: SharedJob) -> D
 
 
 def _ensure_short(received: ReceivedRequest, path: str, what: str) -> None:
-    """Refuse a shared row in a caller's transaction, whose end the ends of other runs would wait for.
-
-    Raises:
-        InvalidInput: The transaction is the caller's.
-    """
+    """Refuse a shared row in a caller's transaction, whose end the ends of other runs would wait for."""
     if received.in_callers_transaction:
         remedy = "call the SQL function tidewheel_enqueue in it, and intake creates the run after the commit"
         refuse(path, f"a row of this {what} would stay locked until your transaction ends", remedy)

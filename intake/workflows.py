@@ -48,9 +48,6 @@ def apply_workflow_changes(
     """Pause, resume or cancel occurrences in the caller's transaction; return a reply for each request.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        batch: The requests, of one type.
         together: All requests of the transaction: their occurrences are locked at once, in the order of a drain.
 
     Raises:
@@ -114,11 +111,7 @@ def _apply(connection: Conn, installation: Installation, received: ReceivedReque
 
 
 def _read(connection: Conn, root: UUID, tenant: str) -> Workflow:
-    """Read an occurrence, which is locked, as the requests before have left it.
-
-    Raises:
-        UnknownWorkflow: There is none.
-    """
+    """Read an occurrence, which is locked, as the requests before have left it."""
     workflow = lock_workflows(connection, [root]).get(root)
     if workflow is None or workflow.tenant != tenant:
         raise UnknownWorkflow(str(root))

@@ -150,11 +150,7 @@ def _ensure_role(connection: Conn, role: str) -> str | None:
 
 
 def _tried(connection: Conn, statement: sql.Composed, *, kept: bool = True) -> str | None:
-    """Execute a statement; return its error, after which the transaction goes on.
-
-    Raises:
-        psycopg.errors.LockNotAvailable: Another transaction holds a lock.
-    """
+    """Execute a statement; return its error, after which the transaction goes on."""
     try:
         with connection.transaction(force_rollback=not kept):
             connection.execute(statement)

@@ -154,12 +154,7 @@ def created_names() -> list[str]:
 
 
 def status(url: str) -> list[Status]:
-    """Return the state of each migration.
-
-    Raises:
-        Unavailable: The database does not respond.
-        MigrationError: An applied file was edited. A migration of a newer release is no error.
-    """
+    """Return the state of each migration; raise MigrationError if an applied file was edited."""
     with connect(url, "tidewheel-migrate") as connection:
         applied = _read_applied(connection)
     return [
@@ -173,12 +168,7 @@ def status(url: str) -> list[Status]:
 
 
 def pending_post(url: str) -> list[str]:
-    """Return the pending files that `migrate` applies as a step of their own.
-
-    Raises:
-        Unavailable: The database does not respond.
-        MigrationError: An applied file was edited.
-    """
+    """Return the pending files that `migrate` applies as a step of their own."""
     return [each.name for each in status(url) if each.state is MigrationState.PENDING and is_post(each.name)]
 
 
@@ -194,19 +184,16 @@ def migrate(
     """Apply the pending migrations and store the schemas of this release.
 
     Args:
-        url: The database.
         dry_run: Apply everything but what cannot run in a transaction, then roll back.
         post: Apply the files `…_post` too, and revoke the rights that this release does not need. A new database gets
             these files without.
         tenant_role: As for `secure_tables`; a role that cannot be used is logged, and the rest is done.
         roles: Create the roles of the services, with these passwords by service; None leaves them as they are.
-        role_prefix: The first part of the names of these roles.
 
     Returns:
         The names of the applied files; with `dry_run` of those that would be applied.
 
     Raises:
-        Unavailable: The database does not respond.
         MigrationError: An applied file was edited, a role cannot be created, roles have another prefix, or another
             transaction holds a lock for minutes. Or processes of another release are there, and `post` is set. A
             migration of a newer release is no error.
@@ -264,11 +251,7 @@ def migrate(
 
 
 def require_current(connection: Conn) -> None:
-    """Check that the database has this release's migrations, and shows its rows; each service calls it.
-
-    Raises:
-        MigrationError: Some are missing, or row-level security hides all rows; the message names the remedy.
-    """
+    """Check that the database has this release's migrations and shows its rows, or raise MigrationError."""
     applied = _read_applied(connection)
     missing = [migration.name for migration in migrations() if migration.name not in applied and not migration.is_post]
     too_new = sorted(name for name in _newer(applied) if is_post(name))
@@ -323,11 +306,7 @@ def _make_table(connection: Conn) -> None:
 
 
 def _to_apply(connection: Conn, *, post: bool) -> list[Migration]:
-    """Return the pending files of this step.
-
-    Raises:
-        MigrationError: It is not the time for one of them, or an applied file was edited.
-    """
+    """Return the pending files of this step."""
     applied = _read_applied(connection)
     pending = [migration for migration in migrations() if migration.name not in applied]
     later = [migration.name for migration in pending if migration.is_post]
@@ -389,11 +368,7 @@ def _try_all(connection: Conn, pending: Iterable[Migration]) -> None:
 
 
 def _lock_tables(connection: Conn, names: Collection[str]) -> None:
-    """Lock those of these tables that exist, all within the time that writers may wait.
-
-    Raises:
-        psycopg.errors.LockNotAvailable: Other transactions hold them for longer.
-    """
+    """Lock those of these tables that exist, all within the time that writers may wait."""
     columns: dict[str, object] = {"names": sorted(names)}
     found = [name for (name,) in cast("list[tuple[str]]", connection.execute(_EXISTING_TABLES, columns).fetchall())]
     if not found:
@@ -408,11 +383,7 @@ def _lock_tables(connection: Conn, names: Collection[str]) -> None:
 
 
 def _patiently(connection: Conn, work: Callable[[], object], what: str) -> None:
-    """Do some work; while another transaction holds a lock that it needs, roll back and try again.
-
-    Raises:
-        MigrationError: The lock was held for minutes.
-    """
+    """Do some work; while another transaction holds a lock that it needs, roll back and try again."""
     deadline, never = monotonic_seconds() + PATIENCE_SECONDS, threading.Event()
     while True:
         try:

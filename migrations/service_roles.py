@@ -50,7 +50,6 @@ def create_roles(connection: Conn, passwords: Mapping[str, str], tenant_role: st
         connection: Of the owner of the tables, inside a transaction.
         passwords: By service; such a role may log in. The server gets the verifier, never the password.
         tenant_role: The role as which the API acts for a tenant; None if it does so as itself.
-        prefix: The first part of their names.
 
     Raises:
         MigrationError: A role cannot be created or changed; the message has the statements for a superuser.
@@ -96,11 +95,7 @@ def recorded_prefix(connection: Conn) -> str | None:
 
 
 def require_prefix(connection: Conn, prefix: str) -> None:
-    """Check that the roles of the database, if it has any, have this prefix.
-
-    Raises:
-        MigrationError: They have another one.
-    """
+    """Check that the roles of the database, if it has any, have this prefix."""
     recorded = recorded_prefix(connection)
     if recorded not in (None, prefix):
         message = (
@@ -115,7 +110,6 @@ def grant_rights(connection: Conn, prefix: str, *, revoke: bool) -> None:
 
     Args:
         connection: Of the owner of the tables.
-        prefix: The first part of the roles' names.
         revoke: Revoke all others. Processes of the release before may need them.
     """
     roles = [role_of(service, prefix) for service in SERVICES]

@@ -51,11 +51,7 @@ class Deleter:
             self._deletion = self._thread.submit(self._delete, published)
 
     def wait(self) -> tuple[Batch, Published] | None:
-        """Wait until the current batch is deleted, and return it once.
-
-        Raises:
-            Unavailable: It could not be deleted. The next call tries again.
-        """
+        """Wait until the current batch is deleted, and return it once; after Unavailable call it again."""
         if self._current is None:
             return None
         deletion, self._deletion = self._deletion, None

@@ -53,8 +53,6 @@ class Batch:
 
     Args:
         rows: In the order in which they are produced: one slice and lane after another.
-        pairs: The slices and lanes that were read.
-        counts: The number of rows of each pair that has any.
         full: True if more rows may be due than were read.
     """
 
@@ -166,10 +164,8 @@ class RowRange:
     """A range of outbox rows.
 
     Args:
-        limits: The most rows of each slice and lane.
         after: The position after which each slice and lane is read. A missing one is read from the very start.
         upto: The last position of each. A missing one is read as far as rows are due.
-        paused: Topics whose rows are not read.
         in_flight: Rows that were read before and may still be there. They are not read.
     """
 

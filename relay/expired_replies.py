@@ -33,12 +33,7 @@ FAILED_SECONDS = _KEPT.total_seconds()
 
 
 class ExpiredReplies:
-    """Deletes expired replies of the slices that this relay holds.
-
-    Args:
-        url: The database. It is connected to when a tenant's topic fails.
-        prefix: The start of the names of tenants' topics of replies.
-    """
+    """Deletes expired replies of the slices that this relay holds, on topics that begin with `prefix`."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self._session = Session(url, "tidewheel-relay-expired", options=SESSION_OPTIONS, autocommit=True)
@@ -46,11 +41,7 @@ class ExpiredReplies:
         self._pacer = FullScanPacer(_EVERY_SECONDS)
 
     def step(self, held: Sequence[int], failing: Collection[str]) -> None:
-        """Delete some expired replies to topics that have failed for a day, if that is due.
-
-        Raises:
-            Unavailable: PostgreSQL does not answer.
-        """
+        """Delete some expired replies to topics that have failed for a day, if that is due."""
         topics = [topic for topic in failing if topic.startswith(self._prefix)]
         if not (held and topics and self._pacer.start()):
             return

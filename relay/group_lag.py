@@ -25,12 +25,7 @@ _MAX_GROUPS = 100  # so many series: thirty queues
 
 
 class GroupLag:
-    """Measures on its own thread and with its own client.
-
-    Args:
-        kafka: The configuration of Kafka clients.
-        topics: The installation's topics.
-    """
+    """Measures on its own thread and with its own client."""
 
     def __init__(self, kafka: Mapping[str, str], topics: Topics) -> None:
         self._kafka, self._topics = kafka, topics
@@ -52,11 +47,7 @@ class GroupLag:
             self._exported = {}
 
     def measure(self) -> None:
-        """Measure now.
-
-        Raises:
-            Unavailable: The broker refuses or does not answer.
-        """
+        """Measure now."""
         with offsets_client(self._kafka) as client:
             found = read_partitions(client)
             groups = {group: topics for group, topics in self._groups(found).items() if topics[0] in found}

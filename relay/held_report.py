@@ -29,10 +29,7 @@ class HeldLane:
     """The runs of a queue and lane that are held back.
 
     Args:
-        queue: The queue.
-        lane: The lane.
         began: The monotonic time at which they were held back.
-        counts: The number of runs by tenant.
         complete: False if there may be more.
     """
 
@@ -44,12 +41,7 @@ class HeldLane:
 
 
 class HeldReport:
-    """The reports of one relay.
-
-    Args:
-        session: The session of the reader.
-        member_id: The relay.
-    """
+    """The reports of one relay."""
 
     def __init__(self, session: Session, member_id: UUID) -> None:
         self._session, self._member_id = session, member_id
@@ -62,11 +54,7 @@ class HeldReport:
         return now >= self._next if any(_is_long(at, now) for at in began) else self._reported
 
     def write(self, lanes: list[HeldLane]) -> None:
-        """Write what is held back.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Write what is held back."""
         began = monotonic_seconds()
         lanes = [lane for lane in lanes if _is_long(lane.began, began)]
         with self._session.transaction() as connection:

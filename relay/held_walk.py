@@ -37,10 +37,8 @@ class WalkedPart:
     """Due rows of a topic, in part of a walk.
 
     Args:
-        topic: The topic.
         rows: Tenant, priority and entry of each row, by slice and lane.
         limit: A slice and lane with fewer rows has no further ones.
-        seconds: The time that the part took.
     """
 
     topic: str

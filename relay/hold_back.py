@@ -76,7 +76,6 @@ class _Held:
     """A topic that is held back.
 
     Args:
-        lane: The lane of the topic.
         marks: All rows up to these positions are staged or have left, except late ones.
         recent: Ids of rows beyond the marks that are staged or have left, with their times, by slice and lane.
         passed: The same of rows that the marks have passed less than 15 s ago.
@@ -124,8 +123,6 @@ class HoldBack:
         """Hold no topic back yet.
 
         Args:
-            session: The reader's session.
-            url: A libpq connection string, for the walk in the background.
             runs_prefix: Of the topics that may be held back.
             member_id: The relay whose row has the reports; None for no reports.
         """
@@ -216,8 +213,6 @@ class HoldBack:
         """Stage what is due, and fetch the rows that leave now.
 
         Args:
-            pairs: The slices and lanes of the batch.
-            paused: Topics from which nothing leaves.
             in_flight: Rows that were read before and may still be there.
             most: Rows of each topic.
             room: Bytes of all rows.
@@ -259,11 +254,7 @@ class HoldBack:
         return _SCAN_SECONDS + _SCAN_SECONDS_PER_ROW * sum(map(len, held.recent.values())) if held.complete else 0.0
 
     def report(self) -> None:
-        """Report what is held back, from time to time and when nothing is any more.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Report what is held back, from time to time and when nothing is any more."""
         if self._report is not None and self._report.is_due(held.began for held in self._held.values()):
             self._report.write([self._held_lane(topic, held) for topic, held in self._held.items()])
 

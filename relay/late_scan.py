@@ -28,8 +28,6 @@ class ScanResult:
     """The result of one part of a scan.
 
     Args:
-        rows: Late rows, by slice and lane.
-        seconds: The time spent since the scan began.
         more: True if the scan goes on.
         complete: True if no part of it has failed.
     """
@@ -71,11 +69,7 @@ class LateRowScan:
         self._background.close()
 
     def _find(self, row_range: RowRange, earlier: ScanResult | None = None) -> tuple[ScanResult, RowRange]:
-        """Scan one limit of rows of each slice and lane, up to `MAX_BYTES` and `_PART_SECONDS`.
-
-        Returns:
-            The result, and the range that is left to scan.
-        """
+        """Scan one limit of rows of each slice and lane; return the result and what is left to scan."""
         rows: dict[Pair, Sequence[DueRow]] = {}
         complete = earlier is None or earlier.complete
         rest = dict(row_range.upto)

@@ -23,8 +23,7 @@ from tidewheel.message_signatures import SIGNATURE_HEADER, MessageKeys
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.due_rows import HEADERS, ID, KEY, TOPIC, VALUE, DueRow, Published
-from tidewheel.relay.topic_backoff import TopicBackoff
-from tidewheel.relay.topic_limits import TopicLimits, size_of
+from tidewheel.relay.topic_backoff import TopicBackoff, TopicLimits, size_of
 
 _METADATA_SECONDS = 10.0
 _FLUSH_SECONDS = 1.0  # between two checks for a shutdown
@@ -85,21 +84,13 @@ class Publisher:
         return self._backoff.failing_topics(seconds)
 
     def send(self, rows: Sequence[DueRow]) -> None:
-        """Give rows to the producer; `await_acks` returns the result.
-
-        Raises:
-            Unavailable: The broker does not accept them now.
-        """
+        """Give rows to the producer; `await_acks` returns the result."""
         self._too_large = []
         self._sent, self._refused = self._produce(self._sendable(rows))
         failpoint("relay.produced")
 
     def await_acks(self) -> Published:
-        """Wait until each row sent last is acknowledged or refused.
-
-        Raises:
-            Unavailable: The broker does not accept them now. None is acknowledged.
-        """
+        """Wait until each row sent last is acknowledged or refused; after Unavailable none is acknowledged."""
         rows, self._sent = self._sent, ()
         result = Published()
         result.acknowledged, self._dropped = self._dropped, []
@@ -211,11 +202,7 @@ class Publisher:
         return [*_headers(row[HEADERS] or []), (SIGNATURE_HEADER, signature)]
 
     def _why_not_taken(self, topic: str, failure: KafkaException) -> str | None:
-        """Return the error of a message that is refused for good; None if its topic is paused for it.
-
-        Raises:
-            Unavailable: The producer may accept it later.
-        """
+        """Return the error of a message that is refused for good; None if its topic is paused for it."""
         error = failure.args[0]
         if error.fatal():
             self._fatal_error = error.str()

@@ -71,8 +71,6 @@ class Reader:
         """Create a reader. It connects at the first read.
 
         Args:
-            url: A libpq connection string.
-            limit: Rows in a batch.
             fair_prefix: Of the topics that may be held back; None holds none back.
             member_id: The relay that reports what it holds back; None for no report.
         """
@@ -90,11 +88,7 @@ class Reader:
         self._was_full = self._was_small = False  # of the previous batch
 
     def refresh_keys(self, keys: MessageKeys) -> None:
-        """Read the keys that sign run messages, every few seconds.
-
-        Raises:
-            Unavailable: PostgreSQL does not answer, or has no key.
-        """
+        """Read the keys that sign run messages, every few seconds; Unavailable if there is none."""
         keys.refresh_aged(self._session, _KEYS_SECONDS)
         keys.require()
 
@@ -104,12 +98,7 @@ class Reader:
         Its rows are not read again, unless `acknowledged` finds some missing, or `reset` is called.
 
         Args:
-            held: The slices that this relay holds.
-            paused: Topics whose rows are not read.
             in_flight: Rows that were read before and may still be there.
-
-        Raises:
-            Unavailable: PostgreSQL does not answer.
         """
         hold_back = self._hold_back
         if hold_back is not None:
@@ -200,13 +189,8 @@ class Reader:
         """Read the database's clock and the due time of the earliest row of each lane.
 
         Args:
-            held: The slices that this relay holds.
-            paused: Topics whose rows are not read.
             all_read: True if no row is in flight. This poll is then the full scan when one is due. If it finds a row,
                 the next read is a full scan too.
-
-        Raises:
-            Unavailable: PostgreSQL does not answer.
         """
         paused = self._paused(paused)
         pairs = self._ensure_marks(_pairs(held), paused)

@@ -1,4 +1,4 @@
-"""Back off from topics that do not exist or are not authorized, each by itself.
+"""Back off from topics that are missing, unauthorized, or refuse rows for their size, each by itself.
 
 A busy broker does not know a topic for seconds after its creation. So the first pause is short, and later ones grow
 while the topic keeps failing. Invariant: rows that were read before a pause are not produced during or after it,
@@ -6,17 +6,24 @@ because they would overtake the rows that were left behind.
 """
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.kafka.topics import missing_topic_remedy
+from tidewheel.process.faults import faults
+from tidewheel.relay.due_rows import HEADERS, KEY, TOPIC, VALUE, DueRow
 
 _LOG = logging.getLogger("tidewheel.relay")
 
 _FIRST_SECONDS = 0.5
 _MAX_SECONDS = 10.0  # the longest wait of a topic that has come into existence
 _UNBROKEN_SECONDS = 600.0  # between two failures; after a longer gap (an outage of Kafka) the next is a first one
+
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 1.0, 30.0
+_MARGIN_SECONDS = 0.1  # a postponed row is due a little after its topic is tried again
+_QUIET_SECONDS = 5.0  # after the wait all rows are tried at once: without a refusal the topic accepts them
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +81,62 @@ class TopicBackoff:
         for topic in self._retried:
             self._pauses.pop(topic, None)
         self._retried.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    size: int  # the smallest that was refused since rows were tried last
+    began: float
+    until: float
+
+
+class TopicLimits:
+    """The topics of one publisher that have refused a row for its size.
+
+    The producer has accepted the row, so Tidewheel's own limit has too: an operator has lowered the topic's
+    `max.message.bytes`. No row is the cause. Rows of that size wait, up to 30 s between two tries, and smaller ones
+    leave.
+    """
+
+    def __init__(self) -> None:
+        self._limits: dict[str, _Limit] = {}
+
+    def in_force(self) -> Mapping[str, int]:
+        """Return the size that each topic refuses now: rows of that size are not tried."""
+        now = monotonic_seconds()
+        return {topic: limit.size for topic, limit in self._limits.items() if limit.until > now}
+
+    def refuse(self, row: DueRow, why: str) -> None:
+        """Record that a topic refuses a row alone for its size, and report it."""
+        topic, size, now = row[TOPIC], size_of(row), monotonic_seconds()
+        known = self._limits.get(topic)
+        if known is not None and known.until > now:
+            self._limits[topic] = _Limit(min(size, known.size), known.began, known.until)
+            return
+        began = now if known is None else known.began
+        seconds = min(max(now - began, _FIRST_WAIT_SECONDS), _LONGEST_WAIT_SECONDS)
+        self._limits[topic] = _Limit(size, began, now + seconds)
+        problem = f"{why}: a row of {size} bytes waits, though Tidewheel sends up to 1 MiB; smaller ones leave"
+        faults.report(_work(topic), problem + "; raise the topic's max.message.bytes as docs/topics.md has it")
+
+    def pause(self, topic: str) -> timedelta:
+        """Return the time until rows that are too large for a topic are due again."""
+        limit = self._limits.get(topic)
+        left = 0.0 if limit is None else max(limit.until - monotonic_seconds(), 0.0)
+        return timedelta(seconds=left + _MARGIN_SECONDS)
+
+    def settle(self) -> None:
+        """Report that it is over for each topic that has refused no row since its wait has ended."""
+        now = monotonic_seconds()
+        for topic in [topic for topic, limit in self._limits.items() if now > limit.until + _QUIET_SECONDS]:
+            del self._limits[topic]
+            faults.clear(_work(topic))
+
+
+def size_of(row: DueRow) -> int:
+    """Return the bytes of a row's key, value and headers, before compression."""
+    return len(row[KEY] or b"") + len(row[VALUE] or b"") + sum(map(len, row[HEADERS] or ()))
+
+
+def _work(topic: str) -> str:
+    return f"publishing to {topic}"

@@ -9,14 +9,7 @@ from tidewheel.relay.due_rows import HEADERS, KEY, TOPIC, DueRow
 
 @harmless
 def trace_sent(spans: Spans, rows: Iterable[DueRow], runs_prefix: str, began: int) -> None:
-    """Record a span for each of these rows.
-
-    Args:
-        spans: Of this process.
-        rows: Acknowledged now.
-        runs_prefix: The beginning of the names of runs topics.
-        began: Nanoseconds since 1970 at which they were given to the producer.
-    """
+    """Record a span for each of these rows, produced at `began` nanoseconds since 1970."""
     for row in rows:
         parts = row[HEADERS] or []
         headers = dict(zip(parts[::2], parts[1::2], strict=True))

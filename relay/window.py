@@ -46,7 +46,6 @@ class Unclaimed(NamedTuple):
     Args:
         sent: The monotonic time at which it was published.
         publish_at: Of its message. A later attempt of the run has a later one.
-        represents: The number of published runs that it represents.
     """
 
     sent: float
@@ -104,15 +103,7 @@ class Window:
         return max(self._counted_at + pause - now, 0.0)
 
     def counted(self, waiting: Iterable[bytes], executors: int, now: float, *, share: float, held: bool) -> None:
-        """Record a count, and make the window smaller or larger.
-
-        Args:
-            waiting: The published runs that an executor of the queue could still claim.
-            executors: Live executors of the queue.
-            now: The monotonic time.
-            share: The share of the topic's runs that this relay publishes.
-            held: True if runs of the topic are held back.
-        """
+        """Record a count at a monotonic time, and make the window smaller or larger."""
         self._counted_at = now
         since = now - _FORGET_SECONDS if executors else float("-inf")
         recorded, published = len(self.unclaimed), _total(self.unclaimed)

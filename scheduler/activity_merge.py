@@ -23,13 +23,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Merge(NamedTuple):
-    """Rows of a grain that become rows of the next one.
-
-    Args:
-        grain: The grain.
-        after: The age from which they do.
-        slice: The time that a statement merges.
-    """
+    """Rows of a grain that become rows of the next one, from the age `after` on."""
 
     grain: int
     after: timedelta
@@ -44,13 +38,7 @@ MERGES: Final = (
 
 
 def merge_activity(connection: Conn, now: datetime, pace: Pace) -> None:
-    """Merge the rows that are old enough.
-
-    Args:
-        connection: With autocommit.
-        now: The present.
-        pace: Pauses between statements.
-    """
+    """Merge the rows that are old enough, on a connection with autocommit."""
     for each in MERGES:
         into = GRAINS[each.grain + 1]
         before = now - each.after

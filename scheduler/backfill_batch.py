@@ -34,8 +34,6 @@ class Batch:
     """The next part of a backfill.
 
     Args:
-        runs: The runs to create.
-        existing: The number of instants that have a run or a record already.
         cursor_at: The start of the next batch; None if nothing is left.
         more: True if the next batch need not wait for a run to end.
     """
@@ -67,9 +65,6 @@ def next_batch(connection: Conn, backfill: Backfill, opened: int, now: datetime)
 
     Args:
         connection: Inside the transaction that has locked it.
-        backfill: Its row.
-        opened: The number of its open runs.
-        now: The database's clock.
 
     Raises:
         ScheduleRefused: A version of the range cannot be read any more, or its calendar was deleted.

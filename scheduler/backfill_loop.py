@@ -63,14 +63,7 @@ class BackfillLoop:
         self._after = _BEFORE_ALL
 
     def step(self, shards: Sequence[int]) -> tuple[int, float]:
-        """Create runs for up to `_SHARE_SECONDS`, every `_EVERY_SECONDS`.
-
-        Returns:
-            The number of created runs, and the seconds until the next step.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Create runs for up to `_SHARE_SECONDS`; return their number and the seconds until the next step."""
         now = monotonic_seconds()
         if now < self._next:
             return 0, self._next - now

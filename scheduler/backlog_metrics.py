@@ -65,7 +65,7 @@ class BacklogMetrics:
         self._slice_lanes = {slice_lane_of(part, lane): lane for lane in OutboxLane for part in range(SLICES)}
         self._lanes: set[tuple[str, str]] = set()
         self._measures = False
-        self._holders: set[tuple[int, str]] = set()
+        self._holders: set[tuple[int | None, str | None, str]] = set()
 
     def step(self, *, measures: bool) -> None:
         """Start a measurement when one is due; reset the gauges when another scheduler measures from now on."""
@@ -91,11 +91,7 @@ class BacklogMetrics:
         self._pacer.record(monotonic_seconds() - began)
 
     def measure(self) -> None:
-        """Measure now.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Measure now."""
         with self._session.transaction() as connection:
             self._measure_runs(connection)
             self._measure_outbox(connection)
@@ -120,9 +116,9 @@ class BacklogMetrics:
     def _warn_of_lock_holders(self, connection: Conn) -> None:
         found = find_lock_holders(connection)
         for holder in found:
-            if (holder.process, holder.what) not in self._holders:
+            if (holder.process, holder.prepared, holder.what) not in self._holders:
                 _LOG.warning("%s, which only services need: `tidewheel doctor` has the remedy", holder.text)
-        self._holders = {(holder.process, holder.what) for holder in found}
+        self._holders = {(holder.process, holder.prepared, holder.what) for holder in found}
 
     def _measure_outbox(self, connection: Conn) -> None:
         columns = {"slice_lanes": integers(self._slice_lanes), "limit": _COUNTED // SLICES}

@@ -76,12 +76,7 @@ class OpenCancellation:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An open run that a cancellation matches, or the last run that a statement has scanned.
-
-    Args:
-        named: True if it matches.
-        last_scanned: True if it is the last one scanned.
-    """
+    """An open run that a cancellation matches, or the last run that a statement has scanned."""
 
     run_id: UUID
     job_id: UUID
@@ -101,13 +96,8 @@ class _ScanPosition:
     Args:
         signalling: True for the first scan, which looks for running attempts only. They are stopped within a second,
             however many other runs there are to end.
-        job_id: The current job of a scan by labels.
         scheduled_at: The instant of the last run scanned, in a scan of one job.
-        run_id: The last run scanned.
         at_end: True if nothing is left to scan, of this job or of all.
-        found: The number of matching runs.
-        done: The number of these that have ended or were requested to stop.
-        failed: The number of these that could not be ended.
         not_before: The monotonic time at which the scan may begin.
     """
 
@@ -127,7 +117,6 @@ class CancelResult:
     """The result of one step.
 
     Args:
-        ended: The number of runs that ended.
         signalled: The number of running attempts that were requested to stop. Their executors must be woken.
         more: True if more can be done at once.
         failed: The number of runs that cannot be ended. The error of each is logged.
@@ -149,11 +138,7 @@ class BulkCancel:
         self._next_poll = 0.0
 
     def step(self) -> CancelResult:
-        """Cancel up to `_BATCH_ROWS` runs of the next cancellation.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Cancel up to `_BATCH_ROWS` runs of the next cancellation."""
         if monotonic_seconds() < self._next_poll:
             return CancelResult()
         done = CancelResult()

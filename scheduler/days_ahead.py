@@ -17,12 +17,7 @@ _DAY_SECONDS = 86_400
 
 
 class DaysAhead:
-    """The thread of a scheduler that creates the partitions of the days ahead.
-
-    Args:
-        url: The database.
-        stop: The scheduler's shutdown.
-    """
+    """The thread of a scheduler that creates the partitions of the days ahead."""
 
     def __init__(self, url: str, stop: Shutdown) -> None:
         self._session = Session(url, "tidewheel-scheduler-days", autocommit=True)
@@ -34,11 +29,7 @@ class DaysAhead:
         self._thread.start()
 
     def step(self) -> int:
-        """Create what is missing; return the number of days ahead that have all their partitions.
-
-        Raises:
-            Unavailable: The database does not answer, or another transaction locks a table.
-        """
+        """Create what is missing; return the number of days ahead that have all their partitions."""
         with self._session.transaction() as connection:
             try:
                 create_missing(connection, coming_days(connection))

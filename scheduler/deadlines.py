@@ -4,6 +4,10 @@ No executor owns a run that waits for its start, for the job's active run, for i
 result. PostgreSQL keeps its deadline, and any scheduler acts on it. While an executor owns a run, that executor
 enforces its deadlines. No claim starts a run whose deadline has passed. A heartbeat or an external result that comes
 first wins, since each row is locked before the decision.
+
+The deadline of an occurrence of a workflow ends it as a cancel does, but as `timed_out`. No drain releases a run of it
+from the commit on. Its open runs are cancelled within about a second, and it ends when all of them have ended. A paused
+occurrence has its deadline too.
 """
 
 import logging
@@ -18,8 +22,9 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_arrays import uuids
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import Conn, RowsLocked, Session
 from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import OWNED, AttemptOutcome, Cause, Move, RunState, sources
 from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.schemas.generated.records import JobDefinition
@@ -31,6 +36,7 @@ from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import FINAL_TIMEOUTS, Failure, Timeout, next_attempt, timeout_message, timeout_type
 from tidewheel.transitions.run_keys import settle_keys
 from tidewheel.transitions.run_messages import DEFINITIONS, read_definitions
+from tidewheel.transitions.workflows import cancel_open_runs, lock_workflows
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -40,13 +46,18 @@ _FIND_OVERDUE_RUNS = _SQL["find_overdue_runs"]
 _LOCK_OVERDUE_RUNS = _SQL["lock_overdue_runs"]
 _LOCK_OVERDUE_RUNS_TIMERS = _SQL["lock_overdue_runs_timers"]
 _LOCK_OVERDUE_RUNS_JOBS = _SQL["lock_overdue_runs_jobs"]
+_FIND_OVERDUE_WORKFLOWS = _SQL["find_overdue_workflows"]
+_SET_WAITS = Statements("tidewheel.transitions")["set_waits"]
 
 FROZEN = "frozen"  # the reason of a run whose deadline passed under a freeze
+WORKFLOW_TIMEOUT = "workflow_timeout"
 
 _STATES = [state for state in sources(Move.TIME_OUT) if state not in OWNED]
 _AHEAD = timedelta(seconds=1)  # the range of a probe, and the time for which its result holds
 _BUSY_SECONDS = 0.05  # until the next step when other transactions hold all overdue rows
 _MAX_RUNS = 500  # runs in one transaction: some tens of milliseconds
+_MAX_WORKFLOWS = 50  # in one step, each in a transaction of its own: an occurrence may have 10,000 open runs
+_LOCK_TIMEOUT = "50ms"  # a drain holds an occurrence for some tens of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +97,7 @@ class Deadlines:
         self._next_poll = 0.0
 
     def step(self) -> tuple[int, float]:
-        """Time out up to `_MAX_RUNS` runs; return their number and the seconds until the next step.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Time out up to `_MAX_RUNS` runs; return their number and the seconds until the next step."""
         now = monotonic_seconds()
         if now < self._next_poll:
             return 0, self._next_poll - now
@@ -190,6 +197,37 @@ def decide_timeout(row: LockedOverdueRun, definition: JobDefinition) -> RunEnd |
         reason = FROZEN if row.frozen else str(which)
         return RunEnd(row.run_id, row.attempt, state, row.executor_id, reason, error_type, message)
     return Requeue(row.run_id, row.attempt, row.executor_id, AttemptOutcome.TIMED_OUT, delay, error_type, message)
+
+
+class WorkflowDeadlines:
+    """Finds the occurrences whose deadline has passed, and has their open runs cancelled."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def step(self) -> int:
+        """Time out up to `_MAX_WORKFLOWS` occurrences; return their number."""
+        with self._session.transaction() as connection:
+            rows = connection.execute(_FIND_OVERDUE_WORKFLOWS, {"limit": _MAX_WORKFLOWS}, binary=True).fetchall()
+        done = 0
+        for (root,) in cast("list[tuple[UUID]]", rows):
+            try:
+                done += self._time_out(root)
+            except RowsLocked:
+                _LOG.debug("occurrence %s is locked; its deadline is applied in the next step", root)
+        return done
+
+    def _time_out(self, root: UUID) -> bool:
+        with self._session.transaction() as connection:
+            connection.execute(_SET_WAITS, {"lock_timeout": _LOCK_TIMEOUT})
+            workflow = lock_workflows(connection, [root]).get(root)
+            if workflow is None or workflow.state not in ("open", "paused"):
+                return False  # a request or a drain came first
+            cancel_open_runs(connection, workflow, "timing_out", reason=WORKFLOW_TIMEOUT, cause=WORKFLOW_TIMEOUT)
+            failpoint("timing_out.before_commit")
+        failpoint("timing_out.after_commit")
+        _LOG.warning("the occurrence of run %s has passed its deadline: its open runs are cancelled", root)
+        return True
 
 
 def _milliseconds(which: Timeout, definition: JobDefinition) -> int:

@@ -23,12 +23,7 @@ class BatchDecider:
     """Decides each distinct (schedule, policy, instant) once: timers that share them share the decision.
 
     Args:
-        inputs: Calendars and overrides of the timers.
         waiting: The fixed_delay jobs whose last run is open.
-        pause_ends: The ends of pauses that are over, by job.
-        now: The database's clock.
-        horizon: Instants up to here become runs.
-        misfire_after: How late an occurrence may be before it is missed.
     """
 
     def __init__(
@@ -46,11 +41,7 @@ class BatchDecider:
         self._decided: dict[_DecisionKey, tuple[TimerState | None, Decision]] = {}
 
     def __call__(self, timer: LockedTimer) -> Decision:
-        """Decide about a timer.
-
-        Raises:
-            DecisionFailed: The decision cannot be computed.
-        """
+        """Decide about a timer."""
         try:
             if timer.hold_reason is not None or timer.overridden:
                 return self._decide_alone(timer)

@@ -50,11 +50,8 @@ class FireBatch:
     """The limits of one firing transaction.
 
     Args:
-        shards: The shards that have due timers.
-        now: The database's clock.
         horizon: Instants up to here become runs.
         misfire_after: How late an occurrence may be before it is missed.
-        limit: The most timers.
         since: Take only timers due after this instant; another batch takes the earlier ones.
         until: Take only timers due up to this instant; None: the horizon.
         marks: The low-water mark of each shard. A shard without one is read from the very start.
@@ -74,9 +71,6 @@ def fire(session: Session, installation: Installation, batch: FireBatch, breaker
     """Fire one batch of due timers.
 
     Args:
-        session: The scheduler's.
-        installation: Shards and topics.
-        batch: The limits of the batch.
         breaker: Counts the jobs that failed before; None: only those of this batch.
 
     Returns:

@@ -16,6 +16,7 @@ All other runs need no release: claims and sweeps see the thaw at once.
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, cast
 from uuid import UUID
@@ -28,11 +29,13 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import instants, uuids
 from tidewheel.postgres.session import Conn, Session, read_ids
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import HOLDS, Move, sources
+from tidewheel.runs import HOLDS, Move, RunState, sources
 from tidewheel.schedules.decide import hold_for_run, on_resume
 from tidewheel.schedules.decision import Decision, HoldReason, SkipReason
 from tidewheel.schedules.timer_state import timer_state
 from tidewheel.transitions.decision_inputs import read_decision_inputs
+from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import (
     LockedTimer,
@@ -50,6 +53,7 @@ _FIND_FROZEN_TIMERS = _SQL["find_frozen_timers"]
 _FIND_THAWS = _SQL["find_thaws"]
 _HAS_TIMER_BEHIND = _SQL["has_timer_behind"]
 _FIND_WRITTEN_AHEAD = _SQL["find_written_ahead"]
+_FIND_RUNS_WITHOUT_TIMER = _SQL["find_runs_without_timer"]
 _LOCK_TIMERS_WRITTEN_AHEAD = _SQL["lock_timers_written_ahead"]
 _LOCK_JOBS_WRITTEN_AHEAD = _SQL["lock_jobs_written_ahead"]
 _REWIND_TIMERS = _SQL["rewind_timers"]
@@ -111,10 +115,25 @@ def hold_frozen(connection: Conn, timers: Sequence[LockedTimer]) -> Frozen:
 
 
 class _Retracted(NamedTuple):
-    """The jobs with runs that were written ahead; `is_cut` if there may be more."""
+    """A look for runs that were written ahead.
 
-    jobs: int
+    Args:
+        found: The jobs that have such runs.
+        done: The jobs whose runs were retracted, and the runs that were skipped.
+        is_cut: True if there may be more.
+    """
+
+    found: int
+    done: int
     is_cut: bool
+
+
+@dataclass(slots=True)
+class _Look:
+    """The time of the next look for the transactions that did not see a freeze, and the pause after it."""
+
+    next_at: float = 0.0
+    seconds: float = _POLL_SECONDS
 
 
 class Thaws:
@@ -122,18 +141,15 @@ class Thaws:
 
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
-        self._next_poll = self._next_settle = 0.0
-        self._settle_seconds = _POLL_SECONDS
+        self._next_poll = 0.0
+        self._looks: dict[int, _Look] = {}  # by freeze that is not settled
         self._pass: list[int] = []  # the freezes that were thawed when the current pass over the held timers began
-        self._after, self._found = _NOWHERE, 0
+        self._after, self._found, self._done = _NOWHERE, 0, 0
+        self._retracts = False  # until the runs written ahead are retracted, at the begin of a pass
         self._is_behind = False  # whether firing had more to decide when it began
 
     def step(self) -> bool:
-        """Retract the runs of some jobs, or release some timers; return True if more can be done at once.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Retract the runs of some jobs, or release some timers; return True if more can be done at once."""
         if monotonic_seconds() < self._next_poll:
             return False
         with self._session.transaction() as connection:
@@ -155,12 +171,15 @@ class Thaws:
             with self._session.transaction() as connection:
                 columns = {"shards": self._installation.shards, "until": max(thawed.values())}
                 [(behind,)] = connection.execute(_HAS_TIMER_BEHIND, columns).fetchall()
-            self._pass, self._after, self._found = list(thawed), _NOWHERE, 0
-            self._is_behind = bool(behind)
-        retracted = self._retract(self._pass)
-        self._found += retracted.jobs
-        if retracted.is_cut:
-            return True
+            self._pass, self._after, self._found, self._done = list(thawed), _NOWHERE, 0, 0
+            self._is_behind, self._retracts = bool(behind), True
+        if self._retracts:
+            retracted = self._retract(self._pass)
+            self._found += retracted.found
+            self._done += retracted.done
+            if retracted.is_cut:
+                return True
+            self._retracts = False
         with self._session.transaction() as connection:
             columns = {"after": self._after, "limit": _SCANNED}
             found = connection.execute(_FIND_HELD_TIMERS, columns, binary=True).fetchall()
@@ -169,6 +188,7 @@ class Thaws:
         if chosen:
             released = self._release_batch(chosen)
             self._found += len(chosen)
+            self._done += released
             if released:
                 _LOG.info("released %d timers of thawed freezes", released)
         if len(chosen) == _RELEASED:
@@ -182,7 +202,7 @@ class Thaws:
             with self._session.transaction() as connection:
                 connection.execute(_DROP_THAWED, {"ids": ended})
             _LOG.info("%d freezes are thawed, and their timers released", len(ended))
-        return self._found > 0
+        return self._done > 0  # what another transaction holds is found again a second later
 
     def _retract(self, freezes: Sequence[int]) -> _Retracted:
         """Retract the runs of some jobs that were written ahead of instants under these freezes."""
@@ -192,12 +212,24 @@ class Thaws:
             }  # fmt: skip
             found = connection.execute(_FIND_WRITTEN_AHEAD, columns, binary=True).fetchall()
             if not found:
-                return _Retracted(0, is_cut=False)
+                return _Retracted(0, 0, is_cut=False)
             began = dict(cast("list[tuple[UUID, datetime]]", found))
             jobs = retract_frozen(connection, began)
-        if jobs:
-            _LOG.info("retracted the runs of %d jobs that were written ahead of a freeze", jobs)
-        return _Retracted(len(found), is_cut=jobs == _RELEASED)
+        ended = self._end_without_timer(began, columns)
+        if jobs or ended:
+            _LOG.info("retracted the runs of %d jobs that were written ahead of a freeze, and ended %d", jobs, ended)
+        return _Retracted(len(found), jobs + ended, is_cut=len(found) == _RELEASED and jobs + ended > 0)
+
+    def _end_without_timer(self, began: Mapping[UUID, datetime], columns: Mapping[str, object]) -> int:
+        """Skip the runs written ahead of jobs that an edit has left without a timer."""
+        with self._session.transaction() as connection:
+            named = {**columns, "job_ids": uuids(began), "began": instants(began.values())}
+            found = connection.execute(_FIND_RUNS_WITHOUT_TIMER, named, binary=True).fetchall()
+            ends = [
+                RunEnd(run, 0, RunState.SKIPPED, reason=SkipReason.FROZEN)
+                for (run,) in cast("list[tuple[UUID]]", found)
+            ]
+            return len(finish_runs(connection, self._installation, ends).states)
 
     def _release_batch(self, job_ids: Sequence[UUID]) -> int:
         try:
@@ -216,29 +248,27 @@ class Thaws:
             return len(held)
 
     def _settle(self, freezes: list[int]) -> bool:
-        """Add the jobs and retract the runs of the transactions that did not see these freezes.
-
-        Returns:
-            True if more can be done at once.
-        """
-        if not freezes:
-            self._settle_seconds = _POLL_SECONDS
-            return False
-        if monotonic_seconds() < self._next_settle:
+        """Add jobs and retract runs that did not see these freezes; return True if more can be done."""
+        self._looks = {number: self._looks.get(number) or _Look() for number in freezes}
+        now = monotonic_seconds()
+        due = [number for number, look in self._looks.items() if look.next_at <= now]
+        if not due:
             return False
         with self._session.transaction() as connection:
-            connection.execute(_BEGIN_SETTLING, {"ids": freezes})
+            connection.execute(_BEGIN_SETTLING, {"ids": due})
         with self._session.transaction() as connection:
-            rows = cast("list[tuple[int]]", connection.execute(_FIND_SETTLED, {"ids": freezes}, binary=True).fetchall())
-            connection.execute(_RESOLVE_FREEZES, {"ids": freezes})
-        retracted = self._retract(freezes)
+            rows = cast("list[tuple[int]]", connection.execute(_FIND_SETTLED, {"ids": due}, binary=True).fetchall())
+            connection.execute(_RESOLVE_FREEZES, {"ids": due})
+        retracted = self._retract(due)
         if retracted.is_cut:
             return True
-        if not retracted.jobs:  # else the next look finds those whose rows another transaction held
+        if not retracted.found:  # else the next look finds those whose rows another transaction held
             with self._session.transaction() as connection:
                 connection.execute(_SETTLE_FREEZES, {"ids": [number for (number,) in rows]})
-        self._next_settle = monotonic_seconds() + self._settle_seconds
-        self._settle_seconds = min(self._settle_seconds * 2, _MAX_SETTLE_SECONDS)
+        now = monotonic_seconds()
+        for number in due:
+            seconds = self._looks[number].seconds
+            self._looks[number] = _Look(now + seconds, min(seconds * 2, _MAX_SETTLE_SECONDS))
         return False
 
 
@@ -246,10 +276,6 @@ def retract_frozen(connection: Conn, began: Mapping[UUID, datetime]) -> int:
     """Retract the runs that were written ahead of instants under a freeze, and hold their timers there.
 
     Jobs whose rows another transaction holds are left out.
-
-    Args:
-        connection: Inside a transaction.
-        began: The beginning of the freeze, by job.
 
     Returns:
         The number of jobs.

@@ -64,7 +64,6 @@ def remove_by_job(connection: Conn, days: Collection[date], pace: Pace) -> tuple
     Args:
         connection: With autocommit.
         days: The days whose runs may go, as for `remove_by_tenant`.
-        pace: Pauses between pages.
     """
     removed, soon, until = 0, False, monotonic_seconds() + _BUDGET_SECONDS
     if not days:

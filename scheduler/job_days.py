@@ -31,12 +31,7 @@ _FIRST = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def count_days(connection: Conn, pace: Pace) -> None:
-    """Count the closed days that are not counted.
-
-    Args:
-        connection: With autocommit.
-        pace: Pauses between slices.
-    """
+    """Count the closed days that are not counted, on a connection with autocommit."""
     found = connection.execute(_FIND_DAYS_TO_COUNT, binary=True).fetchall()
     for day, runs, after_job, after_at in cast("list[tuple[date, int, UUID | None, datetime | None]]", found):
         after = _FIRST if after_job is None or after_at is None else (after_job, after_at)

@@ -39,9 +39,6 @@ class KeyDuties:
 
         Returns:
             The number of promoted runs, and the seconds until the next key is due.
-
-        Raises:
-            Unavailable: The database does not answer.
         """
         columns: dict[str, object] = {"shards": list(shards), "count": self._installation.shards, "limit": _MAX_WOKEN}
         with self._session.transaction() as connection:
@@ -52,11 +49,7 @@ class KeyDuties:
         return 0, max(cast("float", found[0]), 0.0) if found else math.inf
 
     def wake(self) -> int:
-        """Queue the next runs of ordering keys that other transactions held; return their number.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Queue the next runs of ordering keys that other transactions held; return their number."""
         with self._session.transaction() as connection:
             return wake_orders(connection, self._installation)
 
@@ -65,9 +58,6 @@ class KeyDuties:
 
         Returns:
             The number of runs, and True if there is more to queue: the next call goes on where this one stops.
-
-        Raises:
-            Unavailable: The database does not answer.
         """
         if not self._to_pace:
             with self._session.transaction() as connection:

@@ -70,8 +70,6 @@ class _Count:
 
     Args:
         is_last: True if it began after the last claim that may not know the limit.
-        after: The last run that was read.
-        counted: The number of runs that were counted.
     """
 
     is_last: bool
@@ -119,9 +117,6 @@ class KeyRepair:
         """Walk some keys; return the number of runs that got a place.
 
         A pass over all keys begins a minute after the last one began, or later.
-
-        Raises:
-            Unavailable: The database does not answer.
         """
         if self._after == FIRST_KEY_ID:
             if monotonic_seconds() < self._next_pass:
@@ -155,9 +150,6 @@ class KeyRepair:
         """Count the runs of tenants whose limit of runs in flight has begun.
 
         A step reads so many runs, at most all of each tenant. The next step goes on where it has stopped.
-
-        Raises:
-            Unavailable: The database does not answer.
         """
         columns: dict[str, object] = {"counted_for": COUNTED_FOR}
         with self._session.transaction() as connection:
@@ -181,11 +173,7 @@ class KeyRepair:
                     connection.execute(_END_COUNT, {**columns, "tenant": tenant})
 
     def repair_tenants(self) -> int:
-        """Repair the rows that count tenants' runs in flight; return the number of runs that got a place.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Repair the rows that count tenants' runs in flight; return the number of runs that got a place."""
         with self._session.transaction() as connection:
             found = cast("list[tuple[str, bool]]", connection.execute(_FIND_TENANT_KEYS, binary=True).fetchall())
         promoted = 0

@@ -20,13 +20,12 @@ from tidewheel.postgres.session import BY_KEY, RowsLocked, Session, is_time_limi
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown, run_loop
-from tidewheel.scheduler.active_run_repair import ActiveRunRepair
 from tidewheel.scheduler.backfill_loop import BackfillLoop
 from tidewheel.scheduler.backlog import ShardRotation
 from tidewheel.scheduler.backlog_metrics import BacklogMetrics
 from tidewheel.scheduler.bulk_cancel import BulkCancel, CancelResult
 from tidewheel.scheduler.days_ahead import DaysAhead
-from tidewheel.scheduler.deadlines import Deadlines
+from tidewheel.scheduler.deadlines import Deadlines, WorkflowDeadlines
 from tidewheel.scheduler.freezing import Thaws
 from tidewheel.scheduler.key_duties import KeyDuties
 from tidewheel.scheduler.key_repair import KeyRepair
@@ -34,15 +33,13 @@ from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.poller import TimerPoller
 from tidewheel.scheduler.redrive_loop import RedriveLoop
 from tidewheel.scheduler.releases import Releases
-from tidewheel.scheduler.repair import release_stuck_chains, repair_missing_timers
+from tidewheel.scheduler.repair import ActiveRunRepair, mend_workflows, release_stuck_chains, repair_missing_timers
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import periods_of
 from tidewheel.scheduler.standby_batches import StandbyBatches
 from tidewheel.scheduler.tenant_deletions import TenantDeletions
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.unhandled import UnhandledWatch
-from tidewheel.scheduler.workflow_deadlines import WorkflowDeadlines
-from tidewheel.scheduler.workflow_repair import mend_workflows
 from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.deferred_effects import MAX_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
@@ -61,7 +58,6 @@ class _Duty:
     """Work of the scheduler at a cadence.
 
     Args:
-        name: As the README lists it.
         every: The least seconds between two starts. A duty with less than a second goes on at once while it has work.
         run: Does the work; returns the seconds until the next step should come, infinite if that does not matter.
         backoff: Its pauses after errors that concern it alone.
@@ -79,9 +75,6 @@ class _Duty:
 
         A duty that the installation refuses, that waits for a lock in vain, or whose code is wrong, is tried again
         later: the others go on.
-
-        Raises:
-            Unavailable: The database does not answer, which concerns all duties.
         """
         now = monotonic_seconds()
         if now < self.next_at:
@@ -189,11 +182,7 @@ class Scheduler:
             self.close()
 
     def step(self) -> float:
-        """Do the duties whose time has come; return the seconds until the next step.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Do the duties whose time has come; return the seconds until the next step."""
         if monotonic_seconds() < self._sleeps_until:
             self._marks.scan_soon()
         pause = min([duty.step() for duty in self._duties])

@@ -6,11 +6,7 @@ from tidewheel.process.service import Shutdown
 
 
 class Pace:
-    """Pauses between the transactions of a long pass.
-
-    Args:
-        stop: Ends a pause, and the pass.
-    """
+    """Pauses between the transactions of a long pass; a shutdown ends both."""
 
     def __init__(self, stop: Shutdown) -> None:
         self._stop = stop

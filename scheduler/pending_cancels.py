@@ -59,11 +59,7 @@ class PendingCancels:
         self._failed = SetAside[int]()
 
     def step(self) -> CancelResult:
-        """Apply the cancels that can be applied. Those whose run another transaction holds stay pending.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Apply the cancels that can be applied. Those whose run another transaction holds stay pending."""
         with (
             self._session.transaction() as connection,
             connection.cursor(row_factory=class_row(PendingCancel), binary=True) as cursor,

@@ -37,15 +37,7 @@ _NOW = timedelta(0)
 
 
 class TimerPoller:
-    """Polls and fires the timers of one scheduler.
-
-    Args:
-        session: The scheduler's own.
-        url: The database, for a second connection.
-        installation: Shards and topics.
-        settings: Batch, lookahead, poll.
-        notifier: Wakes relays.
-    """
+    """Polls and fires the timers of one scheduler."""
 
     def __init__(
         self, session: Session, url: str, installation: Installation, settings: SchedulerSettings, notifier: Notifier
@@ -67,16 +59,11 @@ class TimerPoller:
         One call fires one batch, or drains a backlog for `_DRAIN_SECONDS`.
 
         Args:
-            shards: The shards to poll.
             ahead: How far ahead of now; negative to fire only what is overdue by more.
-            marks: The low-water marks of the shards.
             rotation: The shards left to poll in a backlog; kept from call to call.
 
         Returns:
             The seconds until the next poll.
-
-        Raises:
-            Unavailable: The database does not answer.
         """
         self._breaker.settle()
         if not shards:

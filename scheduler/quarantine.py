@@ -90,12 +90,7 @@ def free(
     """Release quarantined jobs whose error is common, and postpone them as the others that have it.
 
     Args:
-        session: The scheduler's.
-        installation: Shards and topics.
         timers: The timers as they were quarantined. A job that was edited or released since then stays as it is.
-        error: The common error.
-        now: The database's clock.
-        until: The time of their next try.
     """
     common = f"more jobs fail with {kind_of(error)}"
     with session.transaction() as connection:

@@ -685,6 +685,18 @@ SELECT n.job_id, min(n.created_at)
  ORDER BY n.job_id
  LIMIT %(limit)s
 
+-- name: find_runs_without_timer
+-- Returns the runs of these jobs that were written ahead of instants since the begin of a freeze, where an edit has left the job no timer.
+-- Index: jobs_pkey, job_runs_by_job, overrides_pkey. No lock.
+SELECT r.run_id
+  FROM unnest(%(job_ids)s::uuid[], %(began)s::timestamptz[]) AS given (job_id, began)
+  JOIN jobs AS j ON j.job_id = given.job_id AND j.deleted_at IS NULL AND j.schedule_kind IN ('manual', 'after')
+  JOIN job_runs AS r ON r.job_id = j.job_id
+ WHERE r.cause = 'timer' AND r.attempt = 0 AND r.state = ANY (%(sources)s) AND r.gates & %(holds)s = 0
+   AND coalesce((SELECT m.moved_to FROM overrides AS m WHERE m.job_id = r.job_id AND m.scheduled_at = r.scheduled_at),
+                r.scheduled_at) > greatest(given.began, r.created_at)
+ LIMIT %(limit)s
+
 -- name: lock_timers_written_ahead
 -- Locks the timers of these jobs, before the jobs.
 -- Index: timers_pkey. Lock: each timer in job_id order; rows that another transaction holds are skipped, and found again.

@@ -42,11 +42,7 @@ class Releases:
         self._session, self._installation = session, installation
 
     def step(self, shards: Sequence[int]) -> tuple[int, bool]:
-        """Drain for up to `_STEP_SECONDS`; return the number of runs, and True if there is more to drain.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Drain for up to `_STEP_SECONDS`; return the number of runs, and True if there is more to drain."""
         until, runs, more = monotonic_seconds() + _STEP_SECONDS, 0, bool(shards)
         while more and monotonic_seconds() < until:
             done = self._drain(shards)

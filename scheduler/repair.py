@@ -1,22 +1,30 @@
-"""Restore missing timers, and release fixed_delay jobs that wait for a run that is not open.
+"""Repair timers, active runs and occurrences that a crash or a manual change has left behind.
 
 No transaction of Tidewheel leaves such a job behind. A manual change, or a restore that missed a table, can. Each
 repair is logged and counted, since it always has a cause that an operator must find.
 """
 
 import logging
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import cast
 from uuid import UUID
 
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import first_ids, job_range
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
+from tidewheel.runs import RunState
 from tidewheel.schedules.parse import schedule_from_text
 from tidewheel.schedules.schedule import Schedule
 from tidewheel.schedules.simple import FixedDelay, Once
+from tidewheel.transitions.active_runs import NO_RUN, mark_waiters, release_stale_active_runs, settle_places
+from tidewheel.transitions.cancel_signals import Signal
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.mend import mend_workflow
+from tidewheel.transitions.workflows import NO_JOB, lock_workflows
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -25,19 +33,20 @@ _FIND_MISSING_TIMERS = _SQL["find_missing_timers"]
 _LOCK_JOB_WITHOUT_TIMER = _SQL["lock_job_without_timer"]
 _REPAIR_TIMER = _SQL["repair_timer"]
 _RELEASE_HELD_CHAINS = _SQL["release_held_chains"]
+_FIND_STALLED_WORKFLOWS = _SQL["find_stalled_workflows"]
+_FIND_LOST_PLACES = _SQL["find_lost_places"]
+_SCAN_ACTIVE_RUNS = _SQL["scan_active_runs"]
+_LOCK_ACTIVE_RUNS = _SQL["lock_active_runs"]
+_FIND_UNMARKED_WAITERS = _SQL["find_unmarked_waiters"]
+_DROP_STALE_SIGNALS = _SQL["drop_stale_signals"]
 
 _CHECK = "check for manual changes or a partial restore"
+_MAX_SCANNED = 1000  # active runs scanned in one step: about ten milliseconds
+_STALE_AFTER = timedelta(minutes=1)  # a live executor reads its signals within seconds
 
 
 def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
-    """Restore the missing timers of one shard.
-
-    Returns:
-        The number of restored timers.
-
-    Raises:
-        Unavailable: The database does not answer.
-    """
+    """Restore the missing timers of one shard; return their number."""
     first, last = job_range(shard, shards)
     columns = {"first": first, "last": last}
     with session.transaction() as connection:
@@ -56,14 +65,7 @@ def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
 
 
 def release_stuck_chains(session: Session) -> int:
-    """Release fixed_delay jobs whose timers wait for the end of a run that is not open.
-
-    Returns:
-        The number of released jobs.
-
-    Raises:
-        Unavailable: The database does not answer.
-    """
+    """Release fixed_delay jobs that wait for a run that is not open; return their number."""
     with session.transaction() as connection:
         released = [cast("UUID", job) for (job,) in connection.execute(_RELEASE_HELD_CHAINS, binary=True)]
     if released:
@@ -75,6 +77,79 @@ def release_stuck_chains(session: Session) -> int:
             _CHECK,
         )
     return len(released)
+
+
+def mend_workflows(session: Session, installation: Installation, shard: int) -> int:
+    """Mend the occurrences of one shard that have stopped; return their number.
+
+    Places that no occurrence holds any more are released too. Each is found by one statement, so at one instant: a
+    transaction that ends a run writes its release, and one that drains a release writes runs or ends the occurrence.
+    It is checked again under its lock.
+    """
+    with session.transaction() as connection:
+        rows = connection.execute(_FIND_STALLED_WORKFLOWS, _stalled(shard, None), binary=True).fetchall()
+    mended = [root for (root,) in cast("list[tuple[UUID]]", rows) if _mend(session, installation, shard, root)]
+    if mended:
+        metrics.count("workflows_mended", len(mended))
+        text = "the scheduler mended %d occurrences that had stopped: %s; check for manual changes or a partial restore"
+        _LOG.error(text, len(mended), first_ids(mended))
+    _free_places(session, installation, shard)
+    return len(mended)
+
+
+class ActiveRunRepair:
+    """Scans the active runs that have waiters, `_MAX_SCANNED` at a time, again and again.
+
+    A run that ends transfers its place as active run in the same transaction, so there is little to repair:
+
+    - an active run all of whose waiters were locked by another transaction at that moment
+    - an active run that another transaction had locked when it became active: its end may not release it (ADR 0008)
+    - runs that ended, or active runs that were removed, by something other than Tidewheel
+    - signals for executors that have died
+
+    Each repair locks the active run first and checks under the lock that its holder is gone.
+    """
+
+    def __init__(self, session: Session, installation: Installation) -> None:
+        self._session, self._installation = session, installation
+        self._after = NO_RUN
+
+    def step(self) -> int:
+        """Scan some active runs; return how many were transferred or released."""
+        with self._session.transaction() as connection:
+            columns: dict[str, object] = {"after": self._after, "limit": _MAX_SCANNED}
+            rows = connection.execute(_SCAN_ACTIVE_RUNS, columns, binary=True).fetchall()
+            self._after = cast("UUID", rows[-1][0]) if len(rows) == _MAX_SCANNED else NO_RUN
+            gone = [cast("UUID", job) for job, held in rows if not held]
+            if not gone:
+                return 0
+            locked = connection.execute(_LOCK_ACTIVE_RUNS, {"job_ids": gone}, binary=True).fetchall()
+            freed = release_stale_active_runs(connection, self._installation, [cast("UUID", job) for (job,) in locked])
+        metrics.count("active_runs_repaired", len(freed))
+        return len(freed)
+
+    def repair_shard(self, shard: int) -> int:
+        """Mark active runs of one shard that have unmarked waiters; return the number of their jobs."""
+        first, last = job_range(shard, self._installation.shards)
+        columns: dict[str, object] = {"first": first, "last": last, "buffered": RunState.BUFFERED}
+        with self._session.transaction() as connection:
+            rows = connection.execute(_FIND_UNMARKED_WAITERS, columns, binary=True).fetchall()
+            jobs = [(cast("UUID", job), str(tenant)) for job, tenant in rows]
+            if jobs:
+                mark_waiters(connection, jobs)
+                release_stale_active_runs(connection, self._installation, [job for job, _ in jobs])
+            stale: dict[str, object] = {"terminate": Signal.TERMINATE, "stale_after": _STALE_AFTER}
+            connection.execute(_DROP_STALE_SIGNALS, stale)
+        if jobs:
+            metrics.count("active_runs_repaired", len(jobs))
+            _LOG.error(
+                "the scheduler repaired the active runs of %d jobs of shard %d, for which other runs waited: %s;"
+                " check for manual changes or a partial restore",
+                len(jobs),
+                shard,
+                first_ids([job for job, _ in jobs]),
+            )
+        return len(jobs)
 
 
 def _repair(session: Session, job_id: UUID) -> bool:
@@ -110,3 +185,31 @@ def _following(schedule: Schedule, last_at: datetime | None, known_until: dateti
     if isinstance(schedule, FixedDelay):
         return schedule.due(known_until, None)
     return schedule.after(known_until)
+
+
+def _mend(session: Session, installation: Installation, shard: int, root: UUID) -> bool:
+    with session.transaction() as connection:
+        workflow = lock_workflows(connection, [root]).get(root)
+        columns = _stalled(shard, root)
+        if workflow is None or not connection.execute(_FIND_STALLED_WORKFLOWS, columns).fetchall():
+            return False
+        mend_workflow(connection, installation, workflow, read_now(connection))
+    return True
+
+
+def _stalled(shard: int, root: UUID | None) -> dict[str, object]:
+    roots = None if root is None else uuids([root])
+    return {"shard": shard, "roots": roots, "blocked": RunState.BLOCKED, "no_job": NO_JOB}
+
+
+def _free_places(session: Session, installation: Installation, shard: int) -> None:
+    first, last = job_range(shard, installation.shards)
+    with session.transaction() as connection:
+        rows = connection.execute(_FIND_LOST_PLACES, {"first": first, "last": last}, binary=True).fetchall()
+        lost = cast("list[tuple[UUID, UUID]]", rows)
+        settle_places(connection, installation, [], lost)
+    if lost:
+        metrics.count("active_runs_repaired", len(lost))
+        _LOG.error(
+            "the scheduler released places of %d ended occurrences: %s", len(lost), first_ids([job for job, _ in lost])
+        )

@@ -69,7 +69,6 @@ class _Needs:
         started: The days on which their attempts started.
         occurrences_since: The first day that open occurrences need; None for none.
         runs_since: The first day whose finished runs open backfills need; None for none.
-        counted: The days whose runs are counted.
         unarchived: The days that the archive lacks; empty without an archive.
     """
 
@@ -102,13 +101,7 @@ class _Needs:
 
 
 class Retention:
-    """The thread of a scheduler that removes what is old.
-
-    Args:
-        url: The database.
-        periods: The times for which rows are kept.
-        stop: The scheduler's shutdown.
-    """
+    """The thread of a scheduler that removes what is old."""
 
     def __init__(self, url: str, periods: Periods, stop: Shutdown) -> None:
         self._session, self._url = Session(url, "tidewheel-scheduler-retention", autocommit=True), url
@@ -124,9 +117,6 @@ class Retention:
         """Remove what is old; return the dropped partitions, none if another scheduler removes.
 
         A table or a partition that cannot be removed delays no other one: its error is raised at the end.
-
-        Raises:
-            Unavailable: The database does not answer, or a transaction has used a table for too long.
         """
         with held_lock(self._url, "tidewheel-retention-lock", _LOCK_RETENTION, _LOCK_OLD_RETENTION) as is_alone:
             if not is_alone:
@@ -254,11 +244,7 @@ class Retention:
 
 
 def _try(connection: Conn, failures: list[psycopg.Error], work: Callable[[], None]) -> bool:
-    """Do work; keep an error of the database for the end of the pass, and return False.
-
-    Raises:
-        psycopg.Error: The connection is lost.
-    """
+    """Do work; keep an error of the database for the end of the pass, and return False."""
     try:
         work()
     except psycopg.Error as error:

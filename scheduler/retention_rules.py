@@ -80,7 +80,6 @@ class Rows:
 
     Args:
         statement: Takes `before` and `limit`; fewer deleted rows than `limit` end the pass over the table.
-        period: The age of the rows that it deletes.
     """
 
     statement: LiteralString
@@ -91,18 +90,13 @@ class Rows:
 class Jobs:
     """Rows go with their job, which `ended_jobs.py` removes when it was deleted or finished long ago.
 
-    Versions of live jobs go before, by `superseded_versions.py`.
+    Versions of live jobs go before, by `ended_jobs.py`.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class By:
-    """A statement of other work deletes each row when it has served.
-
-    Args:
-        package: The package whose `queries.sql` has it.
-        statement: Its name.
-    """
+    """A statement of other work deletes each row when it has served."""
 
     package: str
     statement: str
@@ -110,11 +104,7 @@ class By:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """Rows stay, and are few.
-
-    Args:
-        by: Their bound.
-    """
+    """Rows stay, and are few."""
 
     by: str
 

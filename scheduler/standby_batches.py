@@ -99,13 +99,7 @@ class _Change(NamedTuple):
 
 
 class StandbyBatches:
-    """The thread of a scheduler that publishes changed rows; it starts once recording is enabled.
-
-    Args:
-        url: The database.
-        installation: Topics and shards.
-        stop: The scheduler's shutdown.
-    """
+    """The thread of a scheduler that publishes changed rows; it starts once recording is enabled."""
 
     def __init__(self, url: str, installation: Installation, stop: Shutdown) -> None:
         self._installation, self._stop = installation, stop
@@ -117,11 +111,7 @@ class StandbyBatches:
         self._connection: Conn | None = None
 
     def start_if_enabled(self, session: Session) -> None:
-        """Start the thread if recording is enabled; it stays until the shutdown.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Start the thread if recording is enabled; it stays until the shutdown."""
         if self._thread is None and self.is_enabled(session):
             self._thread = threading.Thread(target=self._run, name="standby", daemon=True)
             self._thread.start()

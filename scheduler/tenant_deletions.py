@@ -103,21 +103,15 @@ class _Pass:
     """The position of a pass that stops a tenant; a process that dies costs a pass.
 
     Args:
-        part: What comes next.
         settled: True if no transaction is open that may have found the tenant.
         no_jobs: True if a whole pass since then has found no job: there will be none.
         jobs_done: True if the last look at the jobs has left none. Others may come until the tenant is settled.
-        root_id: The last occurrence that was looked at.
-        key: The last job that was looked at.
-        run_id: The last run that was looked at.
         found: The number of rows to stop that the pass has found.
         found_jobs: How many of these are jobs.
         left_jobs: How many of those other transactions held.
         stopped: How many of these it has stopped.
         singly: The number of runs to end one by one, after a batch that failed.
-        failed: True if a run could not be ended.
         waits: How many passes before this one have stopped nothing.
-        not_before: The monotonic time of the next step.
     """
 
     part: _Part = _Part.ORIGINS
@@ -141,8 +135,6 @@ class TenantDeletions:
     """Works off the deletions of tenants on its own thread and connection, which it closes.
 
     Args:
-        session: Its own.
-        installation: For the events of jobs and runs, and the names of topics.
         keep: How long the name of a deleted tenant is reserved: as long as partitions of its time exist.
     """
 
@@ -176,11 +168,7 @@ class TenantDeletions:
         self._background.close()
 
     def work(self) -> CancelResult:
-        """Work on each deletion for its part of `_SHARE_SECONDS`.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Work on each deletion for its part of `_SHARE_SECONDS`."""
         done, now = CancelResult(), monotonic_seconds()
         with self._session.transaction() as connection:
             rows = cast("list[tuple[str, bool]]", connection.execute(_FIND_OPEN_DELETIONS, binary=True).fetchall())

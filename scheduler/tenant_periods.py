@@ -50,8 +50,6 @@ def remove_by_tenant(connection: Conn, days: Collection[date], now: datetime, pa
     Args:
         connection: With autocommit.
         days: The days whose runs may go: they are closed and counted, and archived if archiving is on.
-        now: The database's clock.
-        pace: Pauses between pages.
     """
     removed = 0
     with connection.cursor(row_factory=class_row(_TenantPeriod), binary=True) as cursor:

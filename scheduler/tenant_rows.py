@@ -86,12 +86,7 @@ class _Place(NamedTuple):
 
 
 class TenantRows:
-    """Removes the rows of tenants; one walk reads the catalog once.
-
-    Args:
-        installation: For the names of topics.
-        keep: How long the name of a deleted tenant is reserved.
-    """
+    """Removes the rows of tenants; one walk reads the catalog once."""
 
     def __init__(self, installation: Installation, keep: timedelta) -> None:
         self._installation, self._keep = installation, keep

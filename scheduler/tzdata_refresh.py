@@ -72,11 +72,7 @@ class TzdataRefresh:
         self._rescheduled_count = 0
 
     def step(self) -> bool:
-        """Check one batch of timers if the stored version differs; return True if more are left to check now.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Check one batch of timers if the stored version differs; return True if more are left to check now."""
         if self._done or monotonic_seconds() < self._next:
             return False
         try:
@@ -129,14 +125,7 @@ class TzdataRefresh:
 
 
 def is_current(timer: LockedTimer, state: TimerState, ahead: frozenset[datetime], now: datetime) -> bool:
-    """Return True if a timer and the runs created ahead of time agree with the current zone rules.
-
-    Args:
-        timer: Its row.
-        state: Its state by the current rules.
-        ahead: The instants later than now whose runs exist.
-        now: The database's clock.
-    """
+    """Return True if a timer and the runs ahead of now (`ahead`) agree with the current zone rules."""
     cursor = timer.scheduled_at
     if cursor <= now:
         return True

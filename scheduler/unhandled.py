@@ -51,12 +51,9 @@ class Unhandled:
     """Runs of one tenant that no live executor can handle.
 
     Args:
-        tenant: Their tenant.
-        queue: Their queue.
         handler: The handler or capability that the queue's executors lack, if it has any.
         runs: Their number, among those checked.
         run_id: The run that has waited longest.
-        since: The instant since which it is due.
     """
 
     tenant: str
@@ -114,11 +111,7 @@ class UnhandledWatch:
         return announced
 
     def check(self) -> list[Unhandled]:
-        """Check now; return the announcements.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Check now; return the announcements."""
         with self._session.transaction() as connection:
             found = find_unhandled(connection, min_age=self._min_age)
             announced = self._announce(connection, found) if found else []

@@ -38,11 +38,7 @@ def completion_headers(
     Args:
         source: URI reference of this installation, such as `/tidewheel/default`.
         event_id: As in the message's value, and so the following.
-        run_id: The subject.
-        status: The terminal state.
-        finished_at: When it ended.
         traceparent: W3C trace context carried since the request; no header when there is none.
-        content_type: How the value is encoded.
     """
     headers = [
         ("ce_id", event_id),
@@ -63,14 +59,7 @@ def lifecycle_headers(
     traceparent: str | None = None,
     content_type: ContentType = "application/avro",
 ) -> Headers:
-    """Return the headers of a lifecycle event; its subject is the run, or the job if there is no run.
-
-    Args:
-        event: What the message's value holds.
-        source: URI reference of this installation, such as `/tidewheel/default`.
-        traceparent: W3C trace context carried since the request; no header when there is none.
-        content_type: How the value is encoded.
-    """
+    """Return the headers of a lifecycle event; its subject is the run, or the job if there is no run."""
     headers = [
         ("ce_id", event.event_id.encode()),
         ("ce_type", event.type.encode()),

@@ -38,15 +38,7 @@ MAX_MESSAGE_BYTES = 1 << 20  # Kafka's default max.message.bytes; Tidewheel writ
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[R]):
-    """The wire form of one kind of record.
-
-    Attributes:
-        name: The record's name in its schema.
-        schema: The text of the schema.
-        header: The first ten bytes of its messages.
-        encode: From the record to the whole message.
-        read: From a message and a position to the record and the position behind it.
-    """
+    """The wire form of one kind of record; its messages begin with the ten bytes of `header`."""
 
     name: str
     schema: str
@@ -90,15 +82,7 @@ def encode_json(record: object) -> bytes:
 
 
 def decode(data: bytes, record_type: type[R]) -> R:
-    """Return the record of a message.
-
-    Args:
-        data: The message's value.
-        record_type: The record type of the topic.
-
-    Raises:
-        UndecodableMessage: The bytes are not a record of this type; the error describes them.
-    """
+    """Return the record of a message."""
     if len(data) > MAX_MESSAGE_BYTES:
         msg = f"the message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES} are read"
         raise UndecodableMessage(msg)

@@ -35,14 +35,8 @@ def definition_record(
     """Return what executors need of one job version, every default in place.
 
     Args:
-        spec: The job as submitted.
-        tenant: Tenant it belongs to.
         job_id: UUID of the job, 36 characters in lower case.
-        job_version: Version the spec became.
         job_key: Key intake gave a job that was submitted without one.
-
-    Raises:
-        ValueError: The job has no key.
     """
     key = spec.key if job_key is None else job_key
     if key is None:
@@ -74,11 +68,7 @@ def definition_record(
 
 
 def needs(target: Target) -> str:
-    """Return the handler or capability that a target requires.
-
-    Raises:
-        UndecodableMessage: It names no handler.
-    """
+    """Return the handler or capability that a target requires."""
     name = _REQUIRED.get(target.kind, target.handler)
     if name is None:
         message = "the definition's target has no handler"

@@ -35,11 +35,7 @@ def to_json(record: object) -> bytes:
 
 
 def from_json(data: bytes, record_type: type[R]) -> R:
-    """Return the record that a JSON object describes.
-
-    Raises:
-        UndecodableMessage: It does not describe one; the message names the first invalid field.
-    """
+    """Return the record that a JSON object describes."""
     try:
         return cast(R, _record(_shape().records[record_type.__name__], read_object(data), ""))
     except ValueError as error:

@@ -28,11 +28,7 @@ Recorded = Mapping[str, Mapping[str, object]]
 
 
 class Registry:
-    """A client of one registry.
-
-    Args:
-        url: Its base address, with user and password if it needs them.
-    """
+    """A client of one registry."""
 
     def __init__(self, url: str) -> None:
         try:
@@ -56,7 +52,6 @@ class Registry:
 
         Raises:
             SettingsError: The registry refuses the schema.
-            Unavailable: The registry does not answer.
         """
         body = json.dumps({"schema": schema, "schemaType": "AVRO"}).encode()
         status, answer = self._send(f"/subjects/{quote(subject, safe='')}/versions", body)
@@ -69,12 +64,7 @@ class Registry:
         return number
 
     def registered(self, subject: str, schema: str) -> int | None:
-        """Return the id of a schema under a subject; None if it would be new there.
-
-        Raises:
-            SettingsError: The registry would refuse it.
-            Unavailable: The registry does not answer.
-        """
+        """Return the id of a schema under a subject; None if it would be new there."""
         body = json.dumps({"schema": schema, "schemaType": "AVRO"}).encode()
         path = f"/subjects/{quote(subject, safe='')}"
         status, answer = self._send(path, body)
@@ -92,11 +82,7 @@ class Registry:
         return None
 
     def schema(self, number: int) -> str | None:
-        """Return the Avro schema of an id; None if the registry has none.
-
-        Raises:
-            Unavailable: The registry does not answer.
-        """
+        """Return the Avro schema of an id; None if the registry has none."""
         status, answer = self._send(f"/schemas/ids/{number}")
         if status == 404 and answer.get("error_code") == _UNKNOWN_SCHEMA:
             return None

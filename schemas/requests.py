@@ -30,7 +30,6 @@ def read_request(value: bytes, tenant: str | None = None) -> tuple[ParsedRequest
     """Return the request of a message, and its encoding.
 
     Args:
-        value: The message's value.
         tenant: The tenant of the message's topic, to which the request then belongs; None for the shared topic.
 
     Raises:
@@ -42,11 +41,7 @@ def read_request(value: bytes, tenant: str | None = None) -> tuple[ParsedRequest
 
 
 def read_document(value: bytes) -> tuple[dict[str, object], Encoding]:
-    """Return a request's document before validation, and its encoding.
-
-    Raises:
-        UndecodableMessage: The bytes are not a request.
-    """
+    """Return a request's document before validation, and its encoding."""
     if not is_avro(value) and value.lstrip()[:1] in (b"{", b"["):
         return read_object(value), "json"
     return request_document(decode(value, records.Request)), encoding_of(value)

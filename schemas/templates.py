@@ -16,9 +16,6 @@ def split_at(encoded: bytes, *placeholders: bytes) -> list[bytes]:
 
     Give a placeholder as it is encoded, with its length if its format writes one: its value may differ in length.
 
-    Raises:
-        ValueError: A placeholder is missing, or one occurs again behind the last.
-
     >>> split_at(b"id=**;run=**;end", b"**", b"**")
     [b'id=', b';run=', b';end']
     """

@@ -99,31 +99,3 @@ def test_lock_files_name_no_location_and_hash_every_package() -> None:
         pins = [line for line in lines if not line.startswith(" ")]
         assert pins
         assert all("==" in line and line.endswith("\\") for line in pins), lock.name
-
-
-def test_every_target_of_make_is_explained() -> None:
-    targets = {
-        line.partition(":")[0]
-        for line in (ROOT / "Makefile").read_text().splitlines()
-        if ": " in line and "## " in line
-    }
-    wanted = {
-        "help",
-        "setup",
-        "demo",
-        "fmt",
-        "check",
-        "test",
-        "test-unit",
-        "test-long",
-        "test-all",
-        "faults",
-        "up",
-        "down",
-        "bench",
-        "docs",
-        "site",
-        "wheel",
-        "sbom",
-    }
-    assert wanted <= targets

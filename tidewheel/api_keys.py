@@ -46,12 +46,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """The parts of a key.
-
-    Args:
-        key_id: Its id, which is no secret.
-        secret: Its secret.
-    """
+    """The parts of a key."""
 
     key_id: str
     secret: str

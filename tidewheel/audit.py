@@ -79,11 +79,8 @@ class Actor:
     """The origin of a change.
 
     Args:
-        door: The way by which it came.
-        kind: The kind of `name`.
         name: The name of the key or the user, or the coordinates of the message.
         named: The person that the sender has named.
-        key_id: The API key.
         tenant: The one tenant that an API key opens; None for an actor with the rights of all.
     """
 
@@ -112,14 +109,12 @@ class Change:
         tenant: Its tenant; `*` for the whole installation.
         action: The type of the request, such as `job.submit`.
         object: The object, such as `job/nightly`.
-        request_id: The request's id.
         before: The version of the job before.
         after: The version of the job after.
         objects: The number of objects that a batch has changed, or of refusals.
         result: `accepted`, or the code of the refusal.
         adds_up: True for a later batch of several: it is counted in the last row of its actor, action and object, if
             that is of the last minute, as refusals are.
-        reason: The reason that the request gives.
     """
 
     tenant: str

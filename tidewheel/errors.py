@@ -105,11 +105,7 @@ class InvalidInput(Refused):
 
 
 def refuse(path: str, problem: str, remedy: str) -> Never:
-    """Refuse one field of a request, with path, problem and remedy.
-
-    Raises:
-        InvalidInput: Always.
-    """
+    """Refuse one field of a request, with path, problem and remedy."""
     raise InvalidInput([FieldError(path, problem, remedy)])
 
 
@@ -126,8 +122,6 @@ class UnknownJob(Refused):
     """No job of this key in this tenant.
 
     Args:
-        tenant: The tenant.
-        key: The key.
         deleted_at: When the last job of this key was deleted, in RFC 3339; None if there was none, or it is not known.
     """
 
@@ -145,7 +139,6 @@ class UnknownRun(Refused):
     """No run of this id in this tenant.
 
     Args:
-        run_id: The id.
         unread: The archived days that may have it, and that no setting lets this process read.
     """
 
@@ -310,7 +303,6 @@ class TenantDeleted(UnknownTenant):
     """A tenant that is being deleted, or that was deleted and whose name is reserved.
 
     Args:
-        tenant: Its name.
         free_at: The time from which a tenant may have this name again; None until the deletion has ended.
         in_archive: True if that time is over, and the archive alone reserves the name.
     """

@@ -41,21 +41,13 @@ def read_entry(written: str) -> HttpSecret:
 
 
 def make_secret(value: str, hosts: Iterable[str]) -> HttpSecret:
-    """Return a secret of its parts.
-
-    Raises:
-        ValueError: A host or the value is invalid; the message shows neither.
-    """
+    """Return a secret of its parts."""
     allowed = frozenset(_host(host.strip(), number) for number, host in enumerate(hosts, 1))
     return HttpSecret(_value(value), allowed)
 
 
 def environment_secrets(environment: Mapping[str, str]) -> dict[str, HttpSecret]:
-    """Return the secrets in an environment by their names.
-
-    Raises:
-        SettingsError: A variable is invalid; the message names it and shows nothing of its value.
-    """
+    """Return the secrets in an environment by their names; an error shows nothing of a value."""
     secrets: dict[str, HttpSecret] = {}
     for variable, written in environment.items():
         if not variable.upper().startswith(PREFIX):

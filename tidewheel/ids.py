@@ -96,7 +96,6 @@ def run_id(
     Args:
         job: The job's id; its bucket is carried along.
         scheduled_at: The nominal instant, to the microsecond.
-        cause: The reason why the run exists.
         origin: What distinguishes runs of one job, instant and cause: empty for a timer, the request_id for a trigger.
         at: The instant in the 48 bits of milliseconds; `scheduled_at` unless given (backfill and retry differ).
 
@@ -115,9 +114,6 @@ def child_run_id(job: UUID, scheduled_at: datetime, root: UUID, generation: int)
     """The id of a job's run in an occurrence of a workflow; it sorts beside the root's run.
 
     Args:
-        job: The child.
-        scheduled_at: The nominal instant of the occurrence.
-        root: The root's run.
         generation: 0, and one more for each resume.
     """
     origin = root.bytes + generation.to_bytes(2)
@@ -142,9 +138,6 @@ def read_uuid(text: str) -> UUID:
 
     >>> read_uuid("6f1d0f3e-5b0e-5c7a-9a51-7d1e3a1f6c11") == NAMESPACE
     True
-
-    Raises:
-        ValueError: The text is no UUID.
     """
     number = int(text.replace("-", ""), 16)
     if not 0 <= number < 1 << 128:

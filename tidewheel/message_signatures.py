@@ -103,11 +103,7 @@ class MessageKeys:
         self._read_at = now
 
     def require(self) -> None:
-        """Check that there is a key to sign with.
-
-        Raises:
-            Unavailable: The database has none.
-        """
+        """Check that there is a key to sign with."""
         if self._signing is None:
             message = "the database has no key that signs run messages; run `tidewheel secrets rotate run-messages`"
             raise Unavailable(message)
@@ -122,8 +118,6 @@ class MessageKeys:
 
         Args:
             signature: The header's content; None where there is none.
-            topic: The topic from which the message was read.
-            key: Its key.
             digest: `digest_of` its value.
         """
         if signature is None:

@@ -38,15 +38,7 @@ SILENT_SECONDS: Final = 4 * EVERY_SECONDS  # without a heartbeat: three were los
 
 
 class Presence:
-    """The thread that keeps the row of this process.
-
-    Args:
-        url: The database.
-        settings: The settings of the process, which the row shows.
-        role: Its role.
-        process_id: The id of its row.
-        refresh: Reads again, with each heartbeat, what the process keeps of the database.
-    """
+    """The thread that keeps the row of this process, and calls `refresh` with each heartbeat."""
 
     def __init__(
         self,

@@ -36,39 +36,51 @@ SELECT s.pid FROM pg_stat_activity AS s WHERE s.pid = ANY (%(processes)s::intege
 
 -- part: no_stranger(old)
 -- True unless a session whose role has no rights of a service holds an advisory key of 0.1, or waits for it: then services go on without
--- that key.
+-- that key. A prepared transaction has no process, and none of a service is prepared.
 -- No index, no lock.
 NOT EXISTS (SELECT FROM pg_locks AS l
-              JOIN pg_stat_activity AS s ON s.pid = l.pid
+              LEFT JOIN pg_stat_activity AS s ON s.pid = l.pid
              WHERE l.locktype = 'advisory'
                AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
                AND (l.classid::bigint << 32 | l.objid::bigint) = old.key
-               AND NOT {{is_service(s)}})
+               AND (l.pid IS NULL OR (s.pid IS NOT NULL AND NOT {{is_service(s)}})))
+
+-- part: prepared(held)
+-- The prepared transaction that holds a lock, by the lock of its own id: pg_locks shows no process of it.
+-- No index, no lock.
+(SELECT x.gid, x.owner, x.prepared
+   FROM pg_locks AS o
+   JOIN pg_prepared_xacts AS x ON x.transaction = o.transactionid
+  WHERE o.locktype = 'transactionid' AND o.pid IS NULL AND o.virtualtransaction = held.virtualtransaction)
 
 -- name: find_lock_holders
--- Returns the sessions without the rights of a service that hold an advisory key of 0.1, and those that have kept claims waiting for five
--- seconds: process, role, what is held, age. The age is null where this role may not see it.
+-- Returns the sessions without the rights of a service that hold an advisory key of 0.1, those that have kept claims waiting for five
+-- seconds, and prepared transactions that do either: process or name, role, what is held, age. The age is null where this role may not
+-- see it.
 -- No index, no lock.
-SELECT DISTINCT l.pid, coalesce(s.usename::text, '?') AS role, 'the advisory lock ' || k.name AS what,
-       clock_timestamp() - coalesce(s.xact_start, s.backend_start) AS age
+SELECT DISTINCT l.pid, p.gid, coalesce(s.usename::text, p.owner::text, '?') AS role, 'the advisory lock ' || k.name AS what,
+       clock_timestamp() - coalesce(s.xact_start, s.backend_start, p.prepared) AS age
   FROM (SELECT n.name, hashtext('tidewheel.' || n.name) AS code
           FROM unnest(ARRAY['claims', 'kept_since', 'retention', 'relay', 'graphs']) AS n (name)) AS k
   JOIN pg_locks AS l
     ON l.locktype = 'advisory' AND l.granted
    AND CASE WHEN k.name IN ('relay', 'graphs') THEN l.objsubid = 2 AND l.classid::bigint = k.code::bigint & 4294967295
             ELSE l.objsubid = 1 AND (l.classid::bigint << 32 | l.objid::bigint) = k.code END
-  JOIN pg_stat_activity AS s ON s.pid = l.pid
+  LEFT JOIN pg_stat_activity AS s ON s.pid = l.pid
+  LEFT JOIN LATERAL {{prepared(l)}} AS p ON l.pid IS NULL
  WHERE l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-   AND NOT {{is_service(s)}}
+   AND (l.pid IS NULL OR (s.pid IS NOT NULL AND NOT {{is_service(s)}}))
  UNION ALL
-SELECT l.pid, coalesce(s.usename::text, '?'), 'the table claims_lock', clock_timestamp() - s.xact_start
+SELECT l.pid, p.gid, coalesce(s.usename::text, p.owner::text, '?'), 'the table claims_lock',
+       clock_timestamp() - coalesce(s.xact_start, p.prepared)
   FROM pg_locks AS l
   LEFT JOIN pg_stat_activity AS s ON s.pid = l.pid
+  LEFT JOIN LATERAL {{prepared(l)}} AS p ON l.pid IS NULL
  WHERE l.relation = 'claims_lock'::regclass AND l.granted
    AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
    AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-   AND coalesce(clock_timestamp() - s.xact_start > interval '5 s', true)
- ORDER BY 1, 3
+   AND coalesce(clock_timestamp() - coalesce(s.xact_start, p.prepared) > interval '5 s', true)
+ ORDER BY 1, 2, 4
 
 -- name: heartbeat_process
 -- Records a heartbeat of a process; the first one inserts its row. Deletes rows that are a day old.

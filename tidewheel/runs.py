@@ -115,11 +115,7 @@ class Gate(IntFlag):
 
 
 def order_gates(*, passes: bool) -> Gate:
-    """Return the gates of a run with an ordering key.
-
-    Args:
-        passes: True if the next run starts though this one fails.
-    """
+    """Return the gates of a run with an ordering key; `passes` if the next run starts though it fails."""
     return Gate.ORDER | Gate.PASSES if passes else Gate.ORDER
 
 

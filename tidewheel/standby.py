@@ -77,9 +77,6 @@ def key_of(kind: str, key: str) -> bytes:
 def read_key(key: bytes) -> tuple[str, str]:
     """Return the table and the primary key of a Kafka key.
 
-    Raises:
-        ValueError: It is no key of such a record.
-
     >>> read_key(b'timers {"job_id": "6f1d"}')
     ('timers', '{"job_id": "6f1d"}')
     """

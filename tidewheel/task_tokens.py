@@ -35,11 +35,7 @@ class TaskTokens:
         self._keys = tuple(keys)  # replaced, never changed: other threads read it
 
     def sign(self, run_id: UUID, attempt: int) -> str:
-        """Return the token of an attempt.
-
-        Raises:
-            Unavailable: The database has no key.
-        """
+        """Return the token of an attempt; Unavailable if the database has no key."""
         if not self._keys:
             message = "the database has no key that signs task tokens; run `tidewheel secrets rotate task-tokens`"
             raise Unavailable(message)

@@ -21,7 +21,6 @@ def signature_headers(secrets: Sequence[bytes], *, name: str, at: datetime, body
         secrets: Each signs, so that secrets can be rotated: the receiver accepts any signature that it can verify.
         name: The message's id, the same when the message is sent again.
         at: The present instant; receivers refuse old requests by it.
-        body: The request's body.
 
     >>> from datetime import UTC
     >>> signed = signature_headers([b"k" * 24], name="m", at=datetime(2026, 1, 1, tzinfo=UTC), body=b"{}")

@@ -20,8 +20,6 @@ class Round:
     Args:
         archived: The days that were archived.
         adopted: Those of them whose files were there already.
-        removed: The days whose runs were removed.
-        tenants: The deleted tenants whose rows were removed.
     """
 
     archived: list[ArchivedDay]
@@ -34,9 +32,7 @@ def archive_closed_days(url: str, store: Store, keep: timedelta) -> Round:
     """Archive each closed day; remove days older than the archive's period, and deleted tenants.
 
     Args:
-        url: The database.
         store: The archive; the caller closes it.
-        keep: The archive's period.
 
     Raises:
         ArchiveDamaged: The archive has a day with other rows, or a block that cannot be read.

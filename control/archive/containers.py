@@ -42,9 +42,7 @@ class Parts:
     """The files of one kind of a day, each closed when it is large enough.
 
     Args:
-        day: The day.
         kind: `runs` or `facts`.
-        scratch: The folder in which a file grows.
         keep: Takes a finished file, with its name in the archive.
     """
 
@@ -104,11 +102,7 @@ class Parts:
 
 
 def read_block(store: Store, day: str, file: ArchiveFile, block: Block) -> list[Record]:
-    """Return the records of one block.
-
-    Raises:
-        ArchiveDamaged: Its bytes are not those that were written.
-    """
+    """Return the records of one block, or raise ArchiveDamaged."""
     name, data = f"{day}/{file.name}", raw_block(store, day, file, block)
     return decode_block(name, store.read(name, (0, file.header)), data, SCHEMAS[file.kind])
 

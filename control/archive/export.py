@@ -88,12 +88,6 @@ def export_days(connection: Conn, store: Store, url: str) -> Exported:
 
     Args:
         connection: With autocommit; this process has locked the archive.
-        store: The archive.
-        url: The database.
-
-    Raises:
-        ArchiveDamaged: The archive has a day with other rows.
-        Unavailable: The database or the archive does not answer.
     """
     result = Exported([], [])
     recorded = list_days(connection)
@@ -111,11 +105,7 @@ def export_days(connection: Conn, store: Store, url: str) -> Exported:
 
 
 def _check_archive(store: Store, day: date) -> None:
-    """Check that a store is the archive of the database: a folder that is not mounted has no day.
-
-    Raises:
-        ArchiveDamaged: It lacks the last day.
-    """
+    """Check that a store is the archive of the database: a folder that is not mounted has no day."""
     try:
         read_manifest(day.isoformat(), store.read(f"{day}/{MANIFEST}"))
     except MissingFile as error:
@@ -142,11 +132,7 @@ def delete_others(store: Store, manifest: Manifest) -> None:
 
 @contextmanager
 def _without_retention(url: str) -> Generator[None]:
-    """Keep retention from dropping and shortening days; a pass that is under way ends first.
-
-    Raises:
-        Unavailable: It has not ended within 10 s.
-    """
+    """Keep retention from dropping and shortening days; a pass that is under way ends first."""
     with held_lock(url, "tidewheel-archive-retention", _LOCK_RETENTION, _LOCK_OLD_RETENTION) as is_alone:
         if not is_alone:
             message = "retention is at work; repeat the command when its pass has ended"
@@ -189,9 +175,6 @@ def _standing(connection: Conn, store: Store, day: date) -> Manifest | None:
     """Return the manifest that the archive has of a day without a record; None if it has none.
 
     It may have more runs than the database, where the period of a tenant has removed some.
-
-    Raises:
-        ArchiveDamaged: It has fewer runs of a tenant than the database.
     """
     try:
         manifest = read_manifest(day.isoformat(), store.read(f"{day}/{MANIFEST}"))
@@ -246,9 +229,6 @@ def _compare(connection: Conn, day: date, written: Mapping[str, int]) -> None:
     """Compare what was read of a day with the database.
 
     The rows of a tenant that is being deleted may have gone meanwhile.
-
-    Raises:
-        Unavailable: Rows were added or removed.
     """
     counted = _count(connection, day)
     deleted = {tenant for (tenant,) in cast("list[tuple[str]]", connection.execute(_FIND_DELETED_TENANTS).fetchall())}

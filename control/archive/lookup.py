@@ -34,13 +34,6 @@ def show_archived_run(
     Args:
         snapshot: Opens a transaction; none is open while the archive answers.
         archive: The setting; without one no archive is read.
-        tenant: The tenant.
-        run_id: The run.
-
-    Raises:
-        UnknownRun: The archive has no such run of the tenant.
-        ArchiveDamaged: Its file is not what was written.
-        Unavailable: The archive does not answer.
     """
     if archive is not None:
         with snapshot() as connection:

@@ -26,9 +26,7 @@ class Block:
     """A block of an Avro file.
 
     Args:
-        offset: Its first byte in the file.
         size: Its bytes.
-        rows: Its records.
         tenant: The tenant of its first record.
         run_id: The run of its first record; empty in a file of facts.
         crc: The CRC-32 of its bytes.
@@ -49,11 +47,8 @@ class ArchiveFile:
     Args:
         name: Its name in the day's folder, which ends with the first digits of its checksum.
         kind: `runs` or `facts`.
-        rows: Its records.
         size: Its bytes.
-        sha256: The checksum of its bytes.
         header: The bytes before its first block.
-        blocks: Its blocks.
     """
 
     name: str
@@ -73,7 +68,6 @@ class Manifest:
         day: The day, in UTC, on which its runs ended.
         is_base: True if its facts have all rows from before, too.
         tzdata: The version of the time zones by which schedulers computed when it was archived.
-        runs: The number of its runs.
         tenants: The runs of each tenant, in the order of the files; tenants that have only facts have none.
         id_days: The days in the ids of its runs, as days since 1970.
         files: Its files, those of runs first and in their order.

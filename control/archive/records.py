@@ -25,14 +25,7 @@ _DELETE_ARCHIVED_DAYS = _SQL["delete_archived_days"]
 
 @dataclass(frozen=True, slots=True)
 class ArchivedDay:
-    """A day that is archived.
-
-    Args:
-        day: The day, in UTC, on which its runs ended.
-        runs: The number of its runs.
-        bytes: The size of its files.
-        archived_at: When it was recorded.
-    """
+    """A day that is archived: in UTC, the day on which its runs ended."""
 
     day: date
     runs: int
@@ -59,11 +52,7 @@ def forget_days(connection: Conn) -> int:
 
 @contextmanager
 def locked_archive(url: str) -> Generator[None]:
-    """Keep the archive to this process.
-
-    Raises:
-        Unavailable: Another process writes it.
-    """
+    """Keep the archive to this process; raise Unavailable if another process writes it."""
     with held_lock(url, "tidewheel-archive-lock", _LOCK_ARCHIVE) as is_alone:
         if not is_alone:
             message = "another process writes the archive; repeat the command when it has ended"

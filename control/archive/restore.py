@@ -67,8 +67,6 @@ def restore_day(connection: Conn, store: Store, manifest: Manifest) -> None:
 
     Args:
         connection: With autocommit, of the owner of the tables.
-        store: The archive.
-        manifest: The day's.
 
     Raises:
         ArchiveDamaged: A block is not what was written; nothing was restored.

@@ -16,15 +16,10 @@ def show_run_anywhere(
     """Return a run, from the archive if the database has it no more, else the copy of a failed one.
 
     Args:
-        snapshot: Opens a transaction.
         archive: The setting; without one no archive is read, and the error names the archived days that may have it.
-        tenant: The tenant.
-        run_id: The run.
 
     Raises:
-        UnknownRun: The tenant has no run of this id.
         ArchiveDamaged: Its file in the archive is not what was written.
-        Unavailable: The archive does not answer.
     """
     try:
         with snapshot() as connection:

@@ -71,11 +71,7 @@ class Store(Protocol):
 
 
 def open_store(url: str | None) -> Store:
-    """Return the archive at a folder or at `s3://bucket/prefix`.
-
-    Raises:
-        SettingsError: There is none, or it cannot be opened.
-    """
+    """Return the archive at a folder or at `s3://bucket/prefix`; raise SettingsError if none opens."""
     if not url:
         message = f"no archive is set; set {SETTING} to a folder or to s3://bucket/prefix"
         raise SettingsError(message)

@@ -22,9 +22,6 @@ class Finding:
     """A difference between an archived day and what was written.
 
     Args:
-        day: The day.
-        file: Its file.
-        problem: The difference.
         is_of_writer: True if a process that writes the day makes it, for as long as it writes.
     """
 
@@ -58,15 +55,7 @@ def verify(
     totals: Verified,
     is_written: Callable[[], bool],
 ) -> Iterator[Finding]:
-    """Yield the differences of days; count what was read.
-
-    Args:
-        store: The archive.
-        days: Days that have files, or a record.
-        recorded: Returns the records of the database.
-        totals: Receives the totals.
-        is_written: Returns True while another process writes the archive.
-    """
+    """Yield the differences of days; count what was read."""
     for day in days:
         while True:
             before = _state(store, day)

@@ -15,7 +15,6 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.frozen import scope_address, thaw_filters
-from tidewheel.control.console.under_way import creation_under_freeze
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
 from tidewheel.control.console.words import agreed, counted, number
@@ -121,7 +120,6 @@ class FreezeScope:
                 *((_NO_OCCURRENCES,) if has_none else (
                     f"Occurrences of {many} that come due meanwhile are held until the thaw.", _SKIPS)),
                 "Triggers are still accepted. Their runs wait for the thaw.",
-                *creation_under_freeze(connection, caller.tenant),
             ),
             stays=(_under_way(found),),
             fields=(Field("reason", "Reason (optional)", help="Shown on every page until the thaw."),),

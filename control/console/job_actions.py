@@ -13,7 +13,6 @@ from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of
 from tidewheel.control.console.confirming import as_shown, ensure_as_shown
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
-from tidewheel.control.console.under_way import backfills_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.preview import NOT_FIRING
 from tidewheel.control.explain.resuming import preview_resume
@@ -30,7 +29,6 @@ _RESUMED = {
     "manual": "The job has no schedule. Triggers run it, as they did during the pause.",
     "after": "It runs in workflows again.",
 }
-_GOES_ON = "The pause of the job does not affect the backfill."
 _REPLACES = "A pause with another end replaces that one. A pause with the same end changes nothing."
 _LATER = {
     CatchUp.SKIP: "none fires later",
@@ -57,7 +55,7 @@ class PauseJob:
                 "No occurrence fires until the job is resumed.",
                 f"Of the occurrences that come due in the pause, {_LATER[resumes]}: on_resume is {resumes}.",
             ),
-            stays=("Runs that exist go on, also those that have not started. Triggers still run.", *stays),
+            stays=("Runs that exist go on, started or not. Triggers and backfills still run.", *stays),
             fields=(
                 as_shown(_state(job)),
                 *(() if job.summary.kind in _WITHOUT_TIMER else (Field(
@@ -69,7 +67,6 @@ class PauseJob:
                     help="Stored with the pause and in the audit log.",
                 ),
             ),
-            under_way=backfills_under_way(connection, caller.tenant, key, urls, _GOES_ON),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

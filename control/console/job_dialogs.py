@@ -18,7 +18,6 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.spec_fields import FIELDS, MEANINGS, SpecField, value_of
-from tidewheel.control.console.under_way import backfill_under_way, backfills_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import part
 from tidewheel.control.console.words import agreed, counted, number
@@ -37,7 +36,6 @@ from tidewheel.runs import Overlap
 from tidewheel.schedules.describe import to_zone
 
 _LABELS, _PAYLOAD = (next(each for each in FIELDS if each.path == path) for path in ("labels", "payload"))
-_ENDS = "A deletion of the job cancels its backfills. They create no further run, even if the job is submitted again."
 _SAMPLE = 12
 _NEXT = 3
 _OVERLAPS = MEANINGS["overlap"]
@@ -144,6 +142,7 @@ class DeleteJob:
             f"Delete {key}?", f"Delete {key}", urls.job(key, job.summary.job_id), place="jobs", danger=True,
             will=(
                 f"The job stops firing, and {cancelled}." if cancelled else "The job stops firing.",
+                "Its backfills end.",
                 "You can submit the job again. Its version numbers then continue.",
             ),
             stays=("Runs that have started finish, with their retries. Ended runs stay until their retention ends.",),
@@ -151,7 +150,6 @@ class DeleteJob:
                 Field("if_version", "", "hidden", str(job.summary.version)),
                 Field("reason", "Reason (optional)", help="Stored in the audit log."),
             ),
-            under_way=backfills_under_way(connection, caller.tenant, key, urls, _ENDS),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -328,15 +326,8 @@ class BackfillJob:
             words = "No occurrence of this range is left to run."
             return _unchanged(f"Backfill {key}?", urls.job(key, named, "job_backfill"), words)
         if shown is None or counted_now > shown:
-            under_way = backfill_under_way(connection, caller.tenant, key, urls, document, expected=counted_now)
-            if under_way is not None and under_way.covers:
-                many = f"{agreed(counted_now, 'its', 'all')} {counted(counted_now, 'occurrence')} without a run"
-                words = f"The backfill under way covers this range from {sent['from']} to {sent['to']}: {many}."
-                return replace(
-                    _unchanged(f"Backfill {key} once more?", urls.job(key, named), words), under_way=under_way
-                )
             _, job = _shown(connection, caller, request)
-            return replace(_confirm(job, counted_now, form, urls.job(key, named)), under_way=under_way)
+            return _confirm(job, counted_now, form, urls.job(key, named))
         found = backfill_of(connection.request(document, request_id_of(form)))
         words = f"Backfill {found.backfill_id} makes {counted(found.occurrences or 0, 'run')} of {key}."
         if not found.backfill_id:

@@ -1,7 +1,7 @@
 """The pages that write a job: `/jobs/new` and `/jobs/{ref}/edit`, as a form and as JSON.
 
-Checking, changing the view and laying changes on top change nothing. Saving submits the job with the version that it
-was made from, and with the request_id of the page. Whatever is refused, the page keeps all that was typed.
+Checking and changing the view change nothing. Saving submits the job with the version that it was made from, and with
+the request_id of the page. Whatever is refused, the page keeps all that was typed.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,7 +23,6 @@ from tidewheel.control.console.actions import acting, request_id_of, visitor
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.forms import Form, check_form, read_form
 from tidewheel.control.console.job import key_of_page
-from tidewheel.control.console.job_race import Race, lay_on_top, read_race
 from tidewheel.control.console.spec_check import Check, check, every_error
 from tidewheel.control.console.spec_fields import GROUPS, LABELS, SCHEDULES, TARGETS
 from tidewheel.control.console.spec_form import (
@@ -33,8 +32,10 @@ from tidewheel.control.console.spec_form import (
     errors_by_field,
     json_of,
     normalised,
+    retyped,
     typed,
 )
+from tidewheel.control.console.versions import last_author
 from tidewheel.control.pasted import read_pasted
 from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.control.reads.versions import job_at
@@ -62,7 +63,7 @@ class Typed:
         notes: What a pasted schedule was read as.
         errors: What was refused, with paths from the job.
         check: What saving will do.
-        race: The version that came first.
+        lost: True if another change came first.
     """
 
     key: str | None
@@ -76,7 +77,7 @@ class Typed:
     notes: Sequence[str] = ()
     errors: Sequence[FieldError] = ()
     check: Check | None = None
-    race: Race | None = None
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class JobForms:
             "kinds": {"schedule": SCHEDULES, "target": TARGETS}, "opened": _opened(state, at), "back": back,
             "zones": sorted(zone_names()),
         }  # fmt: skip
-        status = HTTPStatus.CONFLICT if state.race else status
+        status = HTTPStatus.CONFLICT if state.lost else status
         return self.door.renderer.page(request, "job-form.html", seen, status=status, values=values)
 
     def _saved(self, request: Request, found: Caller, key: str, base: int, saved: SavedJob) -> Response:
@@ -221,13 +222,6 @@ def _answer(connection: Connection, found: Caller, request: Request, form: Form,
             return _as_form(state, draft.job)
         case "paste":
             return _pasted(state, draft)
-        case "merge" if state.key is not None and not draft.errors:
-            onto = int(form["onto"]) if form.get("onto", "").isdecimal() else state.base
-            laid = lay_on_top(
-                connection, found.tenant, state.key, draft.job, versions=(state.base, onto), kept=form.getlist("keep")
-            )
-            state = replace(_as_form(state, laid), base=onto, if_version=onto, view="form")
-            return _checked(connection, found, state, Draft(laid), None)
         case _:
             return _checked(connection, found, state, draft, refused)
 
@@ -271,5 +265,22 @@ def _lost(connection: Connection, found: Caller, state: Typed, draft: Draft, los
             "key", f"there is a job of this key, at version {lost.current}", "edit that one, or choose another"
         )
         return replace(state, errors=(error,))
-    race = read_race(connection, found.tenant, state.key, base=state.base, yours=draft.job, version=lost.current)
-    return replace(state, race=race, if_version=0 if lost.current is None else state.if_version)
+    who = last_author(connection, found.tenant, state.key) or "another user"
+    if lost.current is None:
+        state = replace(state, if_version=0)
+        problem, remedy = f"{who} deleted the job meanwhile", "save again to create the job with what is typed here"
+    else:
+        state, draft = _onto(connection, found, state, draft, lost.current)
+        problem, remedy = f"{who} saved version {lost.current} meanwhile", "read what still differs, then save again"
+    checked = _checked(connection, found, state, draft, None)
+    return replace(checked, lost=True, errors=(FieldError("", problem, remedy), *checked.errors))
+
+
+def _onto(connection: Connection, found: Caller, state: Typed, draft: Draft, current: int) -> tuple[Typed, Draft]:
+    """Return what was typed on top of the version in force; JSON replaces that version as a whole."""
+    state = replace(state, if_version=current)
+    if state.view == "json" or state.under:
+        return state, draft
+    before, job = (_version(connection, found, state.key, number) for number in (state.base, current))
+    texts = retyped(state.texts, typed(before), typed(job))
+    return replace(state, base=current, texts=texts), draft_of(texts, job)

@@ -8,13 +8,13 @@ from datetime import datetime
 from difflib import unified_diff
 
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.console.spec_form import NOTHING, Job
-from tidewheel.control.console.spec_merge import Difference, differences
+from tidewheel.control.console.spec_form import Job
 from tidewheel.control.console.words import NONE, counted, pretty
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
 from tidewheel.control.reads.jobs import JobDetail
+from tidewheel.control.reads.versions import changes as changes_of
 from tidewheel.errors import FieldError, Refused
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
@@ -150,12 +150,12 @@ def beside(
 
 def changed_fields(before: Job, after: Job) -> list[Changed]:
     """Return the fields that differ between two jobs, as text."""
-    return [_as_text(each) for each in differences(before, after, before)]
+    return [Changed(each.path, value_text(each.before), value_text(each.after)) for each in changes_of(before, after)]
 
 
 def value_text(value: object, most: int = 400) -> str:
     """Return a value for a table, shortened; a dash if it is not set."""
-    if value is NOTHING:
+    if value is None:
         return NONE
     some = as_list(value)
     if some and all(isinstance(each, str) for each in some):
@@ -217,10 +217,6 @@ def _effects(
     yield f"Runs under way end as they are, with version {in_force.summary.version}."
     if in_force.error is not None:
         yield "The job is quarantined. Saving releases it."
-
-
-def _as_text(each: Difference) -> Changed:
-    return Changed(each.name, value_text(each.base), value_text(each.yours))
 
 
 def _payload_lines(before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[tuple[str, str]]:

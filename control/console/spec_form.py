@@ -67,6 +67,24 @@ def draft_of(form: Mapping[str, str], base: Job) -> Draft:
     return Draft({name: value for name, value in job.items() if name not in emptied}, tuple(errors))
 
 
+def retyped(texts: Mapping[str, str], before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts of a job as it is now, with those that were typed over its texts before.
+
+    >>> retyped({"lane": "batch", "queue": "a"}, {"lane": "", "queue": "a"}, {"lane": "", "queue": "b"})
+    {'lane': 'batch', 'queue': 'b'}
+    >>> before = {"schedule": "cron", "schedule.cron": "0 1 * * *", "schedule_to_start": ""}
+    >>> typed_over = {**before, "schedule.cron": "0 2 * * *"}
+    >>> retyped(typed_over, before, {"schedule": "interval", "schedule.interval": "5m", "schedule_to_start": "1h"})
+    {'schedule': 'cron', 'schedule.interval': '5m', 'schedule_to_start': '1h', 'schedule.cron': '0 2 * * *'}
+    """
+    mine = {name for name, text in texts.items() if _plain(text) != _plain(before.get(name, ""))}
+    for kind in ("schedule", "target"):  # fields of another kind would be left out
+        parts = {name for name in texts if f"{name}.".startswith(f"{kind}.")}
+        if mine & parts and texts.get(kind) != now.get(kind):
+            mine |= parts
+    return {**now, **{name: texts[name] for name in mine}}
+
+
 def draft_of_json(text: str) -> Draft:
     """Return the job that JSON text describes."""
     try:

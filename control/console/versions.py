@@ -6,21 +6,24 @@ from typing import Annotated, ClassVar
 from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 
+from tidewheel.audit import ACCEPTED, MAX_OBJECT
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import LimitQuery, whole
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.job import key_of_page, moved_to, schedule_text
-from tidewheel.control.console.job_race import author_words, authors
 from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, part, read_filters
+from tidewheel.control.reads.audit_log import AuditEntry, list_audit_log
 from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.control.reads.versions import Version, job_at, versions
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
+from tidewheel.postgres.session import Conn
 
 _PATHS = 6  # changed fields that a row names
+_LOOK = 100  # entries of the audit log about one job
 
 Number = Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(whole)]
 
@@ -72,8 +75,8 @@ class VersionsPage:
         job = _job(connection, tenant, key)
         with connection.snapshot() as reading:
             found = versions(reading, tenant, key, limit=query.limit, before=query.before)
-            made = authors(reading, tenant, key)
-        rows = [_row(each, author_words(made[each.number]) if each.number in made else None) for each in found]
+            made = {each.version_after: _who(each) for each in _changes(reading, tenant, key)}
+        rows = [_row(each, made.get(each.number)) for each in found]
 
         def compared() -> object:
             with connection.snapshot() as reading:
@@ -94,6 +97,25 @@ class VersionsPage:
             },
             422 if errors else 200,
         )  # fmt: skip
+
+
+def last_author(connection: Connection, tenant: str, key: str) -> str | None:
+    """Return who made the newest version of a job, or deleted it; None without an entry of the audit log."""
+    with connection.snapshot() as reading:
+        found = _changes(reading, tenant, key)
+    return _who(found[-1]) if found else None
+
+
+def _changes(reading: Conn, tenant: str, key: str) -> list[AuditEntry]:
+    """Return the entries of the audit log that made a version of a job, or deleted it, the oldest first."""
+    page = list_audit_log(reading, tenant, limit=_LOOK, object=f"job/{key}"[:MAX_OBJECT])
+    made = [each for each in page.entries if each.result == ACCEPTED and each.version_before != each.version_after]
+    return made[::-1]
+
+
+def _who(entry: AuditEntry) -> str:
+    """Return who made a change: the person that the sender named, and the key or the user."""
+    return f"{entry.named}, {entry.actor}" if entry.named else entry.actor
 
 
 def _job(connection: Connection, tenant: str, key: str) -> JobDetail | None:

@@ -26,11 +26,7 @@ class Limits:
     """Limits beyond which something is a finding.
 
     Args:
-        check_seconds: The longest time of one check.
         transaction_age: An older transaction holds vacuum back.
-        free_bytes: The least free space of the local stack's disk.
-        slot_bytes: The most WAL that an unread replication slot keeps.
-        standby_bytes: The most WAL that a standby may be behind.
         site_age: An older state in the topics of a standby site means that they are behind.
         message_age: An older message of the outbox means that none leaves.
         timer_age: A timer that is overdue for longer means that nothing fires.
@@ -58,15 +54,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Context:
-    """The state that checks share.
-
-    Args:
-        settings: The settings of this process.
-        limits: The limits beyond which something is a finding.
-        data_dir: The folder of the local stack, if its database is used.
-        url: The database, once it has answered.
-        installation: The installation, once it was read.
-    """
+    """The state that checks share; `url` is set once the database has answered."""
 
     settings: Connections
     limits: Limits = field(default_factory=Limits)
@@ -76,14 +64,7 @@ class Context:
 
     @contextmanager
     def connection(self, options: str = "") -> Generator[Conn]:
-        """Open a connection whose statements are limited in time.
-
-        Args:
-            options: Further server settings, as `-c name=value`.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Open a connection whose statements are limited in time; `options` are as `-c name=value`."""
         url = self.url or self.settings.database()
         with connect(url, "tidewheel-doctor", options=f"{_STATEMENT_LIMIT} {options}") as connection:
             yield connection
@@ -91,13 +72,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check.
-
-    Args:
-        name: Its name.
-        run: Yields its findings.
-        needs: The check without which it cannot run.
-    """
+    """A check; `needs` is the check without which it cannot run."""
 
     name: str
     run: Callable[[Context], Iterable[Finding]]

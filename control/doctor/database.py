@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from shlex import quote
 from typing import cast
 from uuid import UUID
@@ -26,7 +26,8 @@ from tidewheel.errors import MigrationError, SettingsError, Unavailable
 from tidewheel.lock_holders import find_lock_holders
 from tidewheel.migrations.row_security import REMEDY, ownership_problem, role_problem, unsecured_tables
 from tidewheel.migrations.runner import MigrationState, created_names, is_post, migrations, status
-from tidewheel.postgres.partitions import TABLES, coming_days, days_ahead, missing_partitions
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.partitions import TABLES, coming_days, day_of, days_ahead, missing_partitions
 from tidewheel.postgres.session import POOLED_BY_TRANSACTION, SET_POOL_MODE, Conn, OnlyReads, shares_sessions
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.installation import Installation, read_installation
@@ -38,6 +39,7 @@ _FIND_SNAPSHOT_HOLDERS = _SQL["find_snapshot_holders"]
 _FIND_IDLE_SLOTS = _SQL["find_idle_slots"]
 _FIND_QUARANTINED = _SQL["find_quarantined"]
 _FIND_BLOCKED_KEYS = _SQL["find_blocked_keys"]
+_READ_LAST_ARCHIVED_DAY = _SQL["read_last_archived_day"]
 _READ_KEY_AGES = _SQL["read_key_ages"]
 _READ_TASK_TOKEN_KEY_FACTS = _SQL["read_task_token_key_facts"]
 _FIND_EXPIRING_KEYS = _SQL["find_expiring_keys"]
@@ -48,6 +50,7 @@ _CREATED = re.compile(r"^CREATE (?:UNIQUE )?(TABLE|INDEX|VIEW) (\w+)", re.MULTIL
 _SHOWN = 5  # of many alike
 _COUNTED_KEYS = 1000
 _MEBIBYTE = 1 << 20
+_LATE = timedelta(days=3)  # yesterday may be archived today, by a call that runs once a day and has failed once
 
 
 def check_database(context: Context) -> Iterator[Finding]:
@@ -132,8 +135,7 @@ def check_locks(context: Context) -> Iterator[Finding]:
     with context.connection() as connection:
         holders = find_lock_holders(connection)
     for holder in holders:
-        remedy = f"end it as a superuser, or as a member of its role: SELECT pg_terminate_backend({holder.process})"
-        yield Finding("locks", Severity.WARNING, "a session holds a lock of services", holder.text, remedy)
+        yield Finding("locks", Severity.WARNING, "a session holds a lock of services", holder.text, holder.remedy)
 
 
 def check_server(context: Context) -> Iterator[Finding]:
@@ -347,6 +349,18 @@ def check_keys(context: Context) -> Iterator[Finding]:
 def live_queues(connection: Conn) -> set[str]:
     """Return the queues that live executors serve."""
     return {queue for each in read_services(connection) if not each.is_silent for queue in each.queues or ()}
+
+
+def check_archive(context: Context) -> Iterator[Finding]:
+    """Check that days are archived soon, if any is."""
+    with context.connection() as connection:
+        [(last,)] = cast("list[tuple[date | None]]", connection.execute(_READ_LAST_ARCHIVED_DAY).fetchall())
+        today = day_of(read_now(connection))
+    if last is not None and today - last > _LATE:
+        what = "days wait for the archive: schedulers drop none of them"
+        evidence = f"{last} is the last archived day"
+        remedy = "run `tidewheel archive run` once a day; its output names the error"
+        yield Finding("archive", Severity.WARNING, what, evidence, remedy)
 
 
 def _installation(context: Context) -> Installation:

@@ -2,7 +2,7 @@
 
 import os
 
-from tidewheel.control.doctor import archive, broker, database, replication
+from tidewheel.control.doctor import broker, database, replication
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
 from tidewheel.local import is_installed
 from tidewheel.settings.connections import Connections
@@ -18,7 +18,7 @@ CHECKS = (
     Check("outbox", database.check_outbox, needs="schema"),
     Check("handlers", database.check_handlers, needs="schema"),
     Check("partitions", database.check_partitions, needs="schema"),
-    Check("archive", archive.check_archive, needs="schema"),
+    Check("archive", database.check_archive, needs="schema"),
     Check("retention", database.check_retention, needs="schema"),
     Check("replication", replication.check_replication, needs="database"),
     Check("standby", replication.check_standby_site, needs="schema"),

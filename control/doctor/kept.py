@@ -33,12 +33,7 @@ class Diagnosis:
 
 
 class Doctor:
-    """Runs the checks, one diagnosis at a time.
-
-    Args:
-        settings: The settings of this process.
-        limits: Those of the checks; by default those of `tidewheel doctor`.
-    """
+    """Runs the checks, one diagnosis at a time; the default limits are those of `tidewheel doctor`."""
 
     def __init__(self, settings: Connections, limits: Limits | None = None) -> None:
         self._settings, self._limits = settings, limits

@@ -54,12 +54,7 @@ class _Found:
 
 
 def explain_child(facts: InstantFacts, explain_root: Callable[[str], Explanation]) -> Child:
-    """Explain an instant of a job that has parents in the version in force.
-
-    Args:
-        facts: The rows of the instant.
-        explain_root: Explains the same instant of the root.
-    """
+    """Explain an instant of a job that has parents in the version in force."""
     columns: dict[str, object] = {"job_id": facts.job.job_id, "at": facts.at}
     with facts.connection.cursor(row_factory=class_row(_Found), binary=True) as cursor:
         found = cursor.execute(_FIND_OCCURRENCE, columns).fetchone()

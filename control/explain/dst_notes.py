@@ -14,13 +14,7 @@ _NEAR = timedelta(days=2)  # a clock change further away does not concern the in
 
 
 def occurrence_notes(schedule: Schedule, at: datetime, since: datetime | None = None) -> tuple[str, ...]:
-    """Return the effects on an occurrence, and the local times that a clock change skipped before it.
-
-    Args:
-        schedule: The schedule of the occurrence.
-        at: The occurrence.
-        since: The occurrence before it; computed if not given.
-    """
+    """Return the effects on an occurrence, and the local times that a clock change skipped before it."""
     bare = schedule.schedule if isinstance(schedule, CalendarSchedule) else schedule
     if not isinstance(bare, CronSchedule):
         return ()

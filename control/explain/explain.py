@@ -68,9 +68,6 @@ def explain(
 
     Args:
         connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
-        tenant: The tenant.
-        key: The job.
-        at: Any instant, aware.
         misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
         unit: The unit to which `at` is given; zero for one that is exact.
         with_undo: False to leave out how a skip or a move by request is undone: the caller offers it.

@@ -49,14 +49,9 @@ class InstantFacts:
     """All rows that concern one instant.
 
     Args:
-        connection: Reads further rows on demand.
         at: The instant, in UTC.
-        job: The job.
-        timeline: The job's versions around the instant.
         runs: The runs of the instant, the timer's first.
         spans: The ledger rows of the instant, the shortest first.
-        override: Skips and moves of single occurrences, in order.
-        misfire_after: How late an occurrence may be before it is missed.
     """
 
     connection: Conn
@@ -139,12 +134,7 @@ class InstantFacts:
 
 
 def read_instant_facts(connection: Conn, tenant: str, key: str, at: datetime, misfire_after: timedelta) -> InstantFacts:
-    """Read all rows that concern an instant.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
-        ScheduleRefused: A stored schedule cannot be read.
-    """
+    """Read all rows that concern an instant."""
     job = read_job_position(connection, tenant, key)
     override = read_overrides_around(connection, job.job_id, job.cursor_at or _FOREVER, at)
     with connection.cursor(row_factory=class_row(SkipSpan), binary=True) as cursor:

@@ -176,13 +176,7 @@ def job_timeline(
 
     Args:
         connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
-        tenant: The tenant.
-        key: The job.
         edges: The begin of each bin and the end of the last one, ascending.
-        misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
     """
     job = read_job_position(connection, tenant, key)
     since, until = edges[0], edges[-1]

@@ -98,13 +98,7 @@ def job_calendar(connection: Conn, tenant: str, key: str, month: date | None = N
 
     Args:
         connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
-        tenant: The tenant.
-        key: The job.
         month: Any day of the month, on the job's clock; by default the present month.
-
-    Raises:
-        UnknownJob: There is no such job.
-        ScheduleRefused: A stored schedule cannot be read.
     """
     job = read_job_position(connection, tenant, key)
     at = job.now if month is None else datetime(month.year, month.month, 15, tzinfo=UTC)
@@ -129,10 +123,6 @@ def coming_counts(connection: Conn, tenant: str, key: str, edges: Sequence[datet
     """Return how many occurrences of a job are to come in each bin; its timer's position is the first.
 
     While a pause without an end, a freeze or a quarantine stops the job, none is.
-
-    Raises:
-        UnknownJob: There is no such job.
-        ScheduleRefused: The stored schedule cannot be read.
     """
     job = read_job_position(connection, tenant, key)
     is_stopped = job.hold_reason == HoldReason.QUARANTINED or (job.paused and job.paused_until is None)

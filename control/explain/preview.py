@@ -100,12 +100,10 @@ def preview(
 
     Args:
         connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
-        tenant: The tenant.
         job: The job of a `job.submit`.
         n: How many occurrences, up to 1,000.
         after: All occurrences are later than this; by default now.
         allow_lists: The targets that a submit allows; by default any.
-        misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
 
     Raises:
         Refused: A submit would be refused; `errors` names each field and its remedy.
@@ -150,11 +148,7 @@ def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> Nex
 
 
 def version_of(spec: JobSpec, row: JobRow, now: datetime, days: DaySets) -> NextVersion:
-    """Return the version that a spec would become, without any read.
-
-    Raises:
-        Refused: A submit would be refused.
-    """
+    """Return the version that a spec would become, without any read."""
     try:
         ensure_can_run(spec, row, now, days)
     except Refused as refused:

@@ -23,10 +23,6 @@ class Around:
     """The occurrences around the present.
 
     Args:
-        key: The job.
-        now: The database's clock.
-        last: The last due occurrence; None if there was none.
-        next: The next occurrence; None if there is none.
         present: The present instant, whose words say why there is no occurrence.
     """
 
@@ -63,14 +59,9 @@ class UnfiredOccurrences:
     """The occurrences of a time that did not fire.
 
     Args:
-        key: The job.
-        zone: The zone of its schedule.
-        since: The begin of the time.
         now: Its end: the database's clock.
         unfired: The newest first.
-        has_more: True if there are more than the limit.
         any_due: True if an occurrence was due in that time; False if there was none to fire.
-        next_at: The next occurrence; None if there is none.
         words: Of the present instant: the reason why there is no occurrence.
     """
 
@@ -86,11 +77,7 @@ class UnfiredOccurrences:
 
 
 def around(connection: Conn, tenant: str, key: str, *, misfire_after: timedelta = MISFIRE_AFTER) -> Around:
-    """Explain the last due occurrence of a job and the next one.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
-    """
+    """Explain the last due occurrence of a job and the next one."""
     now = read_job_position(connection, tenant, key).now
 
     def explained(at: datetime | None) -> Explanation | None:
@@ -123,14 +110,7 @@ def unfired(
 
     Args:
         connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
-        tenant: The tenant.
-        key: The job.
-        span: How far to look back.
         limit: How many rows at most; a long span of occurrences is one row.
-        misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
     """
     job = read_job_position(connection, tenant, key)
     since = job.now - span

@@ -93,15 +93,7 @@ def preview_thaw(
     """Return what a thaw of exactly this scope does. Jobs that another freeze names stay held.
 
     Args:
-        connection: Reads the rows.
         tenant: The tenant of the freeze; None for that of the fleet.
-        queue: Its queue.
-        labels: The labels of its jobs.
-        key_prefix: The beginning of their keys.
-        only: Only jobs of this tenant.
-
-    Raises:
-        UnknownFreeze: No standing freeze has this scope.
     """
     columns: dict[str, object] = {
         "tenant": tenant, "queue": queue, "labels": Jsonb(dict(labels)) if labels else None, "key_prefix": key_prefix,

@@ -102,12 +102,8 @@ class OccurrenceScan:
     """Scan of the occurrences from a start on, with overrides and a pause applied.
 
     Args:
-        state: The timer's schedule, with skips and moves.
         job_id: The seed of the jitter.
-        zone: The zone of its schedule.
         after: All occurrences are later than this.
-        paused: True if a pause holds them.
-        paused_until: When the pause ends by itself.
         override: Skips and moves by nominal instant.
     """
 
@@ -205,14 +201,7 @@ def upcoming(
 
     Args:
         connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
-        tenant: The tenant.
-        key: The job.
         n: How many, up to 1,000.
-        misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
-
-    Raises:
-        UnknownJob: There is no such job.
-        ScheduleRefused: The stored schedule cannot be read.
     """
     job = read_job_position(connection, tenant, key)
     if job.deleted_at is not None:

@@ -59,13 +59,8 @@ class VersionSpan:
     """One version, with its schedule and its time in force.
 
     Args:
-        row: The version.
         until: The last instant it counts for; None while it is current.
-        schedule: Its schedule, within its bounds.
         effective: Its schedule without excluded days.
-        policies: Its firing policies.
-        days: The calendars it names.
-        place: The timer's columns for decisions.
     """
 
     row: VersionRow
@@ -123,12 +118,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class VersionTimeline:
-    """Versions around an instant, the oldest first.
-
-    Args:
-        version_spans: The versions with their schedules.
-        gone: Deleted calendars that one of them names.
-    """
+    """Versions around an instant, the oldest first; `gone` are deleted calendars that they name."""
 
     version_spans: tuple[VersionSpan, ...]
     gone: frozenset[str]
@@ -167,19 +157,7 @@ def read_version_timeline(
     cursor: datetime | None,
     catch_up_end: datetime | None,
 ) -> VersionTimeline:
-    """Read the versions around an instant.
-
-    Args:
-        connection: Reads the rows.
-        job_id: The job.
-        tenant: Its tenant.
-        at: The instant.
-        cursor: The timer's position.
-        catch_up_end: The end of the timer's catch-up.
-
-    Raises:
-        ScheduleRefused: A stored schedule cannot be read.
-    """
+    """Read the versions around an instant."""
     with connection.cursor(row_factory=class_row(VersionRow), binary=True) as reading:
         columns = {"job_id": job_id, "at": at, "limit": MAX_NEIGHBOURS}
         rows = reading.execute(_READ_VERSIONS_NEAR, columns).fetchall()

@@ -46,7 +46,6 @@ def _pause_at(at: datetime, entries: Sequence[tuple[datetime, bool, str]]) -> st
     A pause with an end of its own ends without an entry, so one without a resume may have ended before.
 
     Args:
-        at: The instant.
         entries: Pauses and resumes until the run was made, the newest first, each with True for a pause and its author.
     """
     before = next((begins for when, begins, _ in entries if when <= at), None)

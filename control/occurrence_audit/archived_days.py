@@ -193,7 +193,6 @@ class AuditedDay:
         source: `database` or `archive`.
         runs: The number of its runs in the archive; None of a day in the database.
         sha256: The checksum of the archived day's manifest, which has those of its files.
-        problems: The differences between the archived day and what was written.
     """
 
     day: date
@@ -221,8 +220,6 @@ def read_archived_days(connection: Conn, store: Store, scope: Scope, stored_from
 
     Args:
         connection: With autocommit. From now on it finds both in the tables of Tidewheel.
-        store: The archive.
-        scope: The range.
         stored_from: The begin of the first day whose runs are all in the tables.
     """
     connection.execute(_CREATE)

@@ -53,9 +53,6 @@ class AuditFacts:
     """The state of the installation that an audit reads.
 
     Args:
-        taken_at: The database's clock.
-        database: Its name.
-        snapshot: The snapshot of all reads.
         stored_tzdata: The tzdata release by which the timers were computed.
         tzdata_changes: The changes of that release, each with its time; None if there was none.
         runs_from: The beginning of the first day whose runs are all stored, those of each tenant in the scope; with
@@ -134,11 +131,7 @@ def read_facts(connection: Conn, tenant: str | None) -> AuditFacts:
 
 
 def ensure_kept(connection: Conn, facts: AuditFacts, scope: Scope) -> None:
-    """Refuse a range whose records are not all there: it is ahead, or beyond the retention.
-
-    Raises:
-        InvalidInput: It is.
-    """
+    """Refuse a range whose records are not all there: it is ahead, or beyond the retention."""
     if scope.before > facts.taken_at:
         problem = f"{format_timestamp(scope.before)} is ahead: it is {format_timestamp(facts.taken_at)}"
         refuse("--to", problem, "leave it out to audit up to now")
@@ -155,12 +148,7 @@ def ensure_kept(connection: Conn, facts: AuditFacts, scope: Scope) -> None:
 
 
 def audit(connection: Conn, scope: Scope) -> Iterator[JobAudit]:
-    """Yield the audit of each job that had occurrences or runs in a range, by job id.
-
-    Args:
-        connection: In a transaction of one snapshot.
-        scope: The range.
-    """
+    """Yield the audit of each job that had occurrences or runs in a range, by job id."""
     recorded = DatabaseRuns(connection)
     days, wrong = _ByJob(recorded.days(scope)), _ByJob(recorded.wrong_attempts(scope))
     chains, missing = _ByJob(recorded.chains(scope)), _ByJob(recorded.missing_children(scope))

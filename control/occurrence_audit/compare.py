@@ -55,12 +55,7 @@ class Skipped(NamedTuple):
 
 
 class CalendarState(NamedTuple):
-    """A schedule under some days of its calendars.
-
-    Args:
-        until: The time until which these days held; None while they hold.
-        schedule: The schedule without excluded days, and with shifted occurrences.
-    """
+    """A schedule under some days of its calendars; `until` is None while they hold."""
 
     until: datetime | None
     schedule: Schedule
@@ -71,12 +66,9 @@ class InForce:
     """A version in its time in force.
 
     Args:
-        version: Its number.
         after: It counts for instants later than this.
         until: It counts up to this instant; None while it is current.
-        schedule: Its schedule; None if it cannot be read.
         calendars: Its schedule under the days of its calendars, by time; empty without one; None if one is gone.
-        shifts: True if occurrences of excluded days are shifted.
         calendars_after: Days that decided an occurrence up to this instant may be forgotten; None if none are.
     """
 
@@ -127,12 +119,8 @@ class AuditedJob:
     """A job with its versions and the position of its timer.
 
     Args:
-        job_id: The job.
-        tenant: Its tenant.
         key: Its key; empty if the job has no row.
-        versions: By time.
         cursor_at: The first instant that its timer has not decided; None without a timer.
-        hold_reason: The reason for which the timer waits.
         kept_since: The begin of the first day whose runs its `history_limit` has left; None if it has removed none.
     """
 
@@ -151,10 +139,6 @@ class Finding:
 
     Args:
         problem: `missing`, `doubled`, `unexpected`, `excluded`, `miscounted`, `attempts`, `unreadable` or `unrecorded`.
-        first_at: Its first instant.
-        last_at: Its last.
-        occurrences: How many occurrences it concerns.
-        words: The problem in a sentence.
         version: The version in force then; None if there was none.
     """
 
@@ -171,20 +155,13 @@ class JobAudit:
     """The audit of one job.
 
     Args:
-        job_id: The job.
-        tenant: Its tenant.
-        key: Its key.
         computed: The number of computed occurrences.
         fired: How many became a run that was not skipped.
         skipped: How many did not fire, by reason.
         undecided: How many the timer has not decided yet, by the reason of its hold.
-        missing: How many have no record.
-        runs: The recorded runs of the timer, by state.
-        attempts: The number of their attempts.
         by_message: Runs whose last attempt has the coordinates of a Kafka message.
         by_sweep: Runs whose last attempt was claimed without a message.
         findings: The first findings.
-        finding_count: The number of all findings.
         audited_from: The first audited instant, if the `history_limit` has removed runs of the range; else None.
     """
 
@@ -225,14 +202,8 @@ def compare(
     """Compare a job's computed occurrences with its records.
 
     Args:
-        job: The job with all its versions of the range.
-        days: Its scheduled runs, by day.
-        skips: Its rows of the ledger in the range.
-        overrides: The skips and moves of single occurrences of the range.
-        wrong_attempts: Its runs without a record of each attempt.
         links: Its scheduled runs, each with the one before, if it is a fixed_delay.
         missing: Ended occurrences of its workflow in which it has no run.
-        scope: The range.
     """
     comparison = _Comparison(job, skips, overrides, scope)
     comparison.run(days)

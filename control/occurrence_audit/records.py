@@ -25,14 +25,7 @@ _ROWS = 100  # in one round trip: a row of a job that fires each second has 0.7 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The part of an installation that is audited.
-
-    Args:
-        first: The first instant.
-        before: All instants are earlier.
-        tenant: Only this tenant.
-        job_id: Only this job.
-    """
+    """The part of an installation that is audited: instants from `first` until before `before`."""
 
     first: datetime
     before: datetime
@@ -44,16 +37,8 @@ class RecordedDay(NamedTuple):
     """The scheduled runs of a job with instants on one day of UTC.
 
     Args:
-        job_id: The job.
-        day: The beginning of the day.
         instants: The runs' instants in order, as big-endian microseconds since 2000; one twice if two runs have it.
-        succeeded: How many ended in this state, as the next four.
-        failed: As above.
-        timed_out: As above.
-        cancelled: As above.
         skipped: By the overlap policy.
-        open: How many have not ended.
-        attempts: The number of their attempts.
         by_message: How many last attempts have the coordinates of a Kafka message.
         by_sweep: How many last attempts were claimed without a message.
     """
@@ -86,7 +71,6 @@ class ChainLink(NamedTuple):
     """Two successive scheduled runs of a fixed_delay job.
 
     Args:
-        job_id: The job.
         scheduled_at: The instant of the second one.
         previous_at: The instant of the first one.
         previous_end: Its end; None if it has not ended.
@@ -107,11 +91,7 @@ class MissingChild(NamedTuple):
 
 
 class DatabaseRuns:
-    """The runs of the tables, by cursors of the server.
-
-    Args:
-        connection: In a transaction that reads one snapshot.
-    """
+    """The runs of the tables, by cursors of the server."""
 
     def __init__(self, connection: Conn) -> None:
         self._connection = connection

@@ -106,13 +106,9 @@ class AuditResult:
     """The result of an audit.
 
     Args:
-        facts: The state of the installation.
-        first: The first instant.
         before: All instants are earlier.
         tenant: The only tenant; None for all.
         key: The only job; None for all.
-        days: The source of each day's runs, with the problems of archived ones.
-        totals: The sums over all jobs.
         findings: The first findings.
         sha256: The hash of the report; None if none was written.
     """
@@ -147,21 +143,13 @@ def run_audit(
     """Audit a range of an installation in one transaction that only reads.
 
     Args:
-        url: The database.
-        first: The first instant.
         before: All instants are earlier; the present by default.
-        tenant: Only this tenant.
-        key: Only this job of the tenant.
-        report: Receives the report.
         kafka: The settings of a client, to compare the ends of runs with the completions on Kafka too.
         archive: The setting; with it days that retention has dropped are audited, too.
 
     Raises:
         InvalidInput: The range is ahead, or runs of it are no longer kept.
-        UnknownJob: There is no such job.
-        UnknownTenant: There is no such tenant.
         TenantDeleted: The tenant is being deleted, or its name is reserved.
-        Unavailable: The database, or the archive, does not answer.
     """
     with (
         held_lock(url, "tidewheel-audit-lock", _HOLD_RETENTION),

@@ -3,7 +3,7 @@
 from base64 import b64encode
 
 from tidewheel.control.reads.stored import read_stored_json
-from tidewheel.jobs.credential_headers import without_literal_credentials
+from tidewheel.jobs.headers import without_literal_credentials
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.stored_spec import submitted_form
 from tidewheel.jobs.strict_json import as_object

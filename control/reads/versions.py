@@ -153,7 +153,7 @@ def _leaves(document: Mapping[str, object], path: str = "") -> Iterator[tuple[st
     for name, value in document.items():
         here = f"{path}.{name}" if path else name
         parts = as_object(value)
-        if parts:
+        if parts and here != "payload":
             yield from _leaves(parts, here)
         else:
             yield here, value

@@ -69,12 +69,10 @@ class History:
     """The records that Kafka has since the backup.
 
     Args:
-        ends: The completion of each run.
         requests: The last message of each run, with its topic.
         replies: The reply to each request, by its coordinates.
         changes: The changes of each job, ascending.
         skips: The spans of each job that a misfire, a pause or a freeze skipped.
-        unreadable: How many messages could not be decoded.
         forged: How many run messages no relay has signed; they are left out.
         unknown_keys: How many are signed by a key that the database lacks.
     """
@@ -148,13 +146,7 @@ def read_history(client: Consumer, topics: Topics, since: datetime, keys: Messag
     """Read the topics of this installation from an instant on to their present ends.
 
     Args:
-        client: Reads them.
-        topics: Their names.
-        since: The instant.
         keys: Those of the database. A run message signed by another key is used, and counted.
-
-    Raises:
-        Unavailable: No broker answers, or one stops to.
     """
     names = read_partitions(client)
     run_topics = _run_topics(topics)
@@ -199,9 +191,6 @@ def find_expired(
     """Return the topics that may have lost messages since an instant.
 
     Kafka drops their messages by age, the instant is older, and a partition begins after it.
-
-    Raises:
-        Unavailable: No broker answers.
     """
     ranges, stored = _ranges(client, read_partitions(client), topics, since)
     kept = read_retention(kafka, {topic for topic, _ in ranges})
@@ -215,11 +204,7 @@ def find_expired(
 
 
 def read_messages(client: Consumer, starts: Mapping[Place, tuple[int, int]]) -> Iterable[Message]:
-    """Yield the messages of partitions from their first offsets to before their last ones.
-
-    Raises:
-        Unavailable: The broker stops to answer.
-    """
+    """Yield the messages of partitions from their first offsets to before their last ones."""
     left = {place: end for place, (first, end) in starts.items() if first < end}
     client.assign([TopicPartition(*place, starts[place][0]) for place in left])
     silent = 0

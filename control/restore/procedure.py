@@ -67,9 +67,7 @@ class Restored:
         since: The time from which Kafka was read.
         stopped_at: No process of the old installation began a run after it.
         completions: The runs whose ends Kafka has.
-        messages: The runs whose messages Kafka has.
         replies: The requests whose replies Kafka has.
-        unreadable: Messages that could not be decoded.
         forged: Run messages that no relay has signed; they are left out.
         requests: Requests that were applied again.
         expired_requests: Requests that Kafka no longer had: their changes are lost.
@@ -79,7 +77,6 @@ class Restored:
         unknown: Runs that may have begun and run again, with a further attempt.
         failed: At-most-once runs that may have begun: they failed with `unknown_outcome`.
         lost: Runs of job versions that neither the database nor Kafka has.
-        sessions: Sessions that were ended.
     """
 
     since: datetime
@@ -124,12 +121,10 @@ def restore(
 
     Args:
         url: The database, as the owner of its tables.
-        settings: The brokers.
         since: Read Kafka from this time on; by default from ten minutes before the last heartbeat in the database.
         stopped_at: The time at which the old installation stopped at the latest; by default now.
         dry_run: Read Kafka and count; write nothing.
         accept_gaps: Go on if Kafka may have dropped messages since the backup, or if a key was rotated since.
-        progress: Gets the name of each step.
 
     Raises:
         SettingsError: Another restore works, the user does not own the database, the time of the backup is not known,
@@ -201,14 +196,7 @@ def _ensure_complete(expired: Sequence[str], since: datetime) -> None:
 
 
 class _Past:
-    """The runs of jobs until a time, written before a request changes these jobs.
-
-    Args:
-        session: A session of the owner.
-        installation: Its names and keys.
-        history: What Kafka has.
-        report: Gets the counts.
-    """
+    """The runs of jobs until a time, written before a request changes these jobs."""
 
     def __init__(self, session: Session, installation: Installation, history: History, report: Restored) -> None:
         self.fired = Fired(history)
@@ -360,11 +348,7 @@ def _refuse_writes(connection: Conn) -> None:
 
 
 def _end_sessions(session: Session, lock: Session) -> list[str]:
-    """End all other sessions of the database; those that begin later can only read it.
-
-    Raises:
-        SettingsError: This user may not end them, or they do not end.
-    """
+    """End all other sessions of the database; those that begin later can only read it."""
     own = [cast("OwnConnection", each.connection()).server_process() for each in (session, lock)]
     try:
         with session.transaction() as connection:

@@ -107,16 +107,7 @@ def replay_requests(
     *,
     past: Past,
 ) -> Replayed:
-    """Apply requests in the order of their first application, one transaction each; a repeat continues.
-
-    Args:
-        session: A session of the owner.
-        installation: Its names and keys.
-        client: Reads the requests.
-        kafka: The settings of the client.
-        history: What Kafka has.
-        past: Writes what jobs had done before a request.
-    """
+    """Apply requests in the order of their first application, one transaction each; a repeat continues."""
     runs = _Runs(history)
     wanted, expired = _ranges(session, installation, client, history, runs)
     if not wanted:
@@ -139,11 +130,7 @@ def replay_requests(
 
 
 class _Runs:
-    """The runs that Kafka has, by which a request without a reply, or without a time in it, is dated.
-
-    Args:
-        history: What Kafka has.
-    """
+    """The runs that Kafka has, by which a request without a reply, or without a time in it, is dated."""
 
     def __init__(self, history: History) -> None:
         self._known = history.runs
@@ -171,11 +158,6 @@ class _Runs:
         """Find a run of a request.
 
         Returns true if there is one, and the time at which the request was applied if the run has it.
-
-        Args:
-            received: The request.
-            sent_at: The time of its message.
-            until: The time of its reply.
         """
         request, seed = received.request, received.seed() or b""
         match request:

@@ -91,9 +91,6 @@ def fire_again(
     Runs that exist stay as they are.
 
     Args:
-        session: A session of the owner.
-        installation: Its names and keys.
-        fired: What Kafka has.
         jobs: These jobs alone.
         until: Leave later occurrences out.
     """

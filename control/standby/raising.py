@@ -67,12 +67,10 @@ class Raised:
     """The result of a raise.
 
     Args:
-        site: The lost site.
         batch: Its batch whose state this installation has.
         as_of: The snapshot of that batch: the loss window begins here.
         until: The time of the raise, by this database's clock: the loss window ends here at the latest.
         repeated: True if an earlier call has raised this installation already; the counts are those of no row then.
-        rows: The number of rows by table.
         doubtful_runs: Runs of at-most-once jobs that end `failed` with `unknown_outcome`; those that waited end
             `cancelled`.
         paused_jobs: At-most-once jobs, as tenant/key, that wait for `tidewheel job resume`.
@@ -105,13 +103,11 @@ def raise_site(connection: Conn, config: Mapping[str, str], topics: Topics, *, a
     Args:
         connection: Of the owner of the tables, outside a transaction.
         config: The Kafka client's settings for the broker that has the topics.
-        topics: The names of the topics there.
         accept_gaps: Go on although rows may be missing.
 
     Raises:
         SettingsError: The installation has jobs of its own, the topics hold no complete batch, another release or
             another number of shards wrote them, or rows may be missing.
-        Unavailable: A server does not answer.
     """
     with connection.transaction():
         connection.execute(_LOCK_RAISE)

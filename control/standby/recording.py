@@ -62,11 +62,7 @@ def enable(connection: Conn, topics: Topics) -> None:
 
 
 def disable(connection: Conn) -> bool:
-    """Stop recording; return False if it was off. The records in the topics stay.
-
-    Raises:
-        Unavailable: Another transaction keeps a table locked.
-    """
+    """Stop recording; return False if it was off. The records in the topics stay."""
     was_enabled = connection.execute(_DISABLE).rowcount > 0
     _replace_triggers(connection, create=False)
     connection.execute(_FORGET_CHANGES)

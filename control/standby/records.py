@@ -45,13 +45,8 @@ class Mark:
 
     Args:
         site: The installation that wrote it.
-        batch: Its number.
         first_batch: The first batch whose records are valid.
-        as_of: The snapshot of the batch.
-        shards: The number of shards of the site.
         schema: The last migration of the site's release.
-        offset: Its place in the topic.
-        copied_at: As of a record.
     """
 
     site: UUID
@@ -69,8 +64,6 @@ def read_topic(config: Mapping[str, str], topic: str, marks: list[Mark]) -> Iter
 
     Raises:
         SettingsError: The topic does not exist, or has several partitions.
-        Unavailable: No broker answers.
-        UndecodableMessage: A message is no record of a standby site.
     """
     with offsets_client(config, "tidewheel.standby") as client:
         places = read_partitions(client, topic).get(topic, [])

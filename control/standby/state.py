@@ -1,4 +1,7 @@
-"""Read the state of recording for a standby site; `recording` changes it."""
+"""Read the state of recording for a standby site.
+
+A service that imports this module gets no right to change the state, as `recording` does.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,17 +20,12 @@ class Recording:
     """The state of recording, and of the raise that this installation came from.
 
     Args:
-        site: The id of this installation in its records.
         enabled_at: The time at which recording began; None while it is off.
         listed: True once the rows that existed before are noted too; False again once Kafka has refused a record.
-        batch: The number of the last batch.
         complete_at: The snapshot of the last complete batch; None before the first one.
         age: The time since then, by the database's clock.
         changes: Noted changes that are in no batch yet.
-        raised_site: The site from whose topics this installation was raised.
-        raised_batch: The batch of that site.
-        raised_as_of: The snapshot of that batch.
-        raised_at: The time of the raise.
+        raised_as_of: The snapshot of `raised_batch`.
     """
 
     site: UUID

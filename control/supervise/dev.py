@@ -6,6 +6,7 @@ One that this command has started is stopped at its end, also by the next `dev` 
 
 import asyncio
 import json
+import secrets
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from pathlib import Path
 import psutil
 from watchfiles import awatch  # pyright: ignore[reportUnknownVariableType] - trio, which it also takes, is not here
 
+from tidewheel.api_keys import ApiKey, Scope, read_key
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.client.client import Client
+from tidewheel.control.console.sign_in import add_sign_in
 from tidewheel.control.local_stack import make_stack
-from tidewheel.control.supervise.dev_access import console_link, executor_token
 from tidewheel.control.supervise.dev_stack import DevLock, DevStack
 from tidewheel.control.supervise.log import Log
 from tidewheel.control.supervise.process import Report
@@ -25,14 +28,17 @@ from tidewheel.control.supervise.services import ROLES, make_services, module_fi
 from tidewheel.control.supervise.supervisor import Supervisor
 from tidewheel.errors import refuse
 from tidewheel.local.ports import free_port, is_free
+from tidewheel.local.private_file import write_private
 from tidewheel.local.stack import StackInfo
-from tidewheel.local.state import API_HEADERS_FILE, HOME_VARIABLE
+from tidewheel.local.state import API_HEADERS_FILE, API_TOKEN_FILE, HOME_VARIABLE
+from tidewheel.postgres.session import connect
 from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.executor import ExecutorSettings
 
 _QUIET_MILLISECONDS = 50  # editors write a file in several steps
 _LONGEST_MILLISECONDS = 500
 _DRAIN = "5s"  # a reload must not wait for a long attempt: it is released, uncounted, and the new executor runs it
+_HEADER = "Authorization: Bearer "  # every user of the machine reaches its loopback address: that alone opens nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +49,6 @@ class DevOptions:
         handlers: Modules with handlers, separated by commas.
         home: The stack's folder; None for the default.
         api_port: The API's port; None for that of the settings, or a free one if it is in use.
-        metrics_port: The first port of metrics.
-        flags: Flags of every service.
     """
 
     handlers: str | None
@@ -102,6 +106,32 @@ async def run_dev(options: DevOptions, log: Log) -> bool:
     return not supervisor.has_failed
 
 
+def executor_token(home: Path) -> str:
+    """Return the token of executors in other languages, the same at each start.
+
+    The files of access are in the stack's home, readable by their owner only, and stay for the next `dev`.
+    """
+    path = home / API_TOKEN_FILE
+    if not path.exists():
+        write_private(path, secrets.token_urlsafe(32))
+    return path.read_text()
+
+
+def console_link(database_url: str, home: Path) -> str:
+    """Write the file with the header that opens REST; return what opens the console once."""
+    path = home / API_HEADERS_FILE
+    known = read_key(path.read_text().strip().removeprefix(_HEADER)) if path.exists() else None
+    link = None if known is None else _link(database_url, known)
+    if link is None:  # the key was revoked, has expired, or was of a database that is gone
+        with Client(database_url) as client:
+            text = client.api_keys.create("tidewheel dev", [Scope.ADMIN], all_tenants=True).key
+        write_private(path, f"{_HEADER}{text}\n")
+        made = read_key(text)
+        link = None if made is None else _link(database_url, made)
+    assert link is not None  # noqa: S101 - the key was made just now
+    return link
+
+
 @dataclass(frozen=True, slots=True)
 class _Access:
     """The address of the API, and the link that opens the console once."""
@@ -111,11 +141,7 @@ class _Access:
 
 
 def _choose_api_port(settings: ApiSettings, given: int | None, log: Log) -> int:
-    """Return the API's port: the one given or set, else the default, else a free one.
-
-    Raises:
-        InvalidInput: The port that was given or set is in use.
-    """
+    """Return the API's port: the one given or set, else the default, else a free one."""
     port = settings.api_port
     if port == 0:
         return free_port()
@@ -142,12 +168,7 @@ def _owner(port: int) -> str:
 
 
 async def _reload_on_save(supervisor: Supervisor, modules: Collection[Path]) -> None:
-    """Replace the executor when a file is saved that the present one has reported, until cancelled.
-
-    Args:
-        supervisor: Runs the executor.
-        modules: Files that are watched in any case.
-    """
+    """Replace the executor when a file is saved that the present one has reported, until cancelled."""
     files = {path.resolve() for path in modules}
     watching: asyncio.Task[None] | None = None
     watched: set[Path] = set()
@@ -215,3 +236,9 @@ def _banner(info: StackInfo, access: _Access, report: Report, began: float, *, n
         "",
         "A saved handler is reloaded. Ctrl-C stops all and keeps the data.",
     ]
+
+
+def _link(database_url: str, key: ApiKey) -> str | None:
+    with connect(database_url, "tidewheel-dev") as connection:
+        made = add_sign_in(connection, key.key_id, None, is_link=True)
+    return None if made is None else made.text

@@ -36,10 +36,8 @@ class DevStack:
     """The stack while `dev` runs.
 
     Args:
-        stack: The stack.
         lock: Its lock, held.
         supervisor: Runs the services; its stop ends a start of the stack.
-        log: Receives each step.
     """
 
     def __init__(self, stack: LocalStack, lock: "DevLock", supervisor: Supervisor, log: Log) -> None:
@@ -150,11 +148,7 @@ class _StopRequested(StackError):
 
 
 class DevLock:
-    """The lock of one stack's home.
-
-    Raises:
-        StackError: Another `tidewheel dev` has it.
-    """
+    """The lock of one stack's home; StackError if another `tidewheel dev` has it."""
 
     def __init__(self, home: Path) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)

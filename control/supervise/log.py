@@ -27,12 +27,7 @@ _WIDTH = max(map(len, _COLOURS))
 
 
 class Log:
-    """The log of a command that supervises services.
-
-    Args:
-        name: The command, as the name of its own lines.
-        stream: Where it is written.
-    """
+    """The log of a command that supervises services."""
 
     def __init__(self, name: str, stream: TextIO | None = None) -> None:
         self._name, self._stream = name, stream or sys.stderr

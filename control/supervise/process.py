@@ -27,7 +27,6 @@ class Service:
 
     Args:
         role: Its command, such as `intake`.
-        flags: The command's flags.
         variables: Its environment variables, beside those of the supervisor.
         stop_seconds: Time between SIGTERM and SIGKILL.
     """
@@ -45,7 +44,6 @@ class Report:
     Args:
         error: The reason for which the handlers cannot be imported; None if they can.
         files: The user's files that it imported, or that the error names.
-        handlers: The names of the handlers.
         payloads: An example of the payload of each handler that takes a model.
     """
 
@@ -56,15 +54,7 @@ class Report:
 
 
 class ServiceProcess:
-    """A process of a service.
-
-    Args:
-        service: The service.
-        process: The process.
-        gate: Reads its report.
-        admit: Sends the go-ahead.
-        on_line: Called with each line of its output.
-    """
+    """A process of a service; `admit` sends the go-ahead."""
 
     def __init__(
         self,

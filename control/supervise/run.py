@@ -30,13 +30,7 @@ async def run_services(services: Sequence[Service], log: Log) -> bool:
 
 @contextmanager
 def stopping_by_signals(supervisor: Supervisor, log: Log, at_once: str) -> Generator[None]:
-    """Request a stop at SIGINT, SIGTERM or SIGHUP; kill all and end at a second SIGINT or SIGTERM.
-
-    Args:
-        supervisor: Runs the services.
-        log: Receives a line for each.
-        at_once: The line for an end at once.
-    """
+    """Request a stop at SIGINT, SIGTERM or SIGHUP; kill all and end at a second SIGINT or SIGTERM."""
     loop, requested = asyncio.get_running_loop(), False
 
     def on_signal(number: signal.Signals) -> None:

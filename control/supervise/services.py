@@ -27,11 +27,7 @@ _STOP_SECONDS = 20.0  # beside the drain: longer than a service takes to end its
 
 
 def read_roles(text: str) -> list[str]:
-    """Return the roles that a list names, each once.
-
-    Raises:
-        InvalidInput: A name is no role, or there is none.
-    """
+    """Return the roles that a list names, each once."""
     names = list(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
     for name in names:
         if name not in ROLES:
@@ -47,13 +43,7 @@ def make_services(
     """Return the services of some roles.
 
     Args:
-        roles: The roles.
-        variables: Their variables, beside those of this process.
-        flags: Flags of every service.
         metrics_port: The first role's port of metrics; each further role has the next one. 0 picks free ones.
-
-    Raises:
-        SettingsError: A setting of a role is invalid.
     """
     services: list[Service] = []
     first = Connections.load(metrics_port=metrics_port).metrics_port
@@ -73,11 +63,7 @@ def make_services(
 
 
 def module_files(handlers: str | None) -> list[Path]:
-    """Return the files of the modules with handlers, without importing one.
-
-    Raises:
-        InvalidInput: A name is a file's, or there is no such module.
-    """
+    """Return the files of the modules with handlers, without importing one; refuse an unknown module."""
     files: list[Path] = []
     for name in filter(None, (part.strip() for part in (handlers or "").split(","))):
         if name.endswith(".py"):

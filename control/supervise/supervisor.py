@@ -42,8 +42,6 @@ class Supervisor:
     """Services as child processes.
 
     Args:
-        services: Each with a role of its own.
-        log: Receives their output.
         keeps_waiting: True if an executor whose handlers cannot be imported waits for a change of their files.
     """
 

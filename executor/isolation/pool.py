@@ -50,16 +50,7 @@ _KEPT_BYTES = 16 * _OUTPUT_CHARACTERS  # a secret that was cut in half is not am
 
 @dataclass(eq=False)
 class _QueuedAttempt:
-    """An attempt to run in a worker process.
-
-    Args:
-        attempt: The attempt.
-        on_start: Called when a process is ready for it.
-        future: Its outcome; cancelled if it was taken back before its start.
-        stop_requested: True if the worker is to be sent a cancellation.
-        abandoned: True if no caller waits for it any more.
-        wake: Makes the thread that serves it read these two.
-    """
+    """An attempt to run in a worker process; taking it back before its start cancels its future."""
 
     attempt: Attempt
     on_start: Callable[[], None]
@@ -78,12 +69,7 @@ class _QueuedAttempt:
 
 
 class WorkerPool:
-    """The worker processes of one executor.
-
-    Args:
-        setup: Settings of the processes.
-        processes: The greatest number of them; each is started when it is first needed.
-    """
+    """The worker processes of one executor, at most `processes`; each is started when first needed."""
 
     def __init__(self, setup: Setup, *, processes: int) -> None:
         self._setup, self._most = setup, processes

@@ -33,13 +33,7 @@ Sink = Callable[[bytes], object]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Settings of worker processes.
-
-    Args:
-        modules: The modules they import, separated by commas.
-        memory_bytes: Limit of their address space; None is no limit.
-        completion: For `ctx.complete_in` of their handlers.
-    """
+    """Settings of worker processes; `modules` are what they import, separated by commas."""
 
     modules: str
     memory_bytes: int | None = None
@@ -106,7 +100,6 @@ class WorkerProcess:
 
         Args:
             sink: Called with its standard output and error meanwhile.
-            on_wakeup: Called when the wakeup socket is readable.
 
         Raises:
             Died: It has ended, or was killed after a protocol error; all processes it had started are killed.

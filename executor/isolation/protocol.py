@@ -78,11 +78,7 @@ class FrameReader:
         self._read = bytearray()
 
     def feed(self, data: bytes) -> Generator[Frame]:
-        """Add bytes; yield the frames that are complete.
-
-        Raises:
-            ProtocolError: The bytes are no frame.
-        """
+        """Add bytes; yield the frames that are complete."""
         self._read += data
         while len(self._read) >= _SIZES.size:
             head_size, body_size = _SIZES.unpack_from(self._read)
@@ -189,11 +185,7 @@ def previous_frame(request: Frame, read: Callable[[], Previous]) -> Frame:
 
 
 def previous_of(frame: Frame) -> Previous:
-    """Return the previous runs in a frame.
-
-    Raises:
-        Unavailable: The database did not answer.
-    """
+    """Return the previous runs in a frame."""
     if "error" in frame.head:
         raise Unavailable(str(frame.head["error"]))
     result = json.loads(frame.parts[0] or b"null")
@@ -215,11 +207,7 @@ def parents_frame(request: Frame, read: Callable[[str | None], Mapping[str, Pare
 
 
 def parents_of(frame: Frame) -> dict[str, Parent]:
-    """Return the parents' runs in a frame.
-
-    Raises:
-        Unavailable: The database did not answer.
-    """
+    """Return the parents' runs in a frame."""
     if "error" in frame.head:
         raise Unavailable(str(frame.head["error"]))
     return {
@@ -239,11 +227,7 @@ def saved_frame(request: Frame, wait_saved: Callable[[], None]) -> Frame:
 
 
 def verify_saved(frame: Frame) -> None:
-    """Raise the error of a save.
-
-    Raises:
-        AttemptOver: Another executor may run the run by now.
-    """
+    """Raise the error of a save."""
     if "over" in frame.head:
         raise AttemptOver(str(frame.head["over"]))
 
@@ -263,13 +247,7 @@ def added_frame(request: Frame, add: Callable[[bytes], bool]) -> Frame:
 
 
 def added_of(frame: Frame) -> bool:
-    """Return the result of adding runs, or raise its error.
-
-    Raises:
-        AttemptOver: The run was cancelled, or belongs to another attempt.
-        InvalidInput: The runs were refused.
-        Unavailable: The database did not answer.
-    """
+    """Return the result of adding runs, or raise its error."""
     head = frame.head
     if "over" in head:
         raise AttemptOver(str(head["over"]))

@@ -143,11 +143,7 @@ class Worker:
         return reply.get()
 
     def completion_config(self) -> CompletionConfig:
-        """Return the executor's settings of completions.
-
-        Raises:
-            RuntimeError: The executor sent none.
-        """
+        """Return the executor's settings of completions."""
         if self._completion is None:
             message = "this executor cannot complete runs in a handler's transaction"
             raise RuntimeError(message)

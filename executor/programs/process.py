@@ -39,14 +39,7 @@ class SupervisorGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """The end of a program, with all its processes.
-
-    Args:
-        exit_code: Its exit code, if it ended by itself.
-        signal_name: The signal that killed it, such as SIGKILL.
-        errno: The system's error number, if it was never started.
-        message: The text of that error.
-    """
+    """The end of a program, with all its processes; `errno` is set if it was never started."""
 
     exit_code: int | None = None
     signal_name: str | None = None
@@ -118,7 +111,6 @@ class ProgramStarter:
         """Start a program.
 
         Args:
-            command: The program.
             payload: Its standard input: a file, so that it may read it or not.
             sinks: Called with its standard output, and with its standard error.
 

@@ -150,11 +150,7 @@ def _send_exit(control: socket.socket, answer: ProgramExit) -> None:
 
 
 def _start(libc: ctypes.CDLL, command: Command, cwd: str, streams: tuple[int, ...]) -> int:
-    """Start the program; return its process id, which is its group's too.
-
-    Raises:
-        OSError: It cannot be started.
-    """
+    """Start the program; return its process id, which is its group's too."""
     failure_reads, failure_writes = os.pipe()
     supervisor = os.getpid()
     program = os.fork()

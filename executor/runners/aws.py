@@ -89,11 +89,7 @@ class _Event(io.BytesIO):
         return piece
 
     def look(self) -> None:
-        """Look at the lease.
-
-        Raises:
-            LeaseOver: It is over.
-        """
+        """Look at the lease."""
         # Threads that wait for the interpreter's lock have it now, and not between the look and a send.
         time.sleep(0)  # noqa: TID251 - waits for nothing
         if self._lease.is_over():
@@ -121,11 +117,7 @@ class _Piece(bytes):
 
 
 class LambdaRunner:
-    """Invokes Lambda functions.
-
-    Args:
-        allow_lists: The functions that may be invoked.
-    """
+    """Invokes Lambda functions."""
 
     def __init__(self, allow_lists: AllowLists) -> None:
         self._allow_lists = allow_lists

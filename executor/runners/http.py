@@ -10,6 +10,7 @@ import string
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
@@ -27,7 +28,6 @@ from tidewheel.executor.runners.addresses import (
     LookUpTimedOut,
     Resolve,
 )
-from tidewheel.executor.runners.echoes import redactor_of
 from tidewheel.executor.runners.http_client import HttpClient, NotRepeated, read_place
 from tidewheel.executor.runners.retry_after import retry_after
 from tidewheel.executor.runners.secret_store import SecretMissing, SecretRefused, SecretStore
@@ -35,7 +35,7 @@ from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.hosts import TargetUrl
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_RESULT_BYTES
-from tidewheel.redaction import Redactor, redact
+from tidewheel.redaction import CREDENTIAL_HEADERS, REDACTED, Redactor, redact
 from tidewheel.schemas.generated.records import HttpTarget
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, TaskTokens
@@ -59,6 +59,8 @@ _NAMES: Sequence[tuple[type[Exception], str]] = (
 )
 _NOTHING_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, LookUpTimedOut)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_NO_CREDENTIALS = Redactor({})
+_KEPT_REDACTORS = 256  # sets of credentials: making a redactor takes as long as a call
 
 
 async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
@@ -72,14 +74,7 @@ async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def outcome_of_response(response: aiohttp.ClientResponse, body: bytes, url: str, sent: Redactor) -> Outcome:
-    """Return the outcome of a response: 2xx succeeds. A status below 200 is that of a broken response.
-
-    Args:
-        response: The response's head.
-        body: The beginning of its body.
-        url: The target's URL as messages show it.
-        sent: Redacts the credentials of the call, which receivers repeat.
-    """
+    """Return the outcome of a response: 2xx succeeds. A status below 200 is that of a broken response."""
     text = body.decode("utf-8", "replace")
     text = sent.redact_cut(text) if len(body) == _BODY_BYTES else sent.redact(text)
     text = text.replace("\0", "\ufffd")
@@ -140,8 +135,6 @@ class HttpRunner:
     Args:
         allow_private: True if targets may reach loopback, private and link-local addresses.
         secrets: Keys that sign requests, by host: `read_secrets`.
-        task_tokens: Signs the task tokens of asynchronous calls.
-        resolve: Resolves names in place of the system.
         ca_file: Roots that are accepted besides the bundled ones, in PEM.
         allow_lists: Hosts and ports that may be called; by default any.
         store: Secrets that jobs name in headers; by default none.
@@ -239,6 +232,13 @@ def http_runner(settings: ExecutorSettings, installation: Installation, store: S
     )
 
 
+def redactor_of(target: HttpTarget, headers: Mapping[str, str]) -> Redactor:
+    """Return what redacts the credentials of a call in what its receiver repeats."""
+    places = {value: REDACTED for name, value in target.headers.items() if name.lower() in CREDENTIAL_HEADERS}
+    places |= {headers[name]: f"[secret {secret}]" for name, secret in (target.secret_headers or {}).items()}
+    return _redactor(tuple(places.items())) if places else _NO_CREDENTIALS
+
+
 async def _outcome(response: aiohttp.ClientResponse, target: HttpTarget, url: str, sent: Redactor) -> Outcome:
     if response.status == HTTPStatus.ACCEPTED and target.async_timeout_ms is not None:
         # The target has accepted the request. A failure in the rest of its response must not repeat it.
@@ -274,3 +274,8 @@ def _headers(attempt: Attempt, given: Mapping[str, str]) -> dict[str, str]:
     if attempt.traceparent:
         ours["traceparent"] = attempt.traceparent
     return ours
+
+
+@lru_cache(maxsize=_KEPT_REDACTORS)
+def _redactor(places: tuple[tuple[str, str], ...]) -> Redactor:
+    return Redactor(dict(places))

@@ -67,8 +67,6 @@ class _Connection(ResponseHandler):
     """A connection.
 
     Attributes:
-        used: True if it has carried a request before.
-        idle: True if it is kept, and carries none now.
         interim: The responses 1xx to the request.
         head_bytes: The bytes of a head that has not ended; None after its end.
     """
@@ -191,12 +189,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class HttpClient:
-    """A session and its connections; made and used on the event loop.
-
-    Args:
-        guard: Resolves names and makes sockets.
-        ca_file: Roots that are accepted besides the bundled ones, in PEM.
-    """
+    """A session and its connections; made and used on the event loop."""
 
     def __init__(self, guard: AddressGuard, ca_file: Path | None = None) -> None:
         self._in_use = 0
@@ -218,10 +211,7 @@ class HttpClient:
         """Send a request; the block has the response, whose body is still to be read.
 
         Args:
-            method: GET, POST and so on.
-            url: The target.
             headers: Of the request; aiohttp adds host and content-length.
-            content: The body.
             seconds: The time limit of the look-up, and of the connection with TLS.
             lease: Of the attempt; once it is over, nothing more is sent.
 
@@ -288,9 +278,6 @@ class HttpClient:
 @lru_cache(maxsize=1024)
 def read_place(text: str) -> Place:
     """Return the place of a URL. Percent-escapes stay as they are, for some targets sign them.
-
-    Raises:
-        InvalidValue: It is no URL with a host that can exist, or holds a user name.
 
     >>> read_place("http://b\u00fccher.example/a%zzb%2f?q=%7e#part")[1:]
     (URL('http://xn--bcher-kva.example/a%25zzb%2f?q=%7e'), 'http://xn--bcher-kva.example/a%25zzb%2f')

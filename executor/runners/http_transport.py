@@ -20,7 +20,6 @@ class Sending:
     """One request on its way to the kernel.
 
     Args:
-        lease: Of its attempt.
         begun: True once any byte of it was handed to the kernel.
         cut: True if the lease was over before the last one.
     """
@@ -36,7 +35,6 @@ class LeasedTransport(asyncio.Transport):
 
     Args:
         sock: Connected and non-blocking; the transport closes it.
-        protocol: Its protocol.
         tls: For encrypted bytes; its handshake is over.
     """
 
@@ -179,12 +177,7 @@ class LeasedTransport(asyncio.Transport):
 
 
 class Tls:
-    """TLS of one connection, between bytes in memory.
-
-    Args:
-        context: With the roots.
-        server_hostname: The name that the certificate must have.
-    """
+    """TLS of one connection, between bytes in memory."""
 
     def __init__(self, context: ssl.SSLContext, server_hostname: str | None) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -227,11 +220,7 @@ class Tls:
             self._incoming.write_eof()
 
     def decrypt(self) -> tuple[bytes, bool]:
-        """Return what can be decrypted, and True if the other side sends no more.
-
-        Raises:
-            ssl.SSLError: The bytes are no TLS.
-        """
+        """Return what can be decrypted, and True if the other side sends no more."""
         data = bytearray()
         try:
             while piece := self.object.read(_READ_BYTES):

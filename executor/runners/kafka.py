@@ -76,14 +76,7 @@ Headers = list[tuple[str, str | bytes | None]]
 
 
 class KafkaRunner:
-    """Produces to users' topics.
-
-    Args:
-        config: Bootstrap servers and the users' client settings.
-        installation: For its topic of replies, and its key of task tokens.
-        lease: How long the executor's lease lasts after a heartbeat.
-        allow_lists: The topics that may be written to.
-    """
+    """Produces to users' topics; `lease` is how long the executor's lease lasts after a heartbeat."""
 
     def __init__(
         self, config: Mapping[str, str], installation: Installation, lease: timedelta, allow_lists: AllowLists
@@ -149,12 +142,7 @@ class KafkaRunner:
             await asyncio.to_thread(thread.join)
 
     async def _produce(self, attempt: Attempt, target: KafkaTarget) -> Message:
-        """Produce the message and wait for its report.
-
-        Raises:
-            LeaseOver: Nothing was sent.
-            KafkaException: The client refuses it.
-        """
+        """Produce the message and wait for its report."""
         loop = asyncio.get_running_loop()
         reported: asyncio.Future[Message] = loop.create_future()
 

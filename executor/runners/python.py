@@ -28,7 +28,6 @@ class PythonRunner:
     """Runs the handlers of this process.
 
     Args:
-        handlers: By name.
         threads: Number of plain functions at once.
         pool: The worker processes; by default one, started when it is needed.
     """

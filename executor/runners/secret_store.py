@@ -42,7 +42,6 @@ class SecretStore:
     Args:
         named: Those of the environment; the tenant `default` alone has them.
         folder: Has a folder for each tenant, with files NAME and NAME.hosts.
-        seconds: A clock that never goes back.
     """
 
     def __init__(
@@ -100,11 +99,7 @@ class SecretStore:
 
 
 def secret_store(settings: ExecutorSettings) -> SecretStore:
-    """Return the secrets of an executor with these settings.
-
-    Raises:
-        SettingsError: A variable of the environment is no secret.
-    """
+    """Return the secrets of an executor with these settings."""
     return SecretStore(environment_secrets(os.environ), settings.secrets_dir)
 
 

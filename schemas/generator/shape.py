@@ -74,14 +74,7 @@ Type: TypeAlias = Primitive | Strings | Array | Nullable | Enum | Record
 
 
 class Shape:
-    """Every named type of a set of schemas, each once, parts before the types that contain them.
-
-    Args:
-        schemas: The schemas as read from JSON.
-
-    Raises:
-        ValueError: A type that is not supported, or one name for two different types.
-    """
+    """Every named type of a set of schemas, each once, parts before the types that contain them."""
 
     def __init__(self, schemas: Iterable[Json]) -> None:
         self.enums: dict[str, Enum] = {}

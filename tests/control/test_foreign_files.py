@@ -112,6 +112,21 @@ PARTS = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "FREQ=MONTHLY;BYDAY=99MO", "FREQ=MONTHLY;BYDAY=-6MO", "FREQ=YEARLY;BYDAY=54MO",
+        "FREQ=YEARLY;BYMONTH=1;BYDAY=6MO",
+        "FREQ=YEARLY;BYMONTH=13", "FREQ=YEARLY;BYMONTH=0", "FREQ=YEARLY;BYWEEKNO=54", "FREQ=YEARLY;BYYEARDAY=-367",
+        "FREQ=MONTHLY;BYMONTHDAY=-32", "FREQ=MONTHLY;BYHOUR=24", "FREQ=DAILY;BYSETPOS=0",
+    ],
+)  # fmt: skip
+def test_part_of_a_rule_that_no_year_has_is_refused(rule: str) -> None:
+    data = file_of(["BEGIN:VEVENT", "UID:u", "DTSTART:20261225", f"RRULE:{rule}", "END:VEVENT"])
+    with pytest.raises(InvalidInput, match="RRULE"):
+        days_of(data, "x.ics", today=TODAY, years=1)
+
+
 @examples(2000)
 @given(
     st.sampled_from(("", *PARAMETERS, *(f";TZID={zone}" for zone in ZONES))),

@@ -2,7 +2,7 @@
 
 from tests.docs.moves_picture import PICTURE, picture
 from tests.docs.run_states import PAGE, page, sentences
-from tidewheel.runs import MOVES, Move, RunState
+from tidewheel.runs import RunState
 
 
 def test_page_and_picture_equal_the_code() -> None:
@@ -13,15 +13,3 @@ def test_page_and_picture_equal_the_code() -> None:
 def test_docstring_of_two_lines_becomes_one_row() -> None:
     source = 'class RunState(StrEnum):\n    QUEUED = "queued"\n    """Waits for\n    an executor."""\n'
     assert sentences(RunState, source) == {"queued": "Waits for an executor."}
-
-
-def test_picture_has_a_dot_for_each_source_and_a_head_for_each_move() -> None:
-    drawn = picture()
-    assert drawn.count("<circle") == sum(len(MOVES[move].sources) for move in Move)
-    assert [move for move in Move if f">{move}</text>" not in drawn] == []
-    assert len(Move) <= drawn.count('class="tip"') <= 2 * len(Move)
-
-
-def test_every_state_is_explained() -> None:
-    text = page()
-    assert all(f"| `{state}` |" in text for state in RunState)

@@ -7,7 +7,7 @@ import pytest
 from tests.executor.http_target import Answer, call, serving
 from tests.executor.http_target import HttpTarget as Receiver
 from tidewheel.executor.outcome import Outcome
-from tidewheel.executor.runners.echoes import redactor_of
+from tidewheel.executor.runners.http import redactor_of
 from tidewheel.executor.runners.secret_store import SecretStore
 from tidewheel.http_secrets import read_entry
 from tidewheel.redaction import REDACTED

@@ -9,8 +9,8 @@ from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import EXECUTOR, active_run_of, begin, claim, job_runs, open_run, requests, submit, succeed
 from tests.transitions.overlapping import JOB, holding, make, waiting
 from tidewheel.ids import bucket_of, shard_of
-from tidewheel.scheduler import active_run_repair as module
-from tidewheel.scheduler.active_run_repair import ActiveRunRepair
+from tidewheel.scheduler import repair as module
+from tidewheel.scheduler.repair import ActiveRunRepair
 from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_signals
 
 SHARD = shard_of(bucket_of(JOB), 64)

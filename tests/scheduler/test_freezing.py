@@ -1,8 +1,9 @@
 """Timers under a freeze: held at their cursor, once, and decided by `on_resume` after the thaw."""
 
 from datetime import timedelta
-from typing import LiteralString
+from typing import Any, LiteralString, Self
 
+import psycopg
 import pytest
 
 from tests.fixtures.database import ClockedDatabase
@@ -24,12 +25,15 @@ from tests.transitions.acts import (
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.control.explain.resuming import preview_thaw
 from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
+from tidewheel.scheduler import freezing
 from tidewheel.scheduler.deadlines import Deadlines
 from tidewheel.scheduler.freezing import Thaws, hold_frozen
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 HELD: LiteralString = "SELECT key FROM timers JOIN jobs USING (job_id) WHERE hold_reason = 'freeze' ORDER BY key"
+SQL = Statements("tidewheel.scheduler")
 HOLDS: LiteralString = "SELECT hold_reason FROM timers"
 MINUTELY = {"schedule": "@every 1m", "overlap": "allow_all"}
 
@@ -398,3 +402,96 @@ def test_run_whose_deadline_passes_under_a_freeze_says_frozen(ticking: ClockedDa
     assert Deadlines(ticking.session(), ticking.installation).step()[0] == 2
     assert final_state(ticking, frozen) == ("timed_out", "frozen")
     assert final_state(ticking, other) == ("timed_out", "schedule_to_start")
+
+
+def test_freeze_over_an_edit_that_did_not_see_it_ends(ticking: ClockedDatabase) -> None:
+    """A job without a timer keeps its runs of before: the scheduler spun, and the freeze stayed for ever."""
+    submit(ticking, **MINUTELY, on_resume="skip")
+    fire_due(ticking, lookahead=5 * MINUTE)
+    freezing = ticking.connection()
+    apply_batch_within(freezing, ticking, {"type": "freeze", "scope": "tenant"})
+    ticking.advance(2 * MINUTE)
+    submit(ticking, schedule="manual")
+    freezing.commit()
+    runs = [run.run_id for run in job_runs(ticking)]
+    assert instants(ticking) == [1.0, 2.0]
+    thaws = Thaws(ticking.session(), ticking.installation)
+    steps = 0
+    while thaws.step():
+        steps += 1
+        assert steps < 10, "the scheduler spins"
+    assert [final_state(ticking, run) for run in runs] == [("skipped", "frozen")] * 2
+    ask(ticking, "thaw")
+    release(ticking)
+    assert ticking.count("freezes") == 0
+    run = trigger(ticking)
+    assert claimable(ticking, run) == [True]
+
+
+def test_scheduler_rests_while_another_transaction_holds_a_job_that_a_freeze_concerns(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY)
+    fire_due(ticking, lookahead=5 * MINUTE)
+    ask(ticking, "freeze")
+    ticking.advance(MINUTE)
+    ask(ticking, "thaw")
+    holder = ticking.connection()
+    holder.execute("SELECT FROM timers FOR UPDATE")
+    thaws = Thaws(ticking.session(), ticking.installation)
+    assert not thaws.step()
+    assert ticking.count("freezes") == 1
+    holder.rollback()
+    release(ticking)
+    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (0, [(None,)])
+
+
+def test_freeze_retracts_at_once_beside_an_older_one_that_waits_for_a_transaction(
+    ticking: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [0.0]
+    monkeypatch.setattr(freezing, "monotonic_seconds", lambda: seconds[0])
+    submit(ticking, **MINUTELY)
+    fire_due(ticking, lookahead=5 * MINUTE)
+    before = ticking.connection()
+    before.execute("SELECT pg_current_xact_id()")
+    thaws = Thaws(ticking.session(), ticking.installation)
+
+    def pass_second() -> None:
+        seconds[0] += 1.0
+        while thaws.step():
+            pass
+
+    ask(ticking, "freeze", queue="other")
+    for _ in range(100):
+        pass_second()
+    assert ticking.value("SELECT settled FROM freezes") is False
+    ask(ticking, "freeze", queue="default")
+    pass_second()
+    assert job_runs(ticking) == []
+
+
+def test_thaw_looks_once_a_pass_for_runs_that_were_written_ahead(
+    ticking: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look reads the runs of the whole backlog."""
+    monkeypatch.setattr(freezing, "_RELEASED", 2)
+    for number in range(9):
+        submit(ticking, f"job-{number}", **MINUTELY)
+    ask(ticking, "freeze", queue="default")
+    ticking.advance(MINUTE)
+    fire_all(ticking)
+    ask(ticking, "thaw", queue="default")
+    statements = list[str]()
+
+    class Counting(psycopg.Cursor[Any]):
+        def execute(self, query: Any, *given: Any, **named: Any) -> Self:  # noqa: ANN401 - passed on
+            statements.append(str(query))
+            return super().execute(query, *given, **named)
+
+    session = ticking.session()
+    session.connection().cursor_factory = Counting
+    thaws = Thaws(session, ticking.installation)
+    while thaws.step():
+        pass
+    assert (ticking.count("freezes"), ticking.rows(HELD)) == (0, [])
+    looks, pages = (statements.count(str(SQL[name])) for name in ("find_written_ahead", "find_held_timers"))
+    assert looks == 2 < pages, "a pass that releases timers, and one that finds none"

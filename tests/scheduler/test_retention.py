@@ -25,7 +25,7 @@ from tidewheel.postgres.partitions import TABLES, day_of, ensure_days, start_of,
 from tidewheel.postgres.statements import Statements, trusted
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
-from tidewheel.scheduler import history_limits, superseded_versions, tenant_periods
+from tidewheel.scheduler import ended_jobs, history_limits, tenant_periods
 from tidewheel.scheduler.history_limits import remove_by_job
 from tidewheel.scheduler.pace import Pace
 from tidewheel.scheduler.retention import Retention
@@ -312,7 +312,7 @@ def test_superseded_versions_go_if_no_run_can_have_them(
     fresh_database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third version was superseded 500 days ago: runs of ten days and the longest delay make 410."""
-    monkeypatch.setattr(superseded_versions, "_PAGE", 2)
+    monkeypatch.setattr(ended_jobs, "_VERSIONS", 2)
     for key in ("plain", "open", "ran", "missed", "moved", "backfilled", "edited"):
         submit(fresh_database, key, schedule={"cron": "0 * * * *"})
     job = dict(fresh_database.rows("SELECT key, job_id FROM jobs"))

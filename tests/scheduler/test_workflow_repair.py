@@ -27,7 +27,7 @@ from tidewheel.ids import job_id
 from tidewheel.postgres.session import Session
 from tidewheel.runs import RunState
 from tidewheel.scheduler.pending_cancels import PendingCancels
-from tidewheel.scheduler.workflow_repair import mend_workflows
+from tidewheel.scheduler.repair import mend_workflows
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from datetime import date, timedelta
+from pathlib import Path
 from typing import LiteralString
 
 import psycopg
@@ -15,20 +16,27 @@ import pytest
 from psycopg import sql
 from pydantic import SecretStr
 
+from tests.executor.test_claim import ENTER, claimer
+from tests.faults.backed_up_server import backed_up_server
 from tests.fixtures.database import Database
-from tests.fixtures.roles import stranger
+from tests.fixtures.roles import role_passwords, stranger
 from tests.fixtures.services import Fleet, Role
 from tests.strict_types import ROOT
+from tests.transitions.acts import EXECUTOR, requested_claim, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.doctor.check import Context, Limits, run_checks
 from tidewheel.control.doctor.doctor import CHECKS
 from tidewheel.ids import rate_key_id, tenant_key_id
+from tidewheel.intake.cancel import block_claims
+from tidewheel.lock_holders import find_lock_holders
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.partitions import day_of
+from tidewheel.postgres.session import connect
 from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import Periods
 from tidewheel.settings.connections import Connections
+from tidewheel.transitions.installation import read_installation
 
 SERVICES: tuple[Role, ...] = ("intake", "scheduler", "relay", "executor")
 KEEP = Periods(*[timedelta(days=10)] * 5)
@@ -157,6 +165,34 @@ def test_doctor_names_the_stranger_that_holds_a_key(fresh_database: Database, st
         text = f"the session {other.info.backend_pid} of the role {other.info.user} holds the advisory lock claims"
         assert named.startswith(text)
     assert not run_checks(checks, Context(settings, Limits())).findings
+
+
+def test_prepared_transaction_that_holds_the_key_of_claims_stops_none(tmp_path: Path) -> None:
+    """It has no session, and outlives a restart of the server."""
+    with backed_up_server(tmp_path) as server:
+        with psycopg.connect(server.postgres.url, autocommit=True) as admin:
+            admin.execute("ALTER SYSTEM SET max_prepared_transactions = 2")
+        server.postgres.stop()
+        server.postgres.start()
+        url = server.postgres.url
+        migrate(url, roles=role_passwords(url))
+        with connect(url, "test") as connection:
+            database = Database(url, read_installation(connection, Connections.load()))
+        with closing(database), stranger(url) as other_url, psycopg.connect(other_url) as other:
+            database.execute(ENTER, [EXECUTOR])
+            submit(database)
+            wanted = requested_claim(database, trigger(database))
+            other.execute("SELECT pg_advisory_xact_lock(hashtext('tidewheel.claims'))")
+            other.execute("PREPARE TRANSACTION 'theirs'")
+            with database.transaction() as reading:
+                [holder] = find_lock_holders(reading)
+            assert (holder.process, holder.prepared, holder.role) == (None, "theirs", other.info.user)
+            assert holder.remedy.endswith("ROLLBACK PREPARED 'theirs'")
+            with database.transaction() as cancelling:
+                block_claims(cancelling, [])
+            assert len(claimer(database).claim([wanted], source="message").started) == 1
+            other.autocommit = True
+            other.execute("ROLLBACK PREPARED 'theirs'")
 
 
 @pytest.mark.parametrize("table", ["claims_lock", "kept_since_lock", "retention_lock", "archive_lock", "restore_lock"])

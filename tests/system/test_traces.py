@@ -4,7 +4,6 @@ The services export over real HTTP to a receiver of the test.
 """
 
 import json
-import os
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from confluent_kafka import Consumer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tests.docs.trace_picture import PICTURE, VARIABLE, Drawn, draw, structure
 from tests.fixtures.services import Fleet
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
@@ -33,7 +31,6 @@ class Receiver:
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
-        self.services: dict[bytes, str] = {}
         self.port = 0
 
     def named(self, name: str, trace: str = TRACE) -> list[Span]:
@@ -50,10 +47,7 @@ def receiving() -> Generator[Receiver]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             for part in ExportTraceServiceRequest.FromString(body).resource_spans:
-                [service] = [each.value.string_value for each in part.resource.attributes if each.key == "service.name"]
-                spans = [span for scope in part.scope_spans for span in scope.spans]
-                receiver.services |= {span.span_id: service for span in spans}
-                receiver.spans += spans
+                receiver.spans += [span for scope in part.scope_spans for span in scope.spans]
             self.send_response(200)
             self.end_headers()
 
@@ -134,25 +128,6 @@ def test_request_with_a_traceparent_is_one_trace_up_to_its_completion(traced: Fl
     works = receiver.named("work in a coroutine")
     assert {work.parent_span_id for work in works} == {first.span_id, second.span_id}
     assert completion(traced)["traceparent"].decode() == TRACEPARENT
-    picture = draw([drawn(span, receiver, traced) for span in receiver.spans if span.trace_id.hex() == TRACE])
-    if VARIABLE in os.environ:
-        PICTURE.parent.mkdir(exist_ok=True)
-        PICTURE.write_text(picture, encoding="utf-8")
-    shown = structure(PICTURE.read_text(encoding="utf-8"))
-    assert structure(picture) == shown, "run `python -m tests.docs.trace_picture`"
-
-
-def drawn(span: Span, receiver: Receiver, fleet: Fleet) -> Drawn:
-    return Drawn(
-        span_id=span.span_id,
-        parent_id=span.parent_span_id,
-        name=span.name.replace(fleet.topics.prefix, "tidewheel"),
-        service=receiver.services[span.span_id].removeprefix("tidewheel-"),
-        began=span.start_time_unix_nano,
-        ended=span.end_time_unix_nano,
-        error=str(attributes(span).get("error.type", "")),
-        links=tuple(link.span_id for link in span.links),
-    )
 
 
 @pytest.mark.parametrize(("handler", "where"), [("traced-sync", "a thread"), ("traced-process", "a process")])

@@ -24,7 +24,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import UNIFORM, Conn, RowsLocked, Session
 from tidewheel.runs import FINAL, AttemptOutcome, Overlap, RunState
-from tidewheel.scheduler.active_run_repair import ActiveRunRepair
+from tidewheel.scheduler.repair import ActiveRunRepair
 from tidewheel.transitions.claim import Claim, Started, claim_runs, claim_uniform, contest_runs
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd

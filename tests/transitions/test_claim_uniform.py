@@ -26,7 +26,7 @@ from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import UNIFORM, Conn, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, Overlap, RunState
-from tidewheel.scheduler.active_run_repair import ActiveRunRepair
+from tidewheel.scheduler.repair import ActiveRunRepair
 from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs, claim_uniform, contest_runs
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd

@@ -36,9 +36,9 @@ from tidewheel.errors import Unavailable
 from tidewheel.ids import key_id
 from tidewheel.postgres.session import UNIFORM, Conn
 from tidewheel.runs import AttemptOutcome, Gate, Overlap, RunState
-from tidewheel.scheduler.active_run_repair import ActiveRunRepair
 from tidewheel.scheduler.key_duties import KeyDuties
 from tidewheel.scheduler.key_repair import KeyRepair
+from tidewheel.scheduler.repair import ActiveRunRepair
 from tidewheel.transitions.claim import Claim, Claimed, Started, claim_keyed, claim_runs, contest_runs
 from tidewheel.transitions.deferred_effects import apply_deferred_effects
 from tidewheel.transitions.finish import finish_runs
@@ -529,6 +529,7 @@ def test_keys_under_fire_admit_never_too_many_and_leave_nothing(
     assert database.rows("SELECT * FROM active_runs WHERE has_waiters") == []
     for job in range(4):
         succeed(database, begun(database, f"job-{job}"))
+    assert database.count("active_runs") == 0
 
 
 @pytest.mark.parametrize("keys", [2_500, pytest.param(1_000_000, marks=pytest.mark.slow)])

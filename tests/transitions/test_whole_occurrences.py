@@ -38,9 +38,9 @@ from tests.transitions.graphs import (
 from tests.transitions.stepping import until_one_is_blocked
 from tidewheel.postgres.session import Session
 from tidewheel.runs import RunState
-from tidewheel.scheduler.active_run_repair import ActiveRunRepair
+from tidewheel.scheduler.deadlines import WorkflowDeadlines
 from tidewheel.scheduler.pending_cancels import PendingCancels
-from tidewheel.scheduler.workflow_deadlines import WorkflowDeadlines
+from tidewheel.scheduler.repair import ActiveRunRepair
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, Request
 from tidewheel.transitions.deferred_effects import apply_deferred_effects
 from tidewheel.transitions.drain import drain

@@ -41,7 +41,6 @@ class ProgramPattern:
 
     Args:
         program: Absolute path of the file; `*` is any.
-        arguments: A pattern for each argument.
         more: True if any arguments may follow.
     """
 
@@ -52,9 +51,6 @@ class ProgramPattern:
     @classmethod
     def read(cls, entry: str) -> "ProgramPattern":
         """Return the pattern of one entry of the list: a program, then patterns as a shell would split them.
-
-        Raises:
-            ValueError: It is no such entry.
 
         >>> ProgramPattern.read("/usr/bin/backup --name=* [0-9]*").allows(["/usr/bin/backup", "--name=a", "7"])
         True
@@ -86,9 +82,6 @@ class ProgramPattern:
 def read_host_pattern(text: str) -> str:
     """Return a host pattern as hosts are compared: `*`, a name, `*.` and a name, or an address.
 
-    Raises:
-        ValueError: It is no such pattern.
-
     >>> read_host_pattern("*.B\u00fccher.example."), read_host_pattern("0x7f.1"), read_host_pattern("[::1]")
     ('*.xn--bcher-kva.example', '127.0.0.1', '::1')
     """
@@ -105,11 +98,7 @@ def read_host_pattern(text: str) -> str:
 
 
 def read_port(text: str) -> int | None:
-    """Return a port; None for `*`, which is any.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Return a port; None for `*`, which is any."""
     if text == ANY:
         return None
     if not re.fullmatch(r"\d{1,5}", text, re.ASCII) or not 1 <= int(text) <= 65535:
@@ -119,11 +108,7 @@ def read_port(text: str) -> int | None:
 
 
 def read_folder(text: str) -> str:
-    """Return a folder.
-
-    Raises:
-        ValueError: It is not absolute, or not in its shortest form.
-    """
+    """Return a folder; ValueError unless it is absolute and in its shortest form."""
     if problem := path_problem(text):
         raise ValueError(problem)
     return text
@@ -147,13 +132,8 @@ class AllowLists:
             is unknown, and everything passes.
         topic_prefix: First part of the installation's own topics, which no job writes to.
         allow_private: True if HTTP targets may be on private addresses.
-        hosts: Patterns of hosts.
         ports: Allowed ports; None is any.
-        topics: Patterns of topics.
-        functions: Patterns of Lambda functions.
-        programs: Allowed command lines.
         folders: Working directories, with all below them.
-        variables: Names that a job's `env` may set.
     """
 
     enforces: bool = False
@@ -168,11 +148,7 @@ class AllowLists:
     variables: Collection[str] = ()
 
     def check_url(self, url: TargetUrl) -> None:
-        """Check the host and the port of an HTTP target.
-
-        Raises:
-            InvalidValue: It may not be called.
-        """
+        """Check the host and the port of an HTTP target."""
         if not self.allow_private and url.host.is_local:
             problem = f"{url.host.text} is an address that targets must not reach"
             raise InvalidValue(problem=problem, remedy="TIDEWHEEL_HTTP_ALLOW_PRIVATE allows it", path="url")
@@ -192,11 +168,7 @@ class AllowLists:
         return name == prefix or name.startswith(f"{prefix}.")
 
     def check_topic(self, topic: str) -> None:
-        """Check the topic of a Kafka target.
-
-        Raises:
-            InvalidValue: Jobs may not write to it.
-        """
+        """Check the topic of a Kafka target."""
         if self.is_own_topic(topic):
             problem = f"{topic} is a topic of Tidewheel itself"
             remedy = f"name one that does not begin with {self.topic_prefix!r}"
@@ -209,11 +181,7 @@ class AllowLists:
             raise InvalidValue(problem=problem, remedy="TIDEWHEEL_KAFKA_TOPICS names those", path="topic")
 
     def check_function(self, function: str, qualifier: str | None, region: str | None) -> None:
-        """Check the function of a Lambda target, as it is written, with its qualifier.
-
-        Raises:
-            InvalidValue: Jobs may not invoke it.
-        """
+        """Check the function of a Lambda target, as it is written, with its qualifier."""
         name = function if qualifier is None else f"{function}:{qualifier}"
         if region is not None and not function.startswith("arn:"):
             name = f"{region}:{name}"
@@ -222,11 +190,7 @@ class AllowLists:
             raise InvalidValue(problem=problem, remedy="TIDEWHEEL_LAMBDA_FUNCTIONS names those", path="function")
 
     def check_program(self, argv: Sequence[str], cwd: str | None, env: Mapping[str, str]) -> None:
-        """Check a shell target: its whole command line, its folder as written, and its variables.
-
-        Raises:
-            InvalidValue: Jobs may not run it.
-        """
+        """Check a shell target: its whole command line, its folder as written, and its variables."""
         if not self.programs and not self.enforces:
             return
         matching = [pattern for pattern in self.programs if pattern.allows(argv)]

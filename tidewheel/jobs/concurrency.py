@@ -34,9 +34,6 @@ def parse_rate(value: object) -> timedelta:
 
     >>> parse_rate("100/min").total_seconds()
     0.6
-
-    Raises:
-        InvalidValue: It is no rate, or out of bounds.
     """
     text = value if isinstance(value, str) else ""
     if match := _RATE.fullmatch(text):
@@ -64,8 +61,6 @@ def fill_key(template: str, payload: Payload | None, what: str = "concurrency ke
 
     Args:
         template: A key; one without fields is returned as it is.
-        payload: The payload of the run.
-        what: The name of the key in the error.
 
     Raises:
         InvalidValue: A field is missing or has the wrong type, or the result is no key; the path is the field's.

@@ -11,9 +11,6 @@ def find_cycle(parents: Mapping[int, Collection[int]]) -> list[int] | None:
 
     Each node is a parent of the next one.
 
-    Args:
-        parents: The parents of each node.
-
     >>> find_cycle({0: [2], 1: [0], 2: [1], 3: [2]})
     [0, 1, 2, 0]
     """

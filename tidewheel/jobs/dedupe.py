@@ -25,7 +25,6 @@ class Dedupe(NamedTuple):
     """The dedupe of a trigger, merged with its job's: the triggers with one key have one run in a window.
 
     Args:
-        key: The key, in its job, as submitted.
         window: The time from the first trigger on; with `debounce` the time without a trigger.
         mode: A later trigger is dropped, replaces the inputs of the run, or replaces and postpones it.
         longest: With `debounce`: the longest time from the first trigger to the run.
@@ -101,7 +100,6 @@ def merged_dedupe(given: TriggerDedupe | None, stored: str | None) -> Dedupe | N
     """Return the dedupe of a trigger of a job.
 
     Args:
-        given: The trigger's.
         stored: The job's, as `JobDedupe.stored` returns it.
 
     Raises:

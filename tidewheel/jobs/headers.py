@@ -3,9 +3,11 @@
 import re
 from collections.abc import Mapping
 
+from tidewheel.errors import FieldError
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.validation import StrictModel, shown
+from tidewheel.redaction import CREDENTIAL_HEADERS, REDACTED
 
 MAX_HEADERS = 32
 MAX_HEADER = 1024
@@ -27,11 +29,7 @@ class SecretReference(StrictModel):
 
 
 def read_headers(value: object) -> dict[str, str | SecretReference]:
-    """Return the headers that an object describes.
-
-    Raises:
-        InvalidValue: A name or a value is invalid; the path is the header's name.
-    """
+    """Return the headers that an object describes; the path of an InvalidValue is the header's name."""
     read: dict[str, str | SecretReference] = {}
     seen: set[str] = set()
     for name, content in _object(value).items():
@@ -47,11 +45,7 @@ def read_headers(value: object) -> dict[str, str | SecretReference]:
 
 
 def read_literal_headers(value: object) -> dict[str, str]:
-    """Return the headers of a target that has no secrets.
-
-    Raises:
-        InvalidValue: As `read_headers`, or a header is a secret.
-    """
+    """Return the headers of a target that has no secrets."""
     literal: dict[str, str] = {}
     for name, content in read_headers(value).items():
         if isinstance(content, SecretReference):
@@ -66,6 +60,37 @@ def merged_headers(headers: Mapping[str, str], secret_headers: Mapping[str, str]
     both = UnreadableValue("it is in headers and in secret_headers", "write it in one of them")
     secrets = {name: both if name in headers else {"secret": secret} for name, secret in secret_headers.items()}
     return {**headers, **secrets}
+
+
+def refuse_literal_credentials(headers: object) -> object:
+    """Return the headers of an HTTP target as they are, unless one has a credential as its value.
+
+    A job names a secret of the executors there. The list is by name alone. A value is never examined: a rule that
+    guesses refuses honest headers and misses secrets.
+
+    Raises:
+        InvalidValue: Some have; no error shows a value.
+    """
+    problem, remedy = "it is a credential", 'write {"secret": "NAME"} and set TIDEWHEEL_SECRET_NAME on the executors'
+    literal = [name for name, value in (as_object(headers) or {}).items() if is_literal_credential(name, value)]
+    if literal:
+        raise InvalidValue.of([FieldError(name, problem, remedy) for name in literal])
+    return headers
+
+
+def without_literal_credentials(headers: Mapping[str, object]) -> dict[str, object]:
+    """Return headers as output shows them: credentials of a row that an older release stored are redacted."""
+    return {name: REDACTED if is_literal_credential(name, value) else value for name, value in headers.items()}
+
+
+def is_literal_credential(name: str, value: object) -> bool:
+    """Return True if a header is a credential and its value is one: no reference, nor unreadable.
+
+    >>> is_literal_credential("X-API-Key", "k"), is_literal_credential("X-API-Key", {"secret": "CRM"})
+    (True, False)
+    """
+    is_other = isinstance(value, SecretReference | UnreadableValue) or as_object(value) is not None
+    return name.lower() in CREDENTIAL_HEADERS and not is_other
 
 
 def _object(value: object) -> dict[str, object]:

@@ -141,11 +141,7 @@ def _shown(text: str) -> str:
 
 
 def read_ipv6(text: str) -> Host:
-    """Return the host that an IPv6 address spells.
-
-    Raises:
-        InvalidValue: It is no IPv6 address, or has a scope.
-    """
+    """Return the host that an IPv6 address spells."""
     try:
         address = IPv6Address(text)
     except ValueError as error:

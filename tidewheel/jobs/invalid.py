@@ -10,8 +10,6 @@ class InvalidValue(ValueError):
     """A value that its reader refuses, whole or in part; becomes an `InvalidInput` once its path is known.
 
     Args:
-        problem: What was read and why it is invalid.
-        remedy: What to write instead.
         path: The invalid part of the value; empty for all of it.
     """
 

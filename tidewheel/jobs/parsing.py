@@ -22,12 +22,7 @@ _MODELS: dict[str, type[AnyRequest]] = {
 
 
 class RequestRefused(InvalidInput):
-    """A request that is refused; `identity` holds what the reply needs.
-
-    Args:
-        errors: Every problem found.
-        identity: The fields that identify the request, as far as they are readable.
-    """
+    """A request that is refused; `identity` holds what the reply needs."""
 
     def __init__(self, errors: tuple[FieldError, ...], identity: "RequestIdentity") -> None:
         self.identity = identity
@@ -46,11 +41,7 @@ class RequestIdentity:
 
 
 def parse_request(document: Mapping[str, object]) -> Request:
-    """Return the request a document describes; `job` may be a `JobSpec` in place of an object.
-
-    Raises:
-        RequestRefused: The document describes no request that this release supports.
-    """
+    """Return the request a document describes, or raise RequestRefused; `job` may be a `JobSpec`."""
     try:
         if (quick := _submit_at_once(document)) is not None:
             return quick

@@ -77,10 +77,6 @@ _PREFIXES = ("scheduleoverlappolicy", "misfireinstruction", "withmisfirehandling
 def our_field(name: str, known: Collection[str]) -> str | None:
     """Return the remedy for a field that other schedulers have; None if none has it.
 
-    Args:
-        name: The unknown field.
-        known: The fields of the object that it was written in.
-
     >>> our_field("concurrencyPolicy", ["overlap"]), our_field("MaxRetries", ["overlap", "retry"])
     ('write it as overlap', 'write it as retry: {"max_attempts": ...}; it counts the first attempt too')
     """

@@ -161,11 +161,7 @@ _KINDS: dict[str, type[ScheduleSpec]] = {
 
 
 def read_schedule(value: object) -> ScheduleSpec:
-    """Return the schedule that an object or a bare string describes.
-
-    Raises:
-        InvalidValue: The value describes no schedule.
-    """
+    """Return the schedule that an object or a bare string describes."""
     if isinstance(value, ScheduleSpec):
         return value
     if isinstance(value, str):

@@ -46,11 +46,7 @@ _MANUAL = ManualSpec()
 
 
 class SpecTemplate:
-    """A validated spec without key, payload and schedule.
-
-    Attributes:
-        spec: A job of this template, without key and payload, with a manual schedule.
-    """
+    """A validated spec without key, payload and schedule; `spec` has a manual schedule."""
 
     __slots__ = ("_after", "_before", "_between", "_given", "_last", "spec")
 
@@ -97,12 +93,8 @@ class ScheduleTemplate:
     """A validated schedule without bounds.
 
     Attributes:
-        schedule: As submitted.
         document: As `tidewheel.schedules` reads it.
         canonical: Its part of `canonical_spec`.
-        kind: Its kind.
-        interval_us: Its interval or fixed delay.
-        chains: True for a fixed delay.
         recurring: True if it can have more than one occurrence.
     """
 
@@ -130,9 +122,6 @@ def read_job(document: Mapping[str, object]) -> tuple[JobSpec, CachedSpec] | Non
     """Return the job that a document describes, from the cache; None if the model must read it.
 
     The job equals what the model returns.
-
-    Raises:
-        InvalidValue: The payload is invalid.
     """
     key = document.get("key")
     if not is_plain_key(key) and "key" in document:

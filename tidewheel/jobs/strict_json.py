@@ -30,11 +30,7 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def read_object(data: bytes) -> dict[str, object]:
-    """Return the JSON object a message consists of.
-
-    Raises:
-        UndecodableMessage: The bytes are not a JSON object in UTF-8, or too long, or nested too deep.
-    """
+    """Return the JSON object a message consists of, or raise UndecodableMessage."""
     if len(data) > MAX_DOCUMENT_BYTES:
         msg = f"the message has {len(data)} bytes; send at most {MAX_DOCUMENT_BYTES}"
         raise UndecodableMessage(msg)
@@ -57,11 +53,7 @@ def read_value(data: bytes) -> object:
 
 
 def compact(value: object) -> bytes:
-    """Return a JSON value as compact UTF-8 text.
-
-    Raises:
-        InvalidValue: JSON cannot hold the value, or not every reader could read it.
-    """
+    """Return a JSON value as compact UTF-8 text, or raise InvalidValue."""
     try:
         text = _written(value)
         encoded = text.encode()

@@ -10,8 +10,13 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tidewheel.jobs.allow_lists import path_problem
-from tidewheel.jobs.credential_headers import refuse_literal_credentials
-from tidewheel.jobs.headers import MAX_HEADER, SecretReference, read_headers, read_literal_headers
+from tidewheel.jobs.headers import (
+    MAX_HEADER,
+    SecretReference,
+    read_headers,
+    read_literal_headers,
+    refuse_literal_credentials,
+)
 from tidewheel.jobs.hosts import MAX_URL, read_url
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_list, as_object
@@ -195,7 +200,6 @@ class TargetType:
     """One type of target, as other folders use it; its runner and its wire record are elsewhere.
 
     Args:
-        model: The model that reads it; its field `type` names the type.
         flag: The flag of `tidewheel job` that sets it.
         sets: The field that the flag sets; a list is set from words as a shell splits them.
         metavar: The flag's value in `--help`.
@@ -251,11 +255,7 @@ TARGETS: Mapping[str, TargetType] = MappingProxyType({target.kind: target for ta
 
 
 def read_target(value: object) -> TargetSpec:
-    """Return the target that an object or a bare string describes.
-
-    Raises:
-        InvalidValue: The value describes no target.
-    """
+    """Return the target that an object or a bare string describes."""
     if isinstance(value, TargetSpec):
         return value
     if isinstance(value, str):

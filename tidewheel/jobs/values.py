@@ -135,9 +135,6 @@ def parse_timestamp(text: str) -> datetime:
 
     >>> parse_timestamp("2026-03-29T08:00:00+02:00").isoformat()
     '2026-03-29T06:00:00+00:00'
-
-    Raises:
-        InvalidValue: It names no instant.
     """
     match = _RFC3339.fullmatch(text) if len(text) <= 64 else None
     if match is None:
@@ -261,11 +258,7 @@ def is_traceparent(value: object) -> bool:
 
 
 def json_payload(value: object) -> bytes:
-    """Return a JSON value as the text that is stored and delivered.
-
-    Raises:
-        InvalidValue: JSON cannot hold it, or it is too long.
-    """
+    """Return a JSON value as the text that is stored and delivered."""
     if isinstance(value, UnreadableValue):
         raise InvalidValue(problem=value.problem, remedy=value.remedy)
     return _bounded(compact(value))

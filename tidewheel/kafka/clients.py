@@ -4,6 +4,8 @@ docs/adr/0005-kafka-settings.md gives the reasons for the settings. Users' own s
 through untouched; those that would weaken a promise are refused.
 """
 
+import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
@@ -11,8 +13,14 @@ from typing import Any, Literal
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable
-from tidewheel.kafka.connection_log import CONNECT_SECONDS, ConnectionLog
+from tidewheel.process.exhausted import end_exhausted_process, is_exhausted
+
+_LOG = logging.getLogger("tidewheel.kafka.clients")
+
+CONNECT_SECONDS = 10.0
+"""Limit of a connection attempt, so that a client without a failure for longer is connected."""
 
 _ADMIN_SECONDS = 10.0
 _READY_SECONDS = 2.0
@@ -55,6 +63,11 @@ _STEP_BYTES = 1 << 20  # a request or a run message is shorter
 _NOT_YOURS = frozenset(
     {"acks", "enable.idempotence", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "partitioner"}
 )
+
+_QUIET_SECONDS = CONNECT_SECONDS + 2.0
+_REPEAT_SECONDS = 60.0
+# Source: librdkafka, rdkafka_broker.c: a connection that failed; an error without an error callback.
+_CONNECTION = frozenset({"FAIL", "ERROR"})
 
 
 def bootstrap_check(config: Mapping[str, str]) -> Callable[[], None]:
@@ -124,12 +137,8 @@ def producer(
     """Return an idempotent producer.
 
     Args:
-        config: Bootstrap servers and what users pass through.
-        role: Part of the client id.
         linger_ms: How long a message may wait for company.
-        timeout_ms: How long one message is tried.
         batch: Messages of one partition sent together, at most.
-        on_delivery: Called with the report of each message that was not delivered.
     """
     _refuse_overrides(config)
     return Producer(
@@ -165,10 +174,6 @@ def consumer(
     """Return a consumer that commits nothing by itself.
 
     Args:
-        config: Bootstrap servers and what users pass through.
-        group: Its group.
-        role: Part of the client id.
-        protocol: The group's protocol.
         reset: The first offset of a partition that has none.
         one_batch: True if it fetches the next batch half a second later.
     """
@@ -254,9 +259,7 @@ def share_consumer(
     """Return a member of a share group that acknowledges each message separately.
 
     Args:
-        config: Bootstrap servers and what users pass through.
         group: A group of its own: a name that a consumer group has cannot be a share group's.
-        role: Part of the client id.
         max_records: Messages to fetch at once; the broker returns whole batches of the producer, so there may be more.
         on_statistics: Called with the client's statistics ten times a second while it polls.
     """
@@ -277,6 +280,62 @@ def share_consumer(
         },
         logger=ConnectionLog(role),
     )
+
+
+class ConnectionLog:
+    """The logger of one client, as `confluent_kafka` calls it; safe from every thread.
+
+    A client logs each failed attempt to connect: four lines a second while its broker is away. This logs one at the
+    loss, one a minute, and one when no attempt has failed for longer than an attempt takes.
+    """
+
+    def __init__(self, role: str, *, quiet_seconds: float = _QUIET_SECONDS) -> None:
+        self._role, self._quiet_seconds = role, quiet_seconds
+        self._changing = threading.Lock()
+        self._lost_at: float | None = None
+        self._failures = 0
+        self._last_failure = self._next_line = 0.0
+
+    def log(self, level: int, message: str, *args: object) -> None:
+        """Log a line of librdkafka: its facility, its client and its text."""
+        if args and is_exhausted(str(args[-1])):
+            end_exhausted_process(str(args[-1]))
+        if not args or args[0] not in _CONNECTION:
+            # A new broker still loads its coordinator: the client reports that it is "retrying", and succeeds.
+            retries = bool(args) and str(args[-1]).endswith(": retrying")
+            _LOG.log(logging.DEBUG if retries else level, message, *args)
+            return
+        now = monotonic_seconds()
+        with self._changing:
+            self._failures += 1
+            self._last_failure = now
+            if self._lost_at is None:
+                self._lost_at, self._failures = now, 1
+                self._check_in(self._quiet_seconds)
+                text = "%s: a connection to Kafka failed; the client tries again until it succeeds: %s"
+                _LOG.warning(text, self._role, args[-1])
+            elif now >= self._next_line:
+                text = "%s: connections to Kafka have failed for %.0f s, %d times; the last: %s"
+                _LOG.warning(text, self._role, now - self._lost_at, self._failures, args[-1])
+            else:
+                return
+            self._next_line = now + _REPEAT_SECONDS
+
+    def _check_in(self, seconds: float) -> None:
+        timer = threading.Timer(seconds, self._check)
+        timer.name, timer.daemon = "kafka-connection", True
+        timer.start()
+
+    def _check(self) -> None:
+        with self._changing:
+            quiet = monotonic_seconds() - self._last_failure
+            if quiet < self._quiet_seconds or self._lost_at is None:
+                self._check_in(self._quiet_seconds - quiet)
+                return
+            away = self._last_failure - self._lost_at
+            self._lost_at = None
+        text = "%s: no connection to Kafka has failed for %.0f s; before, %d have in %.0f s"
+        _LOG.info(text, self._role, quiet, self._failures, away)
 
 
 def _checked_admin(config: Mapping[str, str], on_error: Callable[[KafkaError], None]) -> AdminClient:

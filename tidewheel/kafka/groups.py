@@ -53,14 +53,10 @@ def group_protocol(
     """Return the protocol to use: the setting's, or the quicker one of a consumer group.
 
     Args:
-        config: Bootstrap servers and what users pass through.
-        setting: The value of the setting.
-        topic: One that the group will read.
         probe: First part of the names of groups that exist to be joined for a moment.
 
     Raises:
         SettingsError: The brokers lack the requested protocol; the message names it and those that work.
-        Unavailable: The brokers do not answer.
     """
     match setting:
         case "classic":
@@ -81,11 +77,7 @@ def group_protocol(
 
 
 def quickest_protocol(config: Mapping[str, str], *, topic: str, probe: str) -> ConsumerProtocol:
-    """`consumer` where the brokers have it and notice a dead member soon, else `classic`.
-
-    Raises:
-        Unavailable: The brokers do not answer, so that neither is known.
-    """
+    """`consumer` where the brokers have it and notice a dead member soon, else `classic`."""
     if not _takes_over_quickly(config) or _refusal_of_consumer(config, topic, f"{probe}.consumer") is not None:
         return "classic"
     return "consumer"

@@ -33,10 +33,7 @@ def read_limited(
     """Return the messages of a partition from an offset on, until its end.
 
     Args:
-        config: Bootstrap servers and what users pass through.
         group: The group of the caller; it is neither joined nor changed.
-        at: The topic, the partition and the first offset.
-        messages: Number of messages, at most.
         one_batch: True if no second batch may be fetched meanwhile: then it is the first one that is too large.
 
     Raises:
@@ -89,13 +86,8 @@ def end_of_large_batch(
     process that ends does not report which one ended it.
 
     Args:
-        config: Bootstrap servers and what users pass through.
         group: The group of the caller; it is neither joined nor changed.
         at: The first offset of the batch.
-        on_probe: Called before each offset.
-
-    Raises:
-        Unavailable: The brokers do not answer.
     """
     probe, deadline = at, monotonic_seconds() + _SEARCH_SECONDS
     while monotonic_seconds() < deadline:

@@ -32,17 +32,7 @@ _STATUS = Path("/proc/self/status")
 
 
 class Task(TypedDict):
-    """One start of the process.
-
-    Args:
-        config: Bootstrap servers and what users pass through.
-        group: The group of the caller; it is neither joined nor changed.
-        topic: The topic to read.
-        partition: The partition to read.
-        offset: The first offset.
-        messages: Number of messages to read, at most.
-        one_batch: True if no second batch may be fetched meanwhile.
-    """
+    """One start of the process."""
 
     config: Mapping[str, str]
     group: str

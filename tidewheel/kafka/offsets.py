@@ -29,11 +29,7 @@ def offsets_client(config: Mapping[str, str], group: str = "tidewheel.offsets") 
 
 
 def read_partitions(client: Consumer, topic: str | None = None) -> dict[str, list[tuple[str, int]]]:
-    """Return the partitions of one topic, or of all.
-
-    Raises:
-        Unavailable: The broker does not answer in time.
-    """
+    """Return the partitions of one topic, or of all."""
     try:
         found = client.list_topics(topic, timeout=_SECONDS) if topic else client.list_topics(timeout=_SECONDS)
     except KafkaException as error:
@@ -43,11 +39,7 @@ def read_partitions(client: Consumer, topic: str | None = None) -> dict[str, lis
 
 
 def read_end_offsets(client: Consumer, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return the first and the next offset of each partition.
-
-    Raises:
-        Unavailable: The broker does not answer in time, or a partition does not exist.
-    """
+    """Return the first and the next offset of each partition."""
     if not places:
         return {}
     # The time of a request for the first or the next offset is that constant.
@@ -68,9 +60,6 @@ def read_led_offsets(client: Consumer, places: Sequence[tuple[str, int]]) -> dic
     """Return the first and the next offset of those partitions whose leader answers.
 
     It takes two requests a leader.
-
-    Raises:
-        Unavailable: No broker answers in time.
     """
     if not places:
         return {}
@@ -108,11 +97,7 @@ def _read_readable(client: Consumer, places: Sequence[tuple[str, int]]) -> dict[
 def read_committed(
     config: Mapping[str, str], group: str, places: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
-    """Return the next offset of each partition that a group has read; partitions without one are left out.
-
-    Raises:
-        Unavailable: The broker does not answer in time, or refuses.
-    """
+    """Return the next offset of each partition that a group has read; partitions without one are left out."""
     try:
         with offsets_client(config, group) as client:
             found = client.committed([TopicPartition(*place) for place in places], timeout=_SECONDS)

@@ -27,11 +27,7 @@ class _TopicDescription(Protocol):
 
 
 def read_topic_id(config: Mapping[str, str], name: str) -> str:
-    """Return the id of a topic.
-
-    Raises:
-        Unavailable: Kafka does not answer, or the topic does not exist.
-    """
+    """Return the id of a topic."""
     if (found := read_topic_ids(config, [name]).get(name)) is not None:
         return found
     message = f"{name} cannot be described: there is none, or it is not authorized; run `tidewheel topics apply`"
@@ -39,11 +35,7 @@ def read_topic_id(config: Mapping[str, str], name: str) -> str:
 
 
 def read_topic_ids(config: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """Return the ids of those topics that exist and may be described.
-
-    Raises:
-        Unavailable: Kafka does not answer.
-    """
+    """Return the ids of those topics that exist and may be described."""
     if not names:
         return {}
     # Kept until the result: its end would abort the request.

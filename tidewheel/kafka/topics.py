@@ -61,7 +61,6 @@ class Topic:
     Args:
         name: Full name, with prefix.
         partitions: How many; may be raised by hand later, never lowered.
-        retention_ms: After what time Kafka drops a message.
         compacted: True if Kafka keeps the last message of each key instead.
     """
 
@@ -73,13 +72,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class PartitionCounts:
-    """The partition counts that have settings. Source: docs/adr/0005.
-
-    Args:
-        runs: Of each topic of run requests.
-        events: Of completions, and of lifecycle events.
-        tenants: Of each topic of one tenant.
-    """
+    """The partition counts that have settings; `events` also of completions. Source: docs/adr/0005."""
 
     runs: int = 6
     events: int = 12
@@ -200,9 +193,6 @@ class Topics:
 def queue_names(text: str) -> list[str]:
     """Return the queues of a list separated by commas, each once.
 
-    Raises:
-        SettingsError: One is not a queue name, or there is none.
-
     >>> queue_names("reports, default,reports")
     ['reports', 'default']
     """
@@ -219,10 +209,6 @@ def queue_names(text: str) -> list[str]:
 
 def tenant_names(text: str, present: Sequence[str] = ()) -> list[str]:
     """Return the tenants of a list separated by commas, each once.
-
-    Args:
-        text: The list.
-        present: The tenants that have topics of their own.
 
     Raises:
         SettingsError: One is not a tenant name, or the topics of two would differ in '.' and '_' alone.
@@ -254,7 +240,6 @@ class TopicStatus:
     """The status of a topic.
 
     Args:
-        topic: As it ought to be.
         partitions: How many it has; 0 where it is not there.
         copies: Of each partition, the fewest there are; 0 where it is not there.
     """
@@ -280,11 +265,7 @@ def topic_statuses(
     outputs: bool = False,
     counts: PartitionCounts = PartitionCounts(),
 ) -> list[TopicStatus]:
-    """Return the status of every topic; of a standby site's those that exist.
-
-    Raises:
-        Unavailable: The broker does not answer.
-    """
+    """Return the status of every topic; of a standby site's those that exist."""
     present = _present(_admin(config), config)
     planned = topics.plan(queues, tenants=tenants, outputs=outputs, counts=counts)
     planned += [topic for topic in topics.standby_plan() if topic.name in present]
@@ -293,11 +274,7 @@ def topic_statuses(
 
 
 def queues_with_topics(config: Mapping[str, str], topics: Topics) -> list[str]:
-    """Return the queues that have topics, the default one first.
-
-    Raises:
-        Unavailable: The broker does not answer.
-    """
+    """Return the queues that have topics, the default one first."""
     start = f"{topics.prefix}.runs."
     middles = [name.removeprefix(start) for name in _present(_admin(config), config) if name.startswith(start)]
     named = {queue for queue, _, lane in (middle.rpartition(".") for middle in middles) if queue and lane in set(Lane)}
@@ -305,11 +282,7 @@ def queues_with_topics(config: Mapping[str, str], topics: Topics) -> list[str]:
 
 
 def tenants_with_topics(config: Mapping[str, str], topics: Topics) -> list[str]:
-    """Return the tenants that have a topic of their own.
-
-    Raises:
-        Unavailable: The broker does not answer.
-    """
+    """Return the tenants that have a topic of their own."""
     starts = topics.requests, topics.replies
     found = {_tenant_behind(start, name) for name in _present(_admin(config), config) for start in starts}
     return sorted(tenant for tenant in found if tenant is not None)
@@ -333,11 +306,7 @@ def missing_topic_remedy(topic: str) -> str:
 
 
 def missing_topics(config: Mapping[str, str], names: Iterable[str]) -> list[str]:
-    """Return the topics that do not exist.
-
-    Raises:
-        Unavailable: The broker does not answer.
-    """
+    """Return the topics that do not exist."""
     present = _present(_admin(config), config)
     return [name for name in names if name not in present]
 
@@ -359,7 +328,6 @@ def apply_topics(
         What was done (with `dry_run`: would be), a line each; empty when all was as it should be.
 
     Raises:
-        Unavailable: The broker does not answer.
         Unusable: It refuses, for instance because too few brokers are up for `replication`.
     """
     statuses = topic_statuses(config, topics, queues=queues, tenants=tenants, outputs=outputs, counts=counts)
@@ -369,12 +337,7 @@ def apply_topics(
 
 
 def create_standby_topics(config: Mapping[str, str], topics: Topics, *, replication: int = 1) -> list[str]:
-    """Create the topics of a standby site where they are missing; return what was done, a line each.
-
-    Raises:
-        Unavailable: The broker does not answer.
-        Unusable: It refuses, for instance because too few brokers are up for `replication`.
-    """
+    """Create the topics of a standby site where they are missing; return what was done, a line each."""
     present = _present(_admin(config), config)
     found = [(topic, present.get(topic.name)) for topic in topics.standby_plan()]
     return _apply(
@@ -399,14 +362,7 @@ def _apply(config: Mapping[str, str], statuses: Sequence[TopicStatus], replicati
 
 @dataclass(frozen=True, slots=True)
 class SettingDeviation:
-    """A setting of a topic that breaks a promise.
-
-    Args:
-        topic: The topic.
-        setting: The setting's name in Kafka.
-        value: Its value.
-        wanted: The value that `topics apply` gives a new topic.
-    """
+    """A setting of a topic that breaks a promise; `topics apply` gives a new topic `wanted`."""
 
     topic: str
     setting: str
@@ -448,9 +404,6 @@ def read_retention(config: Mapping[str, str], names: Iterable[str]) -> dict[str,
     """Return the time after which Kafka drops messages, of those of these topics where it does.
 
     It is zero where a topic is bounded by its size.
-
-    Raises:
-        Unavailable: The broker does not answer, or does not allow to read settings.
     """
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
     if not resources:

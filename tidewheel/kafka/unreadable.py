@@ -27,12 +27,8 @@ def end_of_batch(config: Mapping[str, str], group: str, at: TopicPartition) -> i
     """Return the offset behind an unreadable batch.
 
     Args:
-        config: Bootstrap servers and what users pass through.
         group: The group of the caller; it is neither joined nor changed.
         at: The first offset of the batch.
-
-    Raises:
-        Unavailable: The brokers do not answer.
     """
     ends = {**config, "enable.partition.eof": "true"}
     with closing(consumer(ends, group=group, role="unreadable", protocol="classic")) as client:

@@ -14,14 +14,7 @@ def is_installed() -> bool:
 
 
 def require_installed(what: str) -> None:
-    """Refuse to go on without the packages of `tidewheel[local]`.
-
-    Args:
-        what: The command or fixture that needs them, for the message.
-
-    Raises:
-        StackError: A package is missing; the message says how to install it.
-    """
+    """Refuse to go on without the packages of `tidewheel[local]`."""
     if not is_installed():
         message = f"{what} needs the local stack, which is not installed: {INSTALL}"
         raise StackError(message)

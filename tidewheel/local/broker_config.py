@@ -58,7 +58,6 @@ class Node(BaseModel, frozen=True):
     Args:
         node_id: From 1.
         port: Where clients connect on 127.0.0.1.
-        controller_port: Where the other controllers do.
     """
 
     node_id: int

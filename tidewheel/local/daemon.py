@@ -37,11 +37,7 @@ class Daemon:
         self._marker = marker
 
     def start(self, command: Sequence[str], *, log: Path, cwd: Path, account: Account | None = None) -> None:
-        """Start `command` in a session of its own, its output appended to `log`; record its pid.
-
-        Raises:
-            StackError: The program cannot be executed.
-        """
+        """Start `command` in a session of its own, its output appended to `log`; record its pid."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             try:

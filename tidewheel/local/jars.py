@@ -38,11 +38,7 @@ _PAUSE_SECONDS = 0.5
 
 
 def broker_jars(cache: Path | None = None, progress: Progress = in_silence) -> tuple[Path, ...]:
-    """Return every jar of the broker, verified; fetch missing or damaged ones first.
-
-    Raises:
-        StackError: A jar cannot be fetched, or what was fetched is not what the checksum says; the message names it.
-    """
+    """Return every jar of the broker, verified; fetch missing or damaged ones, or raise StackError."""
     folder = (cache or default_cache()) / f"kafka-{KAFKA_VERSION}"
     jars = read_manifest()
     if not _as_verified(folder, jars):

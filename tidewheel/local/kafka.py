@@ -43,13 +43,8 @@ class Broker:
     """One node, with its configuration and data below `folder`.
 
     Args:
-        node: This one.
-        nodes: All of the cluster.
-        folder: Its own folder, made on the first start.
         log: Its log file; the JVM's own output is in the same folder.
         cluster_id: 16 bytes in base 64.
-        passwords: Of the cluster.
-        jars: Returns the class path when the node is started.
         lasting: False if the node ends with the caller's session, before the JVM's second compiler pays for itself.
             Members join quickly.
     """
@@ -144,11 +139,7 @@ class Broker:
         return any(each.status == psutil.CONN_LISTEN and each.laddr.port == self.node.port for each in sockets)
 
     def check(self) -> None:
-        """Check that the node still runs.
-
-        Raises:
-            StackError: It has ended; the message ends with the last lines of its log.
-        """
+        """Check that the node still runs."""
         if not self._daemon.is_noted_alive():
             message = f"Kafka node {self.node.node_id} ended while starting: {self._log_tail()}"
             raise StackError(message)
@@ -236,9 +227,6 @@ class Cluster:
         """Wait until every node is a member and a partition has a leader and all its copies.
 
         On the first start the cluster stores the clients' password. A start that ends before that does it again.
-
-        Raises:
-            StackError: A node has ended, or all this takes too long.
         """
         from tidewheel.local.kafka_admin import is_served, members  # here: `running_stack`, of all commands, needs none
 

@@ -29,14 +29,7 @@ class PartState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatus:
-    """One part.
-
-    Args:
-        name: For people.
-        state: How it is.
-        address: host:port.
-        pid: Of a running part of ours, else None.
-    """
+    """One part; it has a `pid` if it is ours and runs."""
 
     name: str
     state: PartState
@@ -48,11 +41,7 @@ class Parts:
     """The embedded parts of the stack in `home`, used or replaced by given servers.
 
     Args:
-        home: The stack's folder.
-        state: What it remembers.
         cache: Where the broker's jars are kept; None for the user's cache.
-        shared_buffers_megabytes: PostgreSQL's page cache.
-        max_wal_size_megabytes: WAL between PostgreSQL's checkpoints.
         lasting: False if the stack is erased with the caller's session.
     """
 

@@ -14,11 +14,7 @@ _TRIES = 200
 
 
 def free_port(taken: Collection[int] = ()) -> int:
-    """Return a port without a listener, and none of `taken`.
-
-    Raises:
-        StackError: None of two hundred ports tried was free.
-    """
+    """Return a port without a listener, and none of `taken`."""
     for _ in range(_TRIES):
         port = random.randrange(_LOWEST, _HIGHEST)  # noqa: S311 - a port is no secret
         if port not in taken and is_free(port):

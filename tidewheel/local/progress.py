@@ -11,9 +11,7 @@ class Step:
 
     Args:
         what: A phrase for people, such as ``starting PostgreSQL``.
-        done_bytes: How much of it is there already.
         total_bytes: How much there is to do; 0 where it cannot be counted.
-        part: The part of it that is under way, such as a file.
     """
 
     what: str

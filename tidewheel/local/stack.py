@@ -208,20 +208,12 @@ class LocalStack:
 
     @property
     def postgres(self) -> Postgres:
-        """The embedded server, the primary if it has a standby, for a caller that stops and starts it alone.
-
-        Raises:
-            StackError: The stack was never made.
-        """
+        """The embedded server, the primary if it has a standby, for a caller that stops and starts it alone."""
         return self._require_parts().postgres
 
     @property
     def standby(self) -> Postgres:
-        """The standby of the embedded server, likewise.
-
-        Raises:
-            StackError: The stack was never made, or has none.
-        """
+        """The standby of the embedded server, likewise."""
         standby = self._require_parts().standby
         if standby is None:
             message = "this stack has no standby; `tidewheel up --standby` makes one"
@@ -229,11 +221,7 @@ class LocalStack:
         return standby
 
     def broker(self, number: int) -> Broker:
-        """Node `number`, from 1, for those who stop and start it alone.
-
-        Raises:
-            StackError: The stack was never made, or has no such node.
-        """
+        """Node `number`, from 1, for those who stop and start it alone."""
         brokers = self._require_parts().cluster.brokers
         if not 1 <= number <= len(brokers):
             message = f"this stack has Kafka nodes 1 to {len(brokers)}, no {number}"

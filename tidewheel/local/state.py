@@ -43,8 +43,6 @@ class Dev(BaseModel):
     """The content of `dev.lock`.
 
     Args:
-        pid: The process.
-        folder: The folder in which it was started.
         owns_stack: True if it has started the stack, and stops it.
         variables: Those of its environment that clients need too.
     """
@@ -73,12 +71,8 @@ class StackState(BaseModel, frozen=True):
     """The content of `stack.json`.
 
     Args:
-        password: Of the embedded database's role.
         postgres_port: Of the embedded database, of its primary if it has a standby.
-        standby_port: Of its standby, or None.
         is_promoted: True if the primary is the server that was made as the standby.
-        cluster_id: Of the embedded Kafka, 16 bytes in base 64.
-        nodes: Of the embedded Kafka.
         kafka_passwords: Of the embedded Kafka; None in the file of an older release, whose nodes ask for none.
         database_url: A database given instead of the embedded one, or None.
         bootstrap: Brokers given instead of the embedded ones, or None.
@@ -96,11 +90,7 @@ class StackState(BaseModel, frozen=True):
 
 
 def read_state(home: Path) -> StackState | None:
-    """Return the stored state of the stack in `home`; None if there is none.
-
-    Raises:
-        StackError: The file cannot be read.
-    """
+    """Return the stored state of the stack in `home`; None if there is none."""
     path = home / STATE_FILE
     try:
         return StackState.model_validate_json(path.read_bytes())

@@ -12,12 +12,7 @@ _CANCEL_SECONDS = 0.1  # between two cancels: a cancel that arrives before the s
 
 
 class BackgroundQuery(Generic[R]):
-    """A query that its loop starts and collects later, so that the loop never waits for it.
-
-    Args:
-        session: The query's own connection.
-        name: The thread's name.
-    """
+    """A query that its loop starts and collects later, so that the loop never waits for it."""
 
     def __init__(self, session: Session, name: str) -> None:
         self._session = session
@@ -35,11 +30,7 @@ class BackgroundQuery(Generic[R]):
         self._query = self._thread.submit(query)
 
     def take(self) -> R | None:
-        """Return the result of a query that has ended, once; else None.
-
-        Raises:
-            Unavailable: The query raised it. Any other error of the query is raised too.
-        """
+        """Return the result of a query that has ended, once, or raise its error; else None."""
         query = self._query
         if query is None or not query.done():
             return None

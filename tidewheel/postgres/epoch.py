@@ -33,7 +33,6 @@ class Epoch:
         """Note the epoch of the database.
 
         Args:
-            connection: Of the service, at its start.
             on_end: Called when a later connection finds another epoch.
 
         Raises:
@@ -46,12 +45,7 @@ class Epoch:
         self._noted, self._on_end = noted, on_end
 
     def check(self, connection: Connection[tuple[object, ...]]) -> None:
-        """Compare the epoch of a new connection.
-
-        Raises:
-            EpochOver: It is another one: this process ends.
-            psycopg.Error: The connection is lost.
-        """
+        """Raise EpochOver if a new connection has another epoch: this process ends."""
         if self._noted is None:
             return
         found, restoring = _read(connection)

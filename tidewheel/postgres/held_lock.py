@@ -24,12 +24,7 @@ def held_lock(url: str, name: str, *statements: LiteralString) -> Generator[bool
     """Run a block under the locks of some statements; yield False if others hold one of them.
 
     Args:
-        url: The database.
-        name: The application_name in pg_stat_activity.
         statements: LOCK TABLE, or queries that return false if others hold the lock.
-
-    Raises:
-        Unavailable: The database does not answer.
     """
     with closing(connect(url, name, autocommit=True)) as connection:
         begin_lasting(connection)
@@ -37,11 +32,7 @@ def held_lock(url: str, name: str, *statements: LiteralString) -> Generator[bool
 
 
 def begin_lasting(connection: Conn) -> None:
-    """Begin a transaction that the server does not end, for locks of tables.
-
-    Args:
-        connection: With autocommit.
-    """
+    """Begin a transaction that the server does not end, for locks of tables; autocommit is on."""
     connection.execute(_NO_LIMITS)
     connection.execute("BEGIN")
 
@@ -51,7 +42,6 @@ def try_table_lock(connection: Conn, statement: LiteralString) -> bool:
 
     Args:
         connection: Inside a transaction, which goes on either way.
-        statement: LOCK TABLE, or a query.
     """
     try:
         with connection.transaction():

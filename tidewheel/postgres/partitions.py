@@ -80,11 +80,7 @@ def forget_days(connection: "Conn") -> None:
 
 
 def ensure_coming_days(connection: "Conn") -> None:
-    """Create the partitions of `coming_days`.
-
-    Raises:
-        psycopg.OperationalError: The connection cannot be made, or another transaction locks a table.
-    """
+    """Create the partitions of `coming_days`."""
     ensure_days(connection, coming_days(connection))
 
 
@@ -144,8 +140,6 @@ class StoredDay(NamedTuple):
     """The partition of one table and one day.
 
     Args:
-        table: The partitioned table.
-        day: The day.
         attached: False if a process died after it had detached the partition.
         pending: True if it died, or waited for too long, while it detached it.
     """
@@ -179,7 +173,6 @@ def drop_day(connection: "Conn", stored: StoredDay) -> None:
     Args:
         connection: With autocommit. It waits for the transactions that have used the table, and to complete an
             interrupted drop for all older snapshots.
-        stored: The partition.
     """
     if connection.execute(_OWNS, [stored.table]).fetchone() != (True,):
         connection.execute(_DROP_DAY, [stored.table, stored.day])

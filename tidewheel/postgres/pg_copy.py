@@ -105,7 +105,6 @@ def copy_rows(connection: "Connection[tuple[object, ...]]", statement: LiteralSt
     Where it acts for a tenant they are inserted: row-level security refuses COPY.
 
     Args:
-        connection: Inside a transaction.
         statement: `COPY … FROM STDIN (FORMAT BINARY)`.
         rows: Each `columns(n)` and then its fields, in the statement's order.
     """

@@ -113,10 +113,8 @@ class OwnConnection(Connection[tuple[object, ...]]):
 
     Attributes:
         tenant: The tenant for which its transaction acts; None if it acts as the role that connected.
-        notices: What the server has noted about its commits.
         settings: The server settings that were set after connecting, through a pooler; None without one.
         committing: What `Session.transaction` calls once its transaction has committed.
-        has_events: True if the transaction has appended events to the outbox.
     """
 
     tenant: str | None = None
@@ -189,7 +187,6 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
     Args:
         url: A libpq connection string; empty takes the `PG*` variables.
         name: The application_name in pg_stat_activity, such as `tidewheel-relay`.
-        autocommit: For LISTEN and single statements.
         options: Further server settings of this session, as `-c name=value`. Those of the URL, or of PGOPTIONS, apply
             too, except where Tidewheel sets them itself.
         prompt: Notice a lost server, or one that returned, within 4 s: for heartbeats.
@@ -265,7 +262,6 @@ def connect_configured(url: str, name: str, *, autocommit: bool = False) -> Conn
     Raises:
         SettingsError: The server refuses the user, the password, the address or the database, or a pooler shares
             sessions.
-        Unavailable: It does not answer.
     """
     try:
         connection = connect(url, name, autocommit=autocommit)
@@ -321,12 +317,9 @@ def _started(url: str, name: str, options: str, *, prompt: bool) -> OwnConnectio
 class Session:
     """One connection for one thread, opened on first use and reopened after it broke.
 
+    The other arguments are those of `connect`.
+
     Args:
-        url: As for `connect`.
-        name: As for `connect`.
-        options: As for `connect`.
-        autocommit: As for `connect`.
-        prompt: As for `connect`.
         renews: Replace a connection that the server has closed between two transactions: nothing was sent. Not for a
             caller that holds locks of the session, or whose clock stops while the server is away: a statement reports
             the loss there.
@@ -347,11 +340,7 @@ class Session:
         self._connection: Conn | None = None
 
     def connection(self) -> Conn:
-        """Return the open connection.
-
-        Raises:
-            Unavailable: It cannot be opened now.
-        """
+        """Return the open connection."""
         if self._connection is not None and self._renews and _was_closed_idle(self._connection):
             self.close()
         if self._connection is None or self._connection.closed:

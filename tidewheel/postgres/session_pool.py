@@ -8,12 +8,7 @@ from tidewheel.postgres.session import Conn, Session
 
 
 class SessionPool:
-    """A pool of sessions; each is opened when the open ones are busy.
-
-    Args:
-        make: Makes a session.
-        most: The greatest number of them; further threads wait for one.
-    """
+    """A pool of sessions; each is opened when the open ones are busy."""
 
     def __init__(self, make: Callable[[], Session], most: int) -> None:
         self._make = make

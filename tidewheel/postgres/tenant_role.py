@@ -32,11 +32,8 @@ def begin_for_tenant(
     """Begin a transaction that acts as the role for a tenant, in one round trip.
 
     Args:
-        connection: Outside a transaction.
-        role: The role that row-level security binds.
         tenant: The only tenant whose rows exist for this transaction.
         search_path: Of `read_search_path`.
-        first: Statements that a transaction needs before any other.
 
     Raises:
         InstallationFault: The role does not exist.

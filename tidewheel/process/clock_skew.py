@@ -15,12 +15,7 @@ _LOG = logging.getLogger("tidewheel.process.service")
 
 
 class ClockSkew:
-    """The clock skew of one process; safe from every thread.
-
-    Args:
-        limit: A larger skew logs a warning (`max_clock_skew`).
-        clock: This process's clock.
-    """
+    """The clock skew of one process; above `limit` it logs a warning. Safe from every thread."""
 
     def __init__(self, limit: timedelta, clock: Clock | None = None) -> None:
         self._limit, self._clock = limit, clock or SystemClock()
@@ -37,7 +32,6 @@ class ClockSkew:
         """Record one reading of the database's clock.
 
         Args:
-            instant: The reading.
             since: `monotonic_seconds()` from before the statement was sent. The reading was taken after that, so the
                 skew is wrong by at most half of the time since then.
 

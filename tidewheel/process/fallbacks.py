@@ -113,11 +113,7 @@ _Counts = dict[_Key, tuple[int, int]]
 
 
 class Work:
-    """The counts of this process.
-
-    Args:
-        seconds: The window.
-    """
+    """The counts of this process."""
 
     def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
         self._seconds = seconds
@@ -134,9 +130,6 @@ class Work:
 
     def pass_on(self, now: float) -> list[Share]:
         """Add to the metric what is new, log what has become a fault, and return the shares of the window.
-
-        Args:
-            now: Monotonic seconds.
 
         Returns:
             Nothing before a whole window has passed.

@@ -91,8 +91,6 @@ def serve_health(
 
     Args:
         port: The TCP port; 0 picks a free one.
-        state: The process's health.
-        host: The address to listen on.
         names: The names, besides addresses and `localhost`, under which requests may arrive. Others are refused: a web
             page could otherwise read the metrics through a visitor's browser, by a name that resolves to this machine.
 

@@ -166,7 +166,6 @@ class Backoff:
         """Log a failure unless the same one was logged since the last success; return the seconds to pause.
 
         Args:
-            error: The failure.
             unexpected: True for a fault of the code, which is logged with its traceback.
         """
         if unexpected and is_exhausted(error):
@@ -208,11 +207,7 @@ def _without_numbers(error: BaseException) -> str:
 
 
 def wait_until_available(stop: Shutdown, what: str, ask: Callable[[], R]) -> R:
-    """Return what `ask` returns, as soon as it raises no `Unavailable`.
-
-    Raises:
-        SystemExit: A shutdown was requested meanwhile.
-    """
+    """Return what `ask` returns, as soon as it raises no `Unavailable`; a shutdown raises SystemExit."""
     backoff = Backoff(stop, what)
     while not stop.requested():
         try:
@@ -236,9 +231,6 @@ def run_loop(
     """Call `step` until the shutdown is requested, sleeping the seconds it returns; back off on errors.
 
     Args:
-        stop: The shutdown flag.
-        what: The loop's name in logs and health.
-        step: One cycle of the loop; returns the seconds to sleep.
         wake: Cuts a sleep short when set; cleared before each cycle, so that a wake-up during a cycle is kept.
         longest_pause: The longest pause after an error, in seconds.
     """

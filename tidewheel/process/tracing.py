@@ -21,11 +21,7 @@ spans: "Spans | None" = None
 
 
 def start(role: str) -> None:
-    """Export the spans of this process by OTLP over HTTP, as the variables `OTEL_…` say.
-
-    Raises:
-        SettingsError: The packages are not installed.
-    """
+    """Export the spans of this process by OTLP over HTTP, as the variables `OTEL_…` say."""
     global spans
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
         message = "TIDEWHEEL_TRACES needs OpenTelemetry: pip install 'tidewheel[telemetry]', or unset the variable"

@@ -19,12 +19,7 @@ from tidewheel.schedules.zoned_cron import offset_spans
 
 @dataclass(frozen=True, slots=True)
 class Excluding:
-    """A schedule without single occurrences, as users skip or move them.
-
-    Args:
-        schedule: The schedule.
-        excluded: The instants that do not count, a handful.
-    """
+    """A schedule without the few occurrences that users skip or move."""
 
     schedule: Schedule
     excluded: frozenset[datetime]
@@ -84,7 +79,6 @@ class CalendarSchedule:
         schedule: The schedule; its bounds apply to its own instants, not to shifted ones.
         exclude: Days of these are not open.
         include: If there are any, only days of these are open.
-        zone_name: The zone of the days.
         shift: True if an occurrence of a day that is not open fires on the next open day, at the same wall time.
         since: The last change of open days or of `shift`. An occurrence before it has fired on its own day, or was
             excluded, and is no longer shifted.
@@ -274,10 +268,7 @@ def excluded_spans(
     """List the spans that calendars exclude from a schedule in ``(start, end]``.
 
     Args:
-        nominal: The schedule.
         effective: The schedule under its calendars; without calendars nothing is excluded.
-        start: The start of the range.
-        end: The end of the range.
 
     Returns:
         Spans without an occurrence in them: the first excluded instant, the last, their number, and True if it is exact
@@ -307,9 +298,6 @@ def ensure_open_days(effective: Schedule, now: datetime) -> None:
 
     A schedule that had an occurrence before passes. So does a `once` whose time has passed on an open day, as in
     `ensure_can_fire`.
-
-    Raises:
-        InvalidInput: The calendars leave no occurrence: it could never fire.
     """
     if not isinstance(effective, CalendarSchedule) or effective.after(now) is not None:
         return

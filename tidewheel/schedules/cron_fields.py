@@ -67,7 +67,6 @@ class CronFields:
         months: Bits 1 to 12.
         days: The days that fit, for each shape of month (see `days_by_month_shape`).
         follows_wall_clock: The minute or the hour field begins with ``*``.
-        has_seconds: Six fields were read.
         hashed: The expression holds an ``H``: what it says depends on the job.
         timezone: The zone named inline by ``CRON_TZ=`` or ``TZ=``.
     """

@@ -42,10 +42,6 @@ def parse_cron(expression: str, *, hash_key: bytes | None = None) -> CronFields:
         expression: At most 256 characters.
         hash_key: The key by which ``H`` is spread: the job id's bytes. None refuses ``H``.
 
-    Args:
-        expression: At most 256 characters.
-        hash_key: What ``H`` is spread by: the job id's bytes. None refuses ``H``.
-
     >>> parse_cron("0 3 0 * *")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     tidewheel.errors.ScheduleRefused: cron: day of month 0 is outside ...; the nearest that works is `0 3 1 * *`

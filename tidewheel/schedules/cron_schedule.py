@@ -19,7 +19,6 @@ class CronSchedule:
     Args:
         entries: Expressions in their zones, shared among all schedules that have them.
         bounds: Both ends belong to it.
-        hashed: True if an expression holds an ``H``.
     """
 
     entries: tuple[ZonedCron, ...]
@@ -79,9 +78,6 @@ def zoned_cron(
     """Return the expression in its zone: one object for the same arguments.
 
     An inline zone of the expression is preferred to `timezone`.
-
-    Raises:
-        ScheduleRefused: The expression or the zone cannot be read.
     """
     return _zoned_cron(expression, timezone, gap, overlap, hash_key if uses_hash(expression) else None)
 

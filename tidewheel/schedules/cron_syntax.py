@@ -27,9 +27,6 @@ class FieldKind:
     """One field of a cron expression.
 
     Args:
-        name: Its name in messages.
-        low: The smallest number.
-        high: The largest number.
         period: The period after which the field starts again.
         names: Words for numbers, from `low` on, in lower case.
         unit: The unit of an interval with the same meaning; empty if intervals have none.
@@ -64,7 +61,6 @@ class ElementRefused(Exception):
     """An element that cannot be read; never leaves this package.
 
     Args:
-        problem: The text that was read, and why it is refused.
         nearest: The replacement of `word`; empty if there is none.
         hint: The remedy when a replacement does not suffice.
         word: The wrong part of the element; empty if all of it is wrong.
@@ -93,9 +89,6 @@ def number_of(word: str, kind: FieldKind) -> int:
     >>> from tidewheel.schedules.cron_syntax import DAY_OF_WEEK
     >>> number_of("wed", DAY_OF_WEEK)
     3
-
-    Raises:
-        ElementRefused: No such name, or outside the bounds.
     """
     if not word.isdigit():
         if word in kind.names:
@@ -157,9 +150,6 @@ def special_days(element: str, kind: FieldKind) -> DayRule | None:
 
     >>> special_days("5#3", DAY_OF_WEEK) == DayRule(nth=1 << 7 * 2 + 5)
     True
-
-    Raises:
-        ElementRefused: It has one of these, but names no existing day.
     """
     if kind is DAY_OF_MONTH:
         return _date(element)
@@ -209,9 +199,6 @@ def resolve(element: str, kind: FieldKind, hash_key: bytes | None) -> str:
     """Resolve ``H`` for a job to a plain element.
 
     With a step the element begins within the first step of the range.
-
-    Raises:
-        ElementRefused: No key is given, or the range is not one of the field.
     """
     match = HASHED.fullmatch(element)
     if match is None or hash_key is None:
@@ -246,9 +233,7 @@ class FieldText:
 
     Args:
         plain: Elements of numbers, ranges and steps, unambiguous for croniter.
-        special: The days of its elements with ``L``, ``W`` or ``#``.
         led_by_star: True if the field begins with ``*`` or is ``?``.
-        hashed: True if it holds an ``H``.
     """
 
     plain: tuple[str, ...]
@@ -258,11 +243,7 @@ class FieldText:
 
 
 def read_field(text: str, kind: FieldKind, hash_key: bytes | None) -> FieldText:
-    """Parse a field: check its elements and sort them by kind.
-
-    Raises:
-        ElementRefused: One of them cannot be read; the error holds it.
-    """
+    """Parse a field: check its elements and sort them by kind."""
     if text == "?" and kind in (DAY_OF_MONTH, DAY_OF_WEEK):
         return FieldText(("*",), led_by_star=True)
     plain: list[str] = []

@@ -38,8 +38,6 @@ def decide(
     """Decide which occurrences of a timer fire now, which are skipped, and when the timer is due next.
 
     Args:
-        state: The timer.
-        now: The database's clock.
         horizon: Instants up to here become runs (now plus the lookahead).
         misfire_after: How late an occurrence may be before it is missed.
         limit: The most occurrences in one decision. The timer stays due when there are more.
@@ -228,11 +226,7 @@ def _keep_position(state: TimerState, at: datetime) -> Decision:
 def _catch_up(
     state: TimerState, first: datetime, latest: datetime, *, policy: CatchUp, now: datetime, reason: SkipReason
 ) -> tuple[list[Skip], datetime | None]:
-    """Apply the catch-up policy to `first..latest`.
-
-    Returns:
-        The skipped spans, and the first occurrence to fire, or None if all are skipped.
-    """
+    """Apply the catch-up policy to `first..latest`; return skipped spans and the first to fire, if any."""
     live = state.live
     if policy is CatchUp.SKIP:
         return list(skip_span(live, first, latest, reason=reason)), None

@@ -46,15 +46,7 @@ class BackfillState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A span of occurrences that did not fire.
-
-    Args:
-        reason: The reason for which they did not.
-        first_at: The first of them.
-        last_at: The last.
-        occurrences: Their number.
-        exact: False if there are more, and counting stopped.
-    """
+    """A span of occurrences that did not fire; not exact if counting stopped before its end."""
 
     reason: SkipReason
     first_at: datetime
@@ -84,7 +76,6 @@ class Decision(NamedTuple):
 
     Args:
         fires: The occurrences that become runs now, oldest first.
-        skips: The spans that are skipped.
         next_at: The first instant that is not recorded yet; None when the job has nothing left to fire.
         due_at: The instant at which the timer is due next; None: `next_at`.
         catch_up_end: The end of the catch-up. Occurrences up to here fire without another decision.
@@ -108,7 +99,6 @@ class DaySet:
     """The days of a calendar.
 
     Args:
-        days: Single days.
         weekdays: Days of every week; 0 is Sunday, as in cron.
         since: The last change of days that had come. Occurrences before it are no longer shifted.
     """

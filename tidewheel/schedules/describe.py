@@ -146,7 +146,6 @@ def dst_effects(entry: ZonedCron, since: int, at: int) -> tuple[str, ...]:
     """Return the notes on an occurrence, and on times skipped since the one before.
 
     Args:
-        entry: The expression in its zone.
         since: Seconds since 1970-01-01 UTC.
         at: An occurrence, in the same unit.
     """
@@ -260,11 +259,7 @@ def describe(
 
 
 def describe_times(expression: str, timezone: str) -> str:
-    """Describe the times of an expression as a clause, without the effects of clock changes.
-
-    Raises:
-        ScheduleRefused: Expression or zone cannot be read.
-    """
+    """Describe the times of an expression as a clause, without the effects of clock changes."""
     fields = parse_cron(expression, hash_key=b"any")
     of = zone(fields.timezone or timezone)
     words = fields.expression.split()

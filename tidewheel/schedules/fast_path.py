@@ -24,8 +24,6 @@ def decide_on_time(timer: Timer, *, now: datetime, horizon: datetime, misfire_af
     """Return the decision of `decide` for an interval or a `once` without a hold or overrides.
 
     Args:
-        timer: Its row.
-        now: The database's clock.
         horizon: Instants up to here become runs.
         misfire_after: How late an occurrence may be before it is missed.
 
@@ -69,12 +67,7 @@ class _IntervalStep(NamedTuple):
 
 
 def _following(text: str, at: datetime) -> datetime | None:
-    """Return the occurrence after `at` of an interval or a `once`; None if there is none.
-
-    Raises:
-        ValueError: It is another kind of schedule, or `at` is not one of its occurrences. This, TypeError and
-            OverflowError also mean that an instant cannot be read.
-    """
+    """Return the occurrence after `at` of an interval or a `once`; None if there is none."""
     # The canonical text has sorted names, so the instant comes first.
     _, name, _, instant, rest = text.split('"', 4)
     if name == "anchor":
@@ -91,11 +84,7 @@ def _following(text: str, at: datetime) -> datetime | None:
 
 @lru_cache(maxsize=4096)  # distinct intervals in use, apart from their anchors: a few hundred
 def _interval_step(rest: str) -> _IntervalStep:
-    """Parse the text of an interval behind the instant of its anchor.
-
-    Raises:
-        ValueError: It describes no interval.
-    """
+    """Parse the text of an interval behind the instant of its anchor."""
     interval = read_schedule(f'{{"anchor":"{_ANY_ANCHOR}"{rest}')
     if not isinstance(interval, Interval):
         raise ValueError  # noqa: TRY004 - it means that the general path must decide

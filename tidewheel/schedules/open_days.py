@@ -38,7 +38,6 @@ class OpenDays:
     Args:
         exclude: Days of these are not open.
         include: If there are any, only days of these are open.
-        of: The zone of the days.
 
     >>> days = OpenDays((DaySet(weekdays=frozenset({0, 6})),), (), zone("UTC"))
     >>> days.opens(0), days.nearest(2, 1, opens=True)  # a Thursday; from Saturday to Monday
@@ -122,11 +121,7 @@ class OpenDays:
 
 
 def open_days(exclude: tuple[DaySet, ...], include: tuple[DaySet, ...], zone_name: str) -> OpenDays:
-    """Return the open days under these calendars in that zone: one object for the same arguments.
-
-    Raises:
-        ScheduleRefused: tzdata has no such zone.
-    """
+    """Return the open days under these calendars in that zone: one object for the same arguments."""
     return _OPEN_DAYS.of((exclude, include, zone_name))
 
 
@@ -174,8 +169,6 @@ class DayShifts:
 
     Args:
         schedule: The schedule, on days that are not open too.
-        days: The open days.
-        offset_spans: The spans of local time of the zone.
         since: Occurrences at or before it are not shifted.
     """
 

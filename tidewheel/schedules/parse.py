@@ -75,9 +75,6 @@ def ensure_can_fire(schedule: Schedule, now: datetime) -> None:
     """Refuse a schedule that can never fire after `now`.
 
     A `once` whose time has passed is accepted, since `catch_up` decides about it. So is `manual`.
-
-    Raises:
-        ScheduleRefused: There will never be an occurrence after `now`. The remedy names the cause.
     """
     match schedule:
         case CronSchedule(entries=entries, bounds=bounds):
@@ -186,19 +183,12 @@ def schedule_from_text(text: str, job_id: UUID) -> Schedule:
     """Return the schedule of a canonical JSON document: the same object for the same text.
 
     A text with an ``H`` in an expression is parsed per job, since its occurrences depend on the job's id.
-
-    Raises:
-        ScheduleRefused: The text describes no schedule.
     """
     return _of_job(text, job_id) if '"expressions"' in text and _hashed(text) else _shared(text)
 
 
 def read_schedule(text: str, job_id: UUID | None = None) -> Schedule:
-    """Parse the schedule of a JSON document, without the cache.
-
-    Raises:
-        ScheduleRefused: The text describes no schedule.
-    """
+    """Parse the schedule of a JSON document, without the cache."""
     return parse_schedule(_document(text), job_id=job_id)
 
 

@@ -99,8 +99,6 @@ def jittered(
     """Add jitter to an occurrence: the run's start, at the occurrence or later and before the next one.
 
     Args:
-        occurrence: The nominal instant, aware.
-        following: The next one; None if there is none.
         job_id: Two jobs get different delays. One job gets the same delay for one occurrence each time.
         longest: The delay is shorter than this.
         percent: The delay is shorter than this percentage of the time to `following`, 0 to 100; ignored without one.

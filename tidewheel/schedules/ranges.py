@@ -42,9 +42,6 @@ class VersionSpan:
     """The part of a range in which one version is in force.
 
     Args:
-        version: The version.
-        nominal: Its schedule.
-        schedule: The schedule under its calendars.
         start: Occurrences are later than this.
         end: Occurrences are not later than this.
     """
@@ -86,12 +83,7 @@ class Range:
         return found, True
 
     def iterate(self, cursor: datetime | None, *, newest_first: bool) -> Iterator[tuple[datetime, int]]:
-        """Yield the occurrences with their versions.
-
-        Args:
-            cursor: The first instant that may come; None: from the beginning.
-            newest_first: True for descending order.
-        """
+        """Yield the occurrences with their versions, from a cursor on or from the beginning."""
         for span in reversed(self.spans) if newest_first else self.spans:
             found = _descending(span, cursor) if newest_first else _ascending(span, cursor)
             for at in found:
@@ -105,11 +97,8 @@ def range_of(
 
     Args:
         job_id: The job; an ``H`` depends on it.
-        tenant: The tenant of the calendars.
         versions: The versions in force, by time, ascending.
         day_sets: At least the calendars that `calendars_of` names, as far as they exist.
-        first: UTC.
-        last: UTC.
 
     Raises:
         ScheduleRefused: A version cannot be read, or names a calendar that was deleted.
@@ -224,7 +213,6 @@ def next_occurrences(
         expression: Five fields, or six with seconds first; a ``CRON_TZ=`` in it outranks `timezone`.
         timezone: An IANA name.
         after: Aware; not part of the result itself.
-        n: The length of the result; 0 or less gives none.
         dst_gap: ``shift_forward`` or ``skip``.
         dst_overlap: ``first``, ``second`` or ``both``.
         hash_key: The key by which ``H`` is spread.

@@ -39,11 +39,7 @@ class Once:
 
 @dataclass(frozen=True, slots=True)
 class Manual:
-    """A schedule without occurrences of its own: runs come from triggers or from parents.
-
-    Args:
-        follows: True if the job has parents in a workflow.
-    """
+    """A schedule without occurrences of its own: runs come from triggers, or from parents if `follows`."""
 
     follows: bool = False
     hashed = False
@@ -70,8 +66,6 @@ class Interval:
     """Occurrences at ``anchor + n * every``, computed by arithmetic.
 
     Args:
-        interval_us: Microseconds.
-        anchor: UTC.
         anchor_fires: True if ``n`` begins with 0 instead of 1: the user named the anchor, so it is an occurrence too.
         bounds: Both ends belong to it.
     """
@@ -130,7 +124,6 @@ class FixedDelay:
     Its occurrences are the recorded ones. As a schedule it has none, so it has no catch-up and no backfill.
 
     Args:
-        interval_us: Microseconds.
         bounds: Both ends belong to it.
     """
 
@@ -139,12 +132,7 @@ class FixedDelay:
     hashed = False
 
     def due(self, accepted: datetime, ended: datetime | None) -> datetime | None:
-        """Return the next occurrence; None past the end.
-
-        Args:
-            accepted: The instant at which the schedule was first accepted.
-            ended: The end of the last run by the timer; None before the first one.
-        """
+        """Return the next occurrence; None past the end. Before the first run `ended` is None."""
         instant = accepted if ended is None else ended + timedelta(microseconds=self.interval_us)
         if self.bounds.start_at is not None:
             instant = max(instant, self.bounds.start_at)

@@ -39,12 +39,9 @@ class TimerState:
     """The state of one timer.
 
     Args:
-        schedule: The schedule, within its bounds.
         effective: The schedule without excluded days.
         live: The effective schedule without occurrences that users have skipped or moved.
-        policies: The policies of its version.
         cursor: The first instant that is not recorded yet.
-        catch_up_end: The end of the catch-up that was decided.
         skipped: Occurrences that users have skipped, from the cursor on.
         moved: Occurrences that users have moved and that have not fired, with their new instants.
         dropped: Moved instants that are no occurrences of the schedule any more.
@@ -72,7 +69,6 @@ def timer_state(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] =
     """Build the state of a timer from its row.
 
     Args:
-        timer: The row.
         day_sets: At least the calendars that its policies name.
         overrides: Those of its job from the cursor on, and moved ones that have not fired.
 
@@ -112,10 +108,6 @@ def effective_schedule(
     """Return the schedule under its calendars; itself if it names none.
 
     Args:
-        schedule: The schedule.
-        policies: They name the calendars, and whether excluded occurrences are shifted.
-        tenant: The tenant of the calendars.
-        day_sets: At least these calendars.
         since: Occurrences up to this instant are no longer shifted. None: all are, as if the days had never changed.
     """
     if not policies.calendars:

@@ -33,11 +33,7 @@ class ZoneFile:
 
 
 def read_zone_file(data: bytes) -> ZoneFile:
-    """Parse the transitions, offsets and footer of one TZif file.
-
-    Raises:
-        ValueError: These bytes are no TZif file of version 2 or later.
-    """
+    """Parse the transitions, offsets and footer of one TZif file of version 2 or later."""
     start = _second_block(data)
     _, _, is_ut, is_std, leaps, times, types, chars = _HEADER.unpack_from(data, start)
     at = start + _HEADER.size
@@ -93,11 +89,7 @@ class Change:
 
 
 def changes_by_rule(footer: str, years: range) -> list[Change]:
-    """Return the changes by the rule in these years, ascending; none without daylight saving time.
-
-    Raises:
-        ValueError: The footer is no POSIX TZ string.
-    """
+    """Return the changes by the rule in these years, ascending; none without daylight saving time."""
     rule = _RULE.fullmatch(footer)
     if rule is None:
         problem = f"{footer!r} is no POSIX TZ rule"

@@ -45,11 +45,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def choice(text: object, of: type[_Choice], path: str) -> _Choice:
-    """Parse a choice.
-
-    Raises:
-        ScheduleRefused: There is no such choice.
-    """
+    """Parse a choice."""
     try:
         return of(str(text))
     except ValueError:
@@ -81,8 +77,6 @@ class ZonedCron:
     """One expression in one zone. Instants are whole seconds since 1970-01-01 UTC.
 
     Args:
-        fields: The parsed expression.
-        zone_name: The zone. The caller has preferred a zone named in the expression.
         gap: For fixed times; ignored by an expression that follows the wall clock.
         overlap: For fixed times; ignored likewise.
 
@@ -175,11 +169,7 @@ class ZonedCron:
 
 @lru_cache(maxsize=4096)  # some 600 zones, each with the two or three choices that are in use
 def offset_spans(name: str, gap: DstGap | None, overlap: DstOverlap | None) -> OffsetSpans:
-    """Return the local spans of a zone for fixed times; without policies for the wall clock.
-
-    Raises:
-        ScheduleRefused: tzdata has no such zone.
-    """
+    """Return the local spans of a zone for fixed times; without policies for the wall clock."""
     of = zone(name)
     lows = [1 - FOREVER, *(start + offset for start, offset in zip(of.starts[1:], of.offsets[1:], strict=True))]
     highs = [*(start + offset for start, offset in zip(of.starts[1:], of.offsets, strict=False)), FOREVER]

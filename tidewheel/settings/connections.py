@@ -206,12 +206,7 @@ class Connections(Settings):
         return entries
 
     def allow_lists(self, topic_prefix: str | None = None, *, enforces: bool = False) -> AllowLists:
-        """Return the allow-lists of targets.
-
-        Args:
-            topic_prefix: The installation's, if it differs from the setting.
-            enforces: True for an executor.
-        """
+        """Return the allow-lists of targets; `topic_prefix` is the installation's, if it differs."""
         ports = {read_port(entry) for entry in self.http_ports}
         defaults = {None} if self.http_allow_private else {80, 443}
         numbers = {port for port in ports or defaults if port is not None}
@@ -260,22 +255,11 @@ class Connections(Settings):
         return make_conninfo(url, password=password)
 
     def bootstrap(self) -> str:
-        """Return the brokers, `host:port` separated by commas.
-
-        Raises:
-            NotRunning: No broker is named and no local stack is running.
-            Unavailable: `tidewheel dev` is starting the local stack.
-        """
+        """Return the brokers, `host:port` separated by commas."""
         return self.kafka_config()["bootstrap.servers"]
 
     def kafka_config(self) -> dict[str, str]:
-        """Return the configuration of every Kafka client, `bootstrap.servers` and passwords included.
-
-        Raises:
-            NotRunning: No broker is named and no local stack is running.
-            Unavailable: `tidewheel dev` is starting the local stack.
-            SettingsError: The properties file cannot be read.
-        """
+        """Return the configuration of every Kafka client, `bootstrap.servers` and passwords included."""
         config = self._kafka_config()
         protect(*(value for name, value in config.items() if any(part in name for part in _SECRET_PARTS)))
         return config
@@ -291,11 +275,7 @@ class Connections(Settings):
         return self.kafka_bootstrap or self.kafka_client().get("bootstrap.servers")
 
     def kafka_client(self) -> dict[str, str]:
-        """Return the Kafka client settings of the file and of the environment.
-
-        Raises:
-            SettingsError: The file cannot be read.
-        """
+        """Return the Kafka client settings of the file and of the environment."""
         return (read_properties(self.kafka_properties) if self.kafka_properties else {}) | client_config(os.environ)
 
 
@@ -310,12 +290,7 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
 
 
 def _running_stack(part: str, variable: str) -> "StackInfo":
-    """Return the running local stack.
-
-    Raises:
-        NotRunning: None runs, or its packages are not installed.
-        Unavailable: `tidewheel dev` is about to start it, or starts a part again.
-    """
+    """Return the running local stack."""
     start = "`tidewheel dev` or `tidewheel up`"
     if not is_installed():
         start = f"`{INSTALL}`, then {start}"

@@ -91,11 +91,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **flags: object) -> Self:
-        """Read flags, environment and file; warn once of variables that are no setting.
-
-        Raises:
-            SettingsError: A value is invalid; the message names the variable and its valid values.
-        """
+        """Read flags, environment and file, or raise SettingsError; warn once of unknown variables."""
         for name in unknown_variables(os.environ):
             _warn_once(name)
         for name, value in os.environ.items():

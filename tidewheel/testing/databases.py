@@ -99,7 +99,6 @@ class Template:
         """Empty a copy for the next test; drop one whose clock has been on many days.
 
         Args:
-            url: The copy.
             left: A connection of the test in autocommit, which is cheaper than a new one; it is closed.
         """
         with left or connect(url, "empty") as connection:

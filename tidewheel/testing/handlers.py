@@ -48,7 +48,6 @@ class HandlerResult:
         result: What it returned, or completed its run with, after a way through JSON as its reader gets it.
         error_type: The error's type, such as `ValueError`.
         error_message: The error's text.
-        trace: Its traceback.
         again_in: How long until the next attempt; None where there is none.
         progress: The last progress that it reported.
         checkpoint: The last checkpoint that it saved, or the one it was given.
@@ -105,7 +104,6 @@ def run_handler(
         previous: What came before the run.
         parents: The results of its parents by job key; a `Parent` where another state than `succeeded` matters.
         scheduled_at: The run's nominal instant; now when not given.
-        labels: The run's.
         cancelled: True if a stop was requested before the start.
         **job: Further fields of its job, such as `key`, `start_to_close` or `retry`, as in a `job.submit`.
 
@@ -175,11 +173,7 @@ async def run_handler_async(
 
 
 def find_handler(handler: str | Callable[..., object]) -> Handler:
-    """Return the registered handler of that name, or of that function.
-
-    Raises:
-        LookupError: There is none; the message says what there is.
-    """
+    """Return the registered handler of that name or function, or raise LookupError."""
     known = registered()
     if isinstance(handler, str):
         if handler in known:

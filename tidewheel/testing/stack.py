@@ -107,12 +107,7 @@ class Stack:
 
 
 class Tidewheel:
-    """One test's own Tidewheel; the fixture of that name yields one with a stopped clock.
-
-    Args:
-        stack: What the session shares.
-        url: The test's own database.
-    """
+    """One test's own Tidewheel; the fixture of that name yields one with a stopped clock."""
 
     def __init__(self, stack: Stack, url: str) -> None:
         self.url, self.kafka, self.topics = url, stack.kafka, stack.topics
@@ -199,7 +194,6 @@ class Tidewheel:
         """Fail unless a job has fired; return its runs without the skipped ones.
 
         Args:
-            key: The job.
             at: At this nominal instant.
             times: So many times; at least once when not given.
         """
@@ -293,11 +287,7 @@ class Tidewheel:
 
 
 def run_of(runs: Sequence[Run], run_id: UUID) -> Run:
-    """One of several runs.
-
-    Raises:
-        LookupError: It is not among them.
-    """
+    """One of several runs."""
     for run in runs:
         if run.run_id == run_id:
             return run

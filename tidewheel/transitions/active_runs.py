@@ -117,7 +117,6 @@ def release_active_runs(connection: Conn, installation: Installation, held: Sequ
 
     Args:
         connection: Inside a transaction that waits for no timer, job or open run from here on.
-        installation: For the messages of the promoted runs.
         held: (job_id, run_id) of runs that may be their job's active run; the rest is ignored.
     """
     if not held:
@@ -130,11 +129,7 @@ def release_active_runs(connection: Conn, installation: Installation, held: Sequ
 
 
 def release_stale_active_runs(connection: Conn, installation: Installation, job_ids: Sequence[UUID]) -> set[UUID]:
-    """Release active runs that are no longer open; the caller has locked them.
-
-    Returns:
-        The jobs whose active run was released, whether a waiting run was promoted or not.
-    """
+    """Release active runs that are no longer open and that the caller has locked; return their jobs."""
     if not job_ids:
         return set()
     # A later statement than the lock, so that it sees what committed while the lock waited.
@@ -184,7 +179,6 @@ def settle_places(
 
     Args:
         connection: As for `release_active_runs`.
-        installation: For the messages of the promoted runs.
         held: (job_id, root_run_id) of roots whose occurrence is open.
         freed: (job_id, run_id) of runs of roots, as for `release_active_runs`.
     """
@@ -202,7 +196,6 @@ def take_place(connection: Conn, request: AcquireRequest, root_run_id: UUID) -> 
     Args:
         connection: As for `release_active_runs`.
         request: The root's run: the new one if the root runs again.
-        root_run_id: The occurrence.
     """
     columns: dict[str, object] = {**request._asdict(), "root": root_run_id}
     return connection.execute(_TAKE_PLACE, columns).fetchone() is not None

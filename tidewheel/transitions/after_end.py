@@ -94,13 +94,7 @@ def failure_triggers(installation: Installation, dead: Iterable[FinishedRun]) ->
 
 
 def count_failures(connection: Conn, installation: Installation, finished: Iterable[FinishedRun]) -> list[OutboxRow]:
-    """Count consecutive failures, in the caller's transaction; return the requests to pause jobs.
-
-    Args:
-        connection: Inside a transaction.
-        installation: For the requests.
-        finished: Runs whose job counts its failures.
-    """
+    """Count consecutive failures, in the caller's transaction; return the requests to pause jobs."""
     by_job: dict[UUID, list[FinishedRun]] = {}
     for run in finished:
         if run.state in DEAD_LETTERED or run.state is RunState.SUCCEEDED:
@@ -197,19 +191,7 @@ def trigger_row(
     labels: dict[str, str] | None = None,
     traceparent: str | None = None,
 ) -> OutboxRow:
-    """Return the outbox row of a `job.trigger`, encoded as this installation encodes events.
-
-    Args:
-        installation: Topics and encoding.
-        shard: The shard of the row.
-        at: The instant from which it may be published.
-        request_id: The id of the request: a repeated one triggers once.
-        tenant: The tenant.
-        key: The job to trigger.
-        payload: Its payload.
-        labels: Its labels.
-        traceparent: Its trace context.
-    """
+    """Return the encoded outbox row of a `job.trigger`; a repeated request_id triggers once."""
     if installation.content_type == "application/json":
         facts = {"request_id": request_id, "tenant": tenant, "key": key, "payload": payload}
         more = {"labels": labels, "traceparent": traceparent}

@@ -136,14 +136,7 @@ def _store_outputs(connection: Conn, rows: Sequence[tuple[bool, _OutputRow]]) ->
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutput:
-    """The output of a running attempt so far.
-
-    Args:
-        run_id: The run.
-        attempt: The fence.
-        output: Its last part, at most 64 KiB.
-        output_bytes: The number of bytes that the attempt wrote in all.
-    """
+    """The output of a running attempt so far: its last part, at most 64 KiB."""
 
     run_id: UUID
     attempt: int
@@ -180,8 +173,6 @@ class ProgressReport:
     """A progress report of an attempt.
 
     Args:
-        run_id: The run.
-        attempt: The fence.
         executor_id: The executor that owns the attempt; None if its task token authorises the report.
         progress: JSON text; None keeps this attempt's last progress.
         checkpoint: The checkpoint for the next attempt; None keeps the last one.
@@ -199,7 +190,6 @@ class Saved:
     """The result of storing progress; a run in neither part has ended or started another attempt.
 
     Args:
-        stored: The runs whose report is stored.
         busy: Runs whose row another transaction holds; repeat their reports.
     """
 
@@ -208,12 +198,7 @@ class Saved:
 
 
 def save_progress(connection: Conn, reports: Sequence[ProgressReport]) -> Saved:
-    """Store the progress and checkpoints of attempts, in the caller's transaction.
-
-    Args:
-        connection: Inside a transaction.
-        reports: At most one per run: the newest, with the last progress and the last checkpoint.
-    """
+    """Store the progress and checkpoints of attempts, in the caller's transaction; one report per run."""
     if not reports:
         return Saved()
     columns: dict[str, object] = {

@@ -25,15 +25,7 @@ _FIND_BUSY_ATTEMPTS = _SQL["find_busy_attempts"]
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """An attempt that an external system completes.
-
-    Args:
-        run_id: The run.
-        attempt: The fence.
-        executor_id: The executor that owns it.
-        timeout: The time limit for the completion.
-        heartbeat: The time limit for each heartbeat from the external system; None if it needs none.
-    """
+    """An attempt that an external system completes."""
 
     run_id: UUID
     attempt: int

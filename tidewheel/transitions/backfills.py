@@ -68,28 +68,14 @@ class Backfill:
     """A backfill's row.
 
     Args:
-        backfill_id: Its id.
-        tenant: The job's.
-        job_id: The job.
-        shard: The job's.
         job_version: The version that was current when the backfill was accepted.
         state: A `BackfillState`.
-        first_at: The first time of its range.
-        last_at: The last time of its range.
         what: `missing_only` or `all`.
         versions: `as_of` or `current`.
-        overlap: The overlap policy in place of the job's.
-        newest_first: True if the last occurrence runs first.
-        max_concurrent: The number of its runs that may be open at once.
         occurrences: The number of occurrences in the range when it was accepted.
-        expected_count: The number of these that were to run.
         cursor_at: The next time to decide; None if none is left.
-        request_id: The id of the request.
         requested_from: Coordinates of the request's message; None if it did not come through Kafka.
-        traceparent: The trace context of the request.
-        reason: Why it was created, paused or cancelled.
         created_at: In whole milliseconds; part of the ids of its runs, and of no other backfill's.
-        created_count: The number of runs that were created.
         existing_count: The number of occurrences that were not missing.
     """
 
@@ -121,15 +107,7 @@ class Backfill:
 def read_versions(
     connection: Conn, job_id: UUID, *, version: int | None, first: datetime, last: datetime
 ) -> list[VersionInForce]:
-    """Return the versions for a range, by time; at most one more than `MAX_VERSIONS`.
-
-    Args:
-        connection: The connection to read with.
-        job_id: The job.
-        version: The version for the whole range; None for the versions in force.
-        first: The first time of the range.
-        last: The last time of the range.
-    """
+    """Return the versions for a range by time, or one version for all of it; at most `MAX_VERSIONS` + 1."""
     columns = {"job_id": job_id, "version": version, "first": first, "last": last, "limit": MAX_VERSIONS + 1}
     with connection.cursor(row_factory=class_row(VersionInForce), binary=True) as cursor:
         return cursor.execute(_READ_VERSIONS_IN_FORCE if version is None else _READ_ONE_VERSION, columns).fetchall()

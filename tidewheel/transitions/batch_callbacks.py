@@ -61,16 +61,7 @@ def count_batch_ends(
     ended: Collection[UUID],
     now: datetime,
 ) -> None:
-    """Count drained releases in batches whose occurrences are locked; append the triggers that are due.
-
-    Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        batches: The batches.
-        drained: The releases that the drain has counted, of these batches and of others.
-        ended: The batches that end now.
-        now: The database's clock.
-    """
+    """Count drained releases in batches whose occurrences are locked; append the triggers that are due."""
     succeeded = Counter(one.root_run_id for one in drained if one.state == RunState.SUCCEEDED)
     failures: dict[UUID, UUID] = {}
     for one in drained:

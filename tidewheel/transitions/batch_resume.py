@@ -55,10 +55,7 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
     """Run the failed part of a batch again.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
         workflow: The occurrence of the batch, which is locked and has ended.
-        now: The database's clock.
 
     Raises:
         InvalidInput: Nothing of it failed, a job is deleted, it is too large, or its runs are no longer stored.
@@ -103,11 +100,7 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
 def _nodes(
     connection: Conn, batch_id: UUID, runs: Iterable[UUID], total: int, finished_at: datetime
 ) -> dict[UUID, Node]:
-    """Return the runs of a batch, each after its parents.
-
-    Raises:
-        InvalidInput: One of them is no longer stored.
-    """
+    """Return the runs of a batch, each after its parents."""
     nodes = {run: Node(run) for run in runs}
     stored = read_node_runs(connection, nodes, batch_id, finished_at)
     if not total == len(nodes) == len(stored):

@@ -65,17 +65,7 @@ def member_id(job_id: UUID, at: datetime, batch_id: UUID, ref: str, generation: 
 
 @dataclass(frozen=True, slots=True)
 class BatchWriter:
-    """Writes runs of one batch, in the caller's transaction.
-
-    Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        batch_id: The batch.
-        tenant: Its tenant.
-        now: The database's clock.
-        origin: The request that writes them.
-        generation: 0, and one more for each resume.
-    """
+    """Writes runs of one batch, in the caller's transaction; each resume is one more `generation`."""
 
     connection: Conn
     installation: Installation

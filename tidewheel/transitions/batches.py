@@ -82,11 +82,6 @@ def submit_batch(
     """Write a batch with its runs, in the caller's transaction.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        tenant: The tenant.
-        request: The batch.
-        origin: The request that writes it.
         seed: The request's id or coordinates, from which the batch's id is derived.
         jobs: The jobs that the request names, locked for share.
 
@@ -123,11 +118,6 @@ def add_to_batch(
     """Add runs to a batch; return False if it has all of them already, as in a second attempt.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        tenant: The tenant.
-        request: The runs.
-        origin: The request that adds them.
         jobs: The jobs that the request names, locked for share.
 
     Raises:
@@ -160,11 +150,7 @@ def close_batch(connection: Conn, installation: Installation, workflow: Workflow
 
 
 def lock_batch(connection: Conn, tenant: str, batch_id: UUID) -> Workflow:
-    """Lock the occurrence of a batch.
-
-    Raises:
-        UnknownBatch: The tenant has no such batch.
-    """
+    """Lock the occurrence of a batch."""
     workflow = lock_workflows(connection, [batch_id]).get(batch_id)
     if workflow is None or workflow.tenant != tenant or workflow.root_job_id != NO_JOB:
         raise UnknownBatch(str(batch_id))

@@ -15,13 +15,7 @@ LOOKED_AT = 250_000
 
 
 def count_matches(connection: Conn, columns: Mapping[str, object], look: int | None = LOOKED_AT) -> tuple[int, bool]:
-    """Return how many of the first open runs a cancellation would end, and True if there may be more.
-
-    Args:
-        connection: Reads the rows.
-        columns: The filter, as the parameters of the statement.
-        look: How many open runs to look at; None for all of them.
-    """
+    """Return how many of the first `look` open runs a cancellation would end; True if there may be more."""
     row = connection.execute(
         _COUNT_CANCEL_MATCHES, {**columns, "states": _STATES, "look": look}, binary=True
     ).fetchone()

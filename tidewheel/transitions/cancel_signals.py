@@ -65,11 +65,7 @@ def start_cancelling(connection: Conn, attempts: Sequence[tuple[UUID, int]], exe
 
 
 def request_cancel(connection: Conn, reasons: Mapping[UUID, str]) -> set[UUID]:
-    """Request the cancellation of runs that the caller has locked, each with the reason of its end.
-
-    Returns:
-        Those that an executor runs.
-    """
+    """Request the cancellation of runs that the caller has locked; return those that an executor runs."""
     move = Move.REQUEST_CANCEL
     columns = {"run_ids": uuids(reasons), "sources": sources(move), "target": target(move)}
     with connection.cursor(row_factory=class_row(RunningAttempt), binary=True) as cursor:

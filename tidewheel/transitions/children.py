@@ -150,15 +150,7 @@ def unblock(
     now: datetime,
     delays: Mapping[UUID, timedelta],
 ) -> None:
-    """Queue blocked runs that are locked, with their messages, as the rates of their tenants allow.
-
-    Args:
-        connection: Inside a transaction.
-        installation: Shards, topics and rates.
-        runs: The runs.
-        now: The database's clock.
-        delays: The delays of those that start later.
-    """
+    """Queue blocked runs that are locked, with their messages, as the rates of their tenants allow."""
     if not runs:
         return
     due = [_Unblocked(run.run_id, run.tenant, now + delays.get(run.run_id, _AT_ONCE)) for run in runs]

@@ -48,13 +48,10 @@ class Claim(NamedTuple):
     """A request to run one attempt.
 
     Args:
-        run_id: The run.
         attempt: The requested attempt: the row's plus one.
-        job_version: The job version in the message.
         claimed_from: Coordinates of the message, or `sweep`.
         keyed: True if the run is known to have a concurrency key: its claim goes straight to `claim_keyed`.
         publish_at: That of the message or the row; a run with `MOVED` needs that of its row.
-        tenant: Its tenant, if that is known.
     """
 
     run_id: UUID
@@ -74,10 +71,8 @@ class Started(NamedTuple):
     """A claimed attempt; the statements that claim return its columns in this order.
 
     Args:
-        run_id: The run.
         attempt: The fence of everything this attempt writes.
         failed_attempts: Earlier attempts that count against `max_attempts`.
-        lost_attempts: Earlier attempts that were lost.
         publish_at: Its due time.
         started_at: The time of the claim, by the database's clock.
         schedule_to_close_at: When `schedule_to_close` expires, by the same clock.
@@ -100,14 +95,7 @@ _UniformRow = tuple[UUID, int, int, datetime, datetime, datetime | None]
 
 @dataclass(slots=True)
 class Claimed:
-    """The result of a batch of claims; a claim that is in neither part was lost.
-
-    Args:
-        started: The attempts that the executor owns now.
-        overlaps: The result for runs of jobs with another active run.
-        waiting: Runs that wait for a place of their key from now on.
-        promoted: The number of runs that got a place of their key, which others gave back.
-    """
+    """The result of a batch of claims; a claim that is in neither part was lost."""
 
     started: list[Started] = field(default_factory=list[Started])
     overlaps: OverlapResult = field(default_factory=OverlapResult)
@@ -138,7 +126,6 @@ def claim_uniform(connection: Conn, claims: Sequence[Claim], *, executor_id: UUI
         connection: Inside a transaction of a session with the options `KEPT_PLANS`: its plans lock rows in run_id
             order. The executor owns the attempts once the caller has committed it.
         claims: The requests, at most one per run.
-        executor_id: The executor.
 
     Returns:
         The started attempts. The rest is lost, or `claim_runs` decides about it.
@@ -180,10 +167,7 @@ def claim_keyed(
 
     Args:
         connection: As for `claim_uniform`; it locks keys last and waits for nothing after that.
-        installation: For the messages of runs that are promoted.
         claims: The requests, at most one per run.
-        executor_id: The executor.
-        limited: The tenants that limit their runs in flight.
 
     Returns:
         The started attempts, and the runs that wait for a place. The rest is lost, or `claim_runs` decides about it.
@@ -258,11 +242,8 @@ def claim_runs(
 
     Args:
         connection: Inside a transaction; the executor owns the attempts once the caller has committed it.
-        installation: For the events of runs that end, and the messages of runs that are promoted.
         claims: The requests; several for one run count as one.
-        executor_id: The executor.
         contested: True if the caller has committed `contest_runs` for these runs.
-        limited: The tenants that limit their runs in flight.
     """
     requested = {claim.run_id: claim for claim in claims}
     if not requested:

@@ -81,32 +81,20 @@ class NewRun(NamedTuple):
 
     Args:
         run_id: Derived by `tidewheel.ids.run_id`.
-        job_id: Its job.
-        tenant: The job's tenant.
         job_version: The version in force; a claim with another version matches no row.
-        shard: The job's shard.
-        cause: The cause of the run.
-        queue: The queue, whose executors may claim it.
-        lane: Its priority class.
         handler: The handler's name, or the capability that another target requires.
-        overlap: The overlap policy of this run.
-        scheduled_at: The scheduled time.
         publish_at: The earliest time of a claim.
         definition: The version's encoded JobDefinition, as stored.
         has_deadlines: False if the version is known to set neither schedule_to_start nor schedule_to_close.
-        inputs: Its inputs beyond the version.
         parent_run_id: The run that it retries.
         root_run_id: The first run of its retry chain.
-        request_id: Of the request that created it.
-        requested_from: Coordinates of that request's message; None if it did not come through Kafka.
+        requested_from: Coordinates of its request's message; None if that did not come through Kafka.
         gates: Its first gates; `KEY` is set by itself.
         workflow_run_id: The root's run, if it belongs to an occurrence of a workflow.
         generation: Of a run of a workflow: 0, and one more for each resume.
-        concurrency_key: The key of which it needs a place to start.
         priority: Its rank inside its lane, 0 to 9.
         blocked: True if it waits for its parents: it has no message, and its deadlines count from its release.
-        ordering_key: The key in whose order it starts.
-        retries_blocker: True if it retries the run that blocks that key.
+        retries_blocker: True if it retries the run that blocks its ordering key.
         order_no: Its number in the order; set by itself.
         waits_in_order: True if another run of the order is first; set by itself.
     """
@@ -148,9 +136,6 @@ def create_runs(
     """Create runs with their outbox rows, in the caller's transaction.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topic names.
-        runs: The runs.
         now: The database's clock, read in this transaction.
         repeats: True if some of them may exist already, open or finished: these are skipped. Slower.
 

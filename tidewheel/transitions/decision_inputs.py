@@ -35,12 +35,7 @@ class DecidedTimer(Timer, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecisionInputs:
-    """The inputs of decisions beyond the timers' rows.
-
-    Args:
-        day_sets: The calendars that the timers' policies name, by tenant and name.
-        overrides: The overrides of single occurrences, by job.
-    """
+    """The inputs of decisions beyond the timers' rows: calendars by tenant and name, overrides by job."""
 
     day_sets: Mapping[tuple[str, str], DaySet] = field(default_factory=dict[tuple[str, str], DaySet])
     overrides: Mapping[UUID, Sequence[Override]] = field(default_factory=dict[UUID, Sequence[Override]])

@@ -38,16 +38,9 @@ class DeferredEffect:
     """The effects of one run's end that are left.
 
     Args:
-        run_id: The run.
-        job_id: Its job.
-        tenant: The job's tenant.
-        ended_at: The time of its end.
         chain_at: Its scheduled time, if the job's next fire time counts from its end.
-        reset_failures: True if the job's consecutive failures are to be reset.
         inputs_at: Its creation, if its inputs move to the day of its end.
-        release_job: True if it may be its job's active run.
         key_id: The key of which it held a place, or in whose order it was.
-        held_tenant: True if it held a place of its tenant.
     """
 
     run_id: UUID

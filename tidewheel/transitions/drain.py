@@ -55,13 +55,7 @@ _EDITED = timedelta(milliseconds=100)  # until the next drain of a tenant whose 
 
 @dataclass(slots=True)
 class Drained:
-    """The result of a drain.
-
-    Args:
-        releases: The number of releases that it took.
-        runs: The number of runs that it wrote, released or ended.
-        more: True if there may be more to drain now.
-    """
+    """The result of a drain; `more` if there may be more to drain now."""
 
     releases: int = 0
     runs: int = 0
@@ -97,16 +91,7 @@ def drain(
     children: int = MAX_CHILDREN,
     releases: int = MAX_RELEASES,
 ) -> Drained:
-    """Drain some due releases of these shards, in the caller's transaction.
-
-    Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        shards: The shards.
-        ids: These releases alone.
-        children: The most children.
-        releases: The most releases.
-    """
+    """Drain some due releases of these shards, in the caller's transaction."""
     taken = take_releases(connection, shards, ids, releases)
     if not taken:
         return Drained()

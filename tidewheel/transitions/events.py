@@ -33,18 +33,8 @@ def lifecycle_row(
     """Return the outbox row of one lifecycle event.
 
     Args:
-        installation: Topic, encoding and source.
         kind: The event's kind, such as `job.paused`.
-        tenant: The job's tenant.
-        job_id: The job.
-        job_key: Its key.
-        shard: Its shard.
-        now: The time of the change, by the database's clock.
-        job_version: The version in force.
-        reason: The reason of the change.
-        detail: Further fields of this kind.
         run: The run, its attempt, and the event's position within the run.
-        traceparent: The run's trace context.
     """
     # The id is derived from the content, so that a repeated event has the same id.
     content = f"{job_id}|{kind}|{job_version}|{micros(now)}|{reason}|{sorted((detail or {}).items())}"

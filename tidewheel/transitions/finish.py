@@ -68,7 +68,6 @@ def finish_runs(
 
     Args:
         connection: Inside a transaction; metrics and log lines follow its commit.
-        installation: Topic names and encoding.
         ends: At most one per run.
         lasting: True for a client's own transaction, which may stay open: timers, jobs, inputs and active runs are not
             locked. Their part is stored as deferred effects, which the scheduler applies within about a second. The

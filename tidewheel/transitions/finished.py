@@ -20,15 +20,12 @@ class RunEnd(NamedTuple):
     """A request to end a run.
 
     Args:
-        run_id: The run.
         attempt: The attempt that reports, or the row's attempt if none runs. Part of the fence.
         state: The requested terminal state; a run that is being cancelled ends as cancelled instead.
         executor_id: The executor that owns the attempt, or None if none runs. Part of the fence, because a run that
             was released keeps its attempt number.
         reason: Why it was skipped or cancelled, or which timeout fired.
-        error_type: The error's type name.
         error_message: The error's message; the caller bounds its length.
-        trace: The error's traceback.
         result: The handler's return value as JSON text, at most 64 KiB.
         output: The attempt's last output; None keeps what was flushed while it ran.
         output_bytes: The number of bytes that the attempt wrote in all.
@@ -63,18 +60,11 @@ class ClosedRun(NamedTuple):
     Args:
         place: The position of its `RunEnd` in the batch, from 1.
         ended_as: The terminal state.
-        run: The run's id, as text.
-        job: The job's id, as text.
         gates: What its end does beyond its row.
         ended_at: The database's clock; the same for the rows of one statement.
-        request_id: Of the request that created it.
-        requested_from: Coordinates of that request's message.
         cancel_reason: The reason of its cancel, which the end has instead of its own.
         refused: True if the run had ended before, and this end is not recorded.
-        key_id: Its concurrency key, if it has one.
         workflow_run_id: The root's run, if it belongs to an occurrence of a workflow.
-        generation: Of a run of a workflow.
-        order_no: Its number, if it has an ordering key.
     """
 
     place: int
@@ -118,15 +108,7 @@ class ClosedRun(NamedTuple):
 
 
 class FinishedRun(NamedTuple):
-    """A run that ends in this transaction, with everything that is written about it.
-
-    Args:
-        row: Its row of `job_runs`, deleted now.
-        end: The request that ended it.
-        state: Its terminal state.
-        request: Its message.
-        definition: Its job's version.
-    """
+    """A run that ends in this transaction: its deleted row, with everything that is written about it."""
 
     row: ClosedRun
     end: RunEnd
@@ -198,7 +180,6 @@ class Ended:
     """The result of ending a batch of runs.
 
     Args:
-        states: The terminal state of each run that ended now.
         busy: Runs whose row another transaction holds; retry them.
         superseded: Runs that have ended or started another attempt; nothing was changed.
         released: True if children of workflows wait for these ends: a scheduler has work after the commit.

@@ -33,17 +33,12 @@ class Installation:
     """Facts that never change while a process runs.
 
     Args:
-        shards: The number of shards; the first migration stores it.
-        topics: Topic names under the configured prefix.
         source: `ce_source` of every event.
         content_type: The MIME type of the result of `encode_event`.
-        encode_event: The encoding of completions, events and dead letters.
-        run_events: True if starts and retries of runs are events too.
         frames: The first bytes of messages in a schema registry's wire format, by the record's name.
         as_registry: True if events have that format.
         misfire_after: The delay after which an occurrence counts as missed.
         catch_up_rate: Caught-up runs per second, of the whole fleet.
-        allow_lists: The targets that jobs may name.
         tenant_role: The role as which sessions act for a tenant; None if they do so as the owner of the tables.
         task_tokens: The task tokens: no fact either, for their keys are rotated. Empty until `task_token_keys.refresh`.
         rates: The rates of tenants: no fact but what the threads of the process share, for every writer of runs.
@@ -71,11 +66,7 @@ def record_topic_prefix(connection: Conn, settings: Connections) -> None:
 
 
 def read_installation(connection: Conn, settings: Connections) -> Installation:
-    """Read the installation of a database.
-
-    Raises:
-        SettingsError: The settings name another topic prefix than the installation's.
-    """
+    """Read the installation of a database; SettingsError if the settings name another topic prefix."""
     facts = dict(cast("list[tuple[str, object]]", connection.execute(_READ_INSTALLATION).fetchall()))
     frames = frames_of(cast("Recorded", facts.get("schema_ids") or {}))
     topics = Topics(_prefix(facts.get("topic_prefix"), settings))

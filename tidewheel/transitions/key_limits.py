@@ -32,13 +32,7 @@ _LOWEST = "\x01"  # no key has it
 
 
 class KeyPattern(NamedTuple):
-    """A key, or a prefix of keys.
-
-    Args:
-        tenant: Its tenant.
-        key: The key, or the prefix without its asterisk.
-        is_prefix: True for a prefix.
-    """
+    """A key, or a prefix of keys without its asterisk."""
 
     tenant: str
     key: str
@@ -84,9 +78,6 @@ def apply_limit(connection: Conn, installation: Installation, pattern: KeyPatter
     """Apply a changed limit to some keys for which runs wait; the last statements of a transaction.
 
     Args:
-        connection: Inside a transaction.
-        installation: For the messages of runs that get a place.
-        pattern: The keys.
         after: The key after which to go on; by default all keys are ahead.
     """
     columns: dict[str, object] = {
@@ -103,12 +94,7 @@ def apply_limit(connection: Conn, installation: Installation, pattern: KeyPatter
 
 
 def edited_keys(connection: Conn, versions: Collection[tuple[UUID, int]]) -> set[int]:
-    """Return up to 500 keys for which runs of jobs wait whose new version has another limit.
-
-    Args:
-        connection: Inside a transaction.
-        versions: The jobs and their new versions.
-    """
+    """Return up to 500 keys for which runs of jobs wait whose new version has another limit."""
     if not versions:
         return set()
     columns: dict[str, object] = {

@@ -55,13 +55,8 @@ class RetryRequest:
     """A run to retry.
 
     Args:
-        tenant: The tenant of the request.
-        run_id: The run.
         seed: Makes the new run's id, so that a repeated request finds it; None if it is not repeated.
-        delay: The delay before the new run.
         traceparent: In place of the old run's.
-        request_id: Stored with the new run.
-        requested_from: Coordinates of the request's message, likewise.
     """
 
     tenant: str
@@ -124,11 +119,7 @@ class OldPayloads:
 def _finished_run(
     connection: Conn, request: RetryRequest, old: Mapping[UUID, OldRun], jobs: Mapping[UUID, SharedJob]
 ) -> OldRun:
-    """Return the run to retry.
-
-    Raises:
-        Refused: The run does not exist, has not ended, or its job is deleted.
-    """
+    """Return the run to retry."""
     run = old.get(request.run_id)
     if run is None or run.tenant != request.tenant:
         raise UnknownRun(str(request.run_id))

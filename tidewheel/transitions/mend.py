@@ -29,9 +29,7 @@ def mend_workflow(connection: Conn, installation: Installation, workflow: Workfl
 
     Args:
         connection: Inside a transaction that has locked the occurrence.
-        installation: Shards and topics.
         workflow: The occurrence, whose open runs are all blocked and which has no release.
-        now: The database's clock.
     """
     root, at = workflow.root_run_id, workflow.scheduled_at
     nodes = read_occurrence(connection, root)

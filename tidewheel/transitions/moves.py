@@ -73,13 +73,7 @@ def lock_unbegun(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, dateti
 
 
 def move_runs(connection: Conn, installation: Installation, runs: Sequence[NewRun]) -> None:
-    """Replace the inputs, the version and the time of runs that `lock_unbegun` has locked.
-
-    Args:
-        connection: Inside the transaction that has locked them.
-        installation: For their messages.
-        runs: The runs as they are from now on. Concurrency key and overlap policy stay.
-    """
+    """Replace inputs, version and time of runs that `lock_unbegun` has locked; key and policy stay."""
     if not runs:
         return
     limits = [deadlines(run) for run in runs]
@@ -114,9 +108,6 @@ def hasten_run(connection: Conn, installation: Installation, run_id: UUID, attem
 
     Args:
         connection: Inside a transaction that has locked the run.
-        installation: For the message.
-        run_id: The run.
-        attempt: The number of its next attempt.
     """
     columns: dict[str, object] = {"run_id": run_id, "attempt": attempt, "state": target(Move.RETRY)}
     with connection.cursor(row_factory=class_row(_Moved), binary=True) as cursor:

@@ -129,12 +129,7 @@ def read_occurrence(connection: Conn, root_run_id: UUID, generation: int | None 
     """Return the jobs of an occurrence, each after its parents; the root first.
 
     Args:
-        connection: Reads the rows.
-        root_run_id: The root's run.
         generation: Only runs up to this one; by default all.
-
-    Raises:
-        UnknownWorkflow: There is none with this root's run.
     """
     with connection.cursor(row_factory=class_row(Occurrence), binary=True) as cursor:
         occurrence = cursor.execute(_READ_OCCURRENCE, {"root": root_run_id}).fetchone()

@@ -119,17 +119,7 @@ def take_order(connection: Conn, keys: dict[int, OrderKey], runs: "Sequence[NewR
 def settle_order(
     connection: Conn, installation: Installation, *, ended: Sequence[FreedPlace] = (), woken: Sequence[int] = ()
 ) -> int:
-    """Let the next runs of keys start, in a transaction that waits for no other row from here on.
-
-    Args:
-        connection: Inside a transaction.
-        installation: For the messages of the runs, and the events of blocked keys.
-        ended: Ordered runs that have ended.
-        woken: Keys whose next run may start.
-
-    Returns:
-        The number of runs that may start now.
-    """
+    """Let the next runs of keys start; return their number. The transaction waits for no other row now."""
     wanted = sorted({*(place.key_id for place in ended), *woken})
     found = connection.execute(_LOCK_ORDER_KEYS, {"key_ids": wanted}, binary=True).fetchall()
     keys = {row[0]: OrderKey(*row) for row in cast("list[_KeyColumns]", found)}
@@ -167,11 +157,7 @@ def wake_orders(connection: Conn, installation: Installation) -> int:
 
 
 def skip_blocker(connection: Conn, installation: Installation, tenant: str, key: str) -> UUID:
-    """Let the next run of a blocked key start; return the run that blocked it.
-
-    Raises:
-        InvalidInput: The key is not blocked, or a retry of that run is open.
-    """
+    """Let the next run of a blocked key start; return the run that blocked it, or raise InvalidInput."""
     found = connection.execute(_LOCK_ORDER_KEYS, {"key_ids": [order_id(tenant, key)]}, binary=True).fetchone()
     row = None if found is None else OrderKey(*cast("_KeyColumns", found))
     if row is None or row.blocked_by is None:

@@ -17,12 +17,7 @@ from tidewheel.runs import Overlap, RunState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyProperties:
-    """The properties of a policy that decide which rows a claim reads and locks.
-
-    Args:
-        replaces: True if a new run replaces the active run.
-        depends_on_waiting: True if the decision depends on the runs that wait.
-    """
+    """The properties of a policy that decide which rows a claim reads and locks."""
 
     replaces: bool = False
     depends_on_waiting: bool = False
@@ -56,8 +51,6 @@ class Contender:
     """A run that is about to start, or that waits to become active.
 
     Args:
-        run_id: The run.
-        overlap: Its policy.
         scheduled_at: Its scheduled time, which decides the order.
         attempt: Its attempt number; 0 if it never started.
         queued: True if it can be skipped or buffered; a run between two attempts cannot.
@@ -87,11 +80,8 @@ class OverlapDecision:
     """The decision about all runs of one job.
 
     Args:
-        active: The active run from now on.
         holder_action: The action on the active run so far, unless it is one of those about to start.
-        skipped: Runs that end as skipped.
         cancelled: Runs with earlier attempts that were about to start again and are replaced instead.
-        buffered: Runs that wait from now on.
         undecided: Runs that stay queued, to be claimed again.
     """
 
@@ -112,7 +102,6 @@ def decide(
         holder: The active run: one of `arrivals`, or a run that started earlier.
         state: The state of that earlier run; None if another transaction holds its row or no policy needs it.
         waiting: The runs that wait: all that replace, and at least one of the rest if there is any.
-        arrivals: The runs that are about to start.
 
     >>> from datetime import UTC
     >>> a, b = (Contender(UUID(int=n), "buffer_one", datetime(2026, 1, n, tzinfo=UTC)) for n in (1, 2))

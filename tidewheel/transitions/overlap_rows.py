@@ -92,9 +92,7 @@ class OverlapResult:
     """The result for claimed runs whose policy limits overlaps.
 
     Args:
-        not_started: Claimed runs that do not start now.
         skipped: Claimed or waiting runs that ended as skipped.
-        buffered: Claimed runs that wait from now on.
         undecided: Claimed runs to be claimed again, because another transaction holds the row of a run to be replaced.
         replaced: Started runs that ended as cancelled.
         cancel_requested: Active runs that execute and now have a cancel request.
@@ -162,7 +160,6 @@ def resolve_overlaps(connection: Conn, installation: Installation, candidates: S
 
     Args:
         connection: Inside the transaction that has locked the candidates.
-        installation: For events and messages.
         candidates: Runs whose policy is not `allow_all`.
     """
     by_job: defaultdict[UUID, list[LockedRun]] = defaultdict(list)

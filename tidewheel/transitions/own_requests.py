@@ -13,16 +13,7 @@ from tidewheel.transitions.installation import Installation
 def request_row(
     installation: Installation, kind: str, facts: Mapping[str, str], *, key: str, shard: int, at: datetime
 ) -> OutboxRow:
-    """Return the outbox row of a request, encoded as this installation encodes events; its reply likewise.
-
-    Args:
-        installation: Topic name and encoding.
-        kind: Its type, such as `job.pause`.
-        facts: Its fields.
-        key: The key of its message.
-        shard: The shard of its outbox row.
-        at: The time of its publication.
-    """
+    """Return the outbox row of a request such as `job.pause`, encoded as events; its reply likewise."""
     if installation.content_type == "application/json":
         value = json.dumps({"type": kind, **facts}).encode()
     else:

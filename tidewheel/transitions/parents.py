@@ -38,11 +38,8 @@ class ParentRun:
 
     Args:
         key: The parent's key; its ref in a batch.
-        when: The condition on its end.
         status: The state of its run; None if it has none yet, or if that is no longer stored.
-        run_id: Its latest run; None likewise.
         result: Its result as JSON text; None if it returned none, or if it is left out or expired.
-        result_bytes: The size of its result.
         left_out: True if the results together are too large; a read of this parent alone returns it.
         expired: True if the run or its result is no longer stored.
     """
@@ -80,17 +77,7 @@ class _Result(NamedTuple):
 def read_parents(
     connection: Conn, run_id: UUID, *, tenant: str | None = None, key: str | None = None
 ) -> list[ParentRun]:
-    """Return the parents of a run, by key; none if it belongs to no occurrence.
-
-    Args:
-        connection: Reads the rows.
-        run_id: The child.
-        tenant: Only a run of this tenant.
-        key: Only the parent with this key, or this ref.
-
-    Raises:
-        UnknownRun: There is no such run.
-    """
+    """Return the parents of a run, by key; none if it belongs to no occurrence."""
     child = _find_child(connection, run_id, tenant)
     if child.root_run_id is None:
         return []
@@ -125,9 +112,6 @@ def read_neighbours(connection: Conn, run_id: UUID, *, tenant: str) -> Neighbour
     """Return the parents and the children of a run; None if it is a part of no workflow.
 
     Their runs are the latest ones up to its generation.
-
-    Raises:
-        UnknownRun: The tenant has no such run.
     """
     child = _find_child(connection, run_id, tenant)
     if child.root_run_id is None or child.root_job_id == NO_JOB:

@@ -34,13 +34,10 @@ class Arrival(NamedTuple):
     """A run that a claim has locked and that needs places, unless it holds them.
 
     Args:
-        run_id: The run.
-        key_id: Its key; None for a run without one.
         holds: True if it holds a place of its key.
         scheduled_at: Its age, which decides who is first.
         may_wait: False if its policy limits overlaps and it is not its job's active run: it must not wait before it is.
         tenant_key: The key of its tenant, if that limits runs in flight.
-        holds_tenant: True if it holds a place of its tenant.
     """
 
     run_id: UUID
@@ -70,10 +67,7 @@ class FreedPlace(NamedTuple):
     """A place that the end of an attempt, or of a run that has not started, gives back.
 
     Args:
-        key_id: The key.
-        started: False if the run had not started.
         ended: An ordered run that has ended; then the place is its place in the order.
-        state: Its end.
         passes: True if the next run starts though this one fails.
         order_no: Its number; None if it has succeeded.
     """
@@ -97,9 +91,7 @@ class KeyRow:
     """The row of a key, locked; `lock_run_keys` returns the columns in this order.
 
     Args:
-        key_id: The key.
-        running: The number of places that are held.
-        unclaimed: How many of them runs hold that were promoted and have not started.
+        unclaimed: The number of held places whose runs were promoted and have not started.
         has_waiters: True if runs may wait for a place.
         limit: Its limit, by the job whose run was claimed last.
         tat: The time at which all starts of the burst are free again.
@@ -150,14 +142,7 @@ class KeyRow:
         return self._room(now, self._since(now)) if self.has_waiters else 0
 
     def promote(self, wanted: int, found: int, now: datetime, *, more: bool) -> None:
-        """Give places to `found` waiting runs, of `wanted`.
-
-        Args:
-            wanted: The result of `wanted`.
-            found: The number of waiting runs that were locked.
-            now: The database's clock.
-            more: True if runs wait still.
-        """
+        """Give places to `found` waiting runs, of `wanted`."""
         if found:
             self._take(found, self._since(now))
             self.unclaimed += found

@@ -23,7 +23,6 @@ class Ring:
     """The places of one tenant that are taken.
 
     Args:
-        per_second: The rate.
         first: The number of the first bucket, counted from 1970.
         used: The taken places of the buckets, from the first one on.
     """
@@ -55,7 +54,6 @@ class Ring:
         """Take a place for a run that may become due at `at`; return the time at which it is due.
 
         Args:
-            at: Its own time, of this moment or later.
             reach: The number of buckets after the first one in which a run that is delayed finds a place.
             spaced: True for a run that has waited: it is due at its place in its own bucket too.
 

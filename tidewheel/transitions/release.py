@@ -43,12 +43,8 @@ def release_quarantined(
     """Release the jobs of these locked timers, in the caller's transaction; return the released ones.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
         timers: The timers as they were quarantined. A job that was edited or released since then stays as it is.
-        now: The database's clock.
         until: The time before which none of them is tried again; None for at once.
-        reason: The reason in their events.
     """
     if not timers:
         return []

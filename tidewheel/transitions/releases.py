@@ -74,16 +74,7 @@ class Release:
 
 
 def write_releases(connection: Conn, finished: Sequence[FinishedRun], shards: int) -> bool:
-    """Write the releases of those of these ended runs that belong to workflows.
-
-    Args:
-        connection: Inside the transaction that ends the runs.
-        finished: The runs.
-        shards: The number of shards.
-
-    Returns:
-        True if there is one: a scheduler has work after the commit.
-    """
+    """Write the releases of ended runs of workflows; return True if a scheduler has work after the commit."""
     released = [run for run in finished if run.row.gates and run.row.gates & Gate.FLOW]
     if not released:
         return False

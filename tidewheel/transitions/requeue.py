@@ -34,16 +34,9 @@ class Requeue:
     """An attempt that ends without ending its run.
 
     Args:
-        run_id: The run.
-        attempt: The attempt that ends: the fence.
         executor_id: The row's executor, also while it waits for an external completion. Part of the fence.
         outcome: How it ended; decides if it counts against `max_attempts`, against `max_lost`, or neither.
-        delay: The delay before the next attempt.
-        error_type: The error's type name.
-        error_message: The error's message; the caller bounds its length.
-        trace: The error's traceback.
         output: The attempt's last output; None keeps what was flushed while it ran.
-        output_bytes: The number of bytes that the attempt wrote in all.
         unflushed: True if it is certain that no output was flushed while the attempt ran.
         claimed_from: The message of the claim, if the executor kept it.
     """
@@ -110,7 +103,6 @@ class Requeued:
     """The result of requeuing a batch; a run in no part has ended before or started another attempt.
 
     Args:
-        runs: The requeued runs.
         cancelled: Runs with a cancel request, which ended now.
         busy: Runs whose row another transaction holds; retry them.
     """
@@ -132,8 +124,6 @@ def requeue_runs(
     A run with a cancel request is not requeued: it ends as cancelled.
 
     Args:
-        connection: Inside a transaction.
-        installation: Topic names.
         requeues: At most one per run.
         freed_keys: As for `finish_runs`.
     """

@@ -34,11 +34,7 @@ def resume(
     """Open the next generation of a finished occurrence, whose row is locked.
 
     Args:
-        connection: Inside a transaction.
-        installation: Shards and topics.
-        workflow: The occurrence.
         again: The jobs that run again, as `to_run_again` returns them.
-        now: The database's clock.
         root_inputs: The inputs of the root's latest run, if the root runs again.
 
     Returns:
@@ -78,13 +74,9 @@ def open_generation(
 
     Args:
         connection: Inside a transaction that has locked the occurrence.
-        installation: Shards and topics.
         workflow: The occurrence, which has no open run and no release.
-        again: The jobs that run.
-        now: The database's clock.
-        jobs: Their rows, as `lock_children` returns them.
+        jobs: The rows of the jobs that run, as `lock_children` returns them.
         root_inputs: As for `resume`.
-        root_gates: The gates of the root's run.
     """
     root, at, generation = workflow.root_run_id, workflow.scheduled_at, _next(workflow)
     ids = {one.job_id: child_run_id(one.job_id, at, root, generation) for one in again}

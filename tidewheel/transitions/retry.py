@@ -21,8 +21,6 @@ class Failure:
 
     Args:
         error_type: Compared with `non_retryable`.
-        permanent: True if the handler or the response rules out a retry.
-        retry_after: The earliest next attempt that the handler or the response requested.
         not_started: True if it is certain that the attempt had no effect, as with a refused connection.
     """
 
@@ -40,10 +38,6 @@ def next_attempt(
     The jitter is derived from run and attempt, so that a repeated call returns the same delay.
 
     Args:
-        definition: The job's version.
-        failure: The failure.
-        run_id: The run.
-        attempt: The attempt that failed.
         failed_attempts: Earlier attempts that count against `max_attempts`.
     """
     if definition.at_most_once and not failure.not_started:
@@ -58,8 +52,6 @@ def delay_before_next(
     """Return the delay before the next attempt; None if there is none.
 
     Args:
-        retry: The job's policy.
-        failure: The failure.
         failed_attempts: Attempts that count against `max_attempts`, with this one.
         spread: -1 to 1, the position of the delay within the jitter; random if None.
 

@@ -54,7 +54,6 @@ class KeysSettled:
     """The result of settling keys.
 
     Args:
-        waiting: Arrivals that wait for a place from now on.
         undecided: Arrivals that must not wait, or whose key's row was removed meanwhile; they are to be claimed again.
         promoted: The number of runs that got a place, or are first in their order.
     """
@@ -82,10 +81,7 @@ def settle_keys(
     """Take and give back places of keys, in a transaction that waits for no other row from here on.
 
     Args:
-        connection: Inside a transaction.
-        installation: For the messages of promoted runs.
         arrivals: Claimed runs with a key, whose rows the caller has locked and starts unless they wait.
-        freed: The places that ended runs and attempts held, those of ordered runs among them.
         woken: Keys whose waiting runs may get a place now. The job of the oldest one brings its limit, as the newest
             arrival's does, unless an operator has set one (`key_limits`).
     """

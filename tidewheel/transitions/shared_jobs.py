@@ -41,34 +41,18 @@ class SharedJob(NamedTuple):
     dedupe: str | None
 
     def key_of(self, payload: Payload | None, requested: str | None = None) -> str | None:
-        """Return the concurrency key of a new run, with the fields of its payload filled in.
-
-        Args:
-            payload: Its payload, if it is not the job's.
-            requested: The key that its request names.
-
-        Raises:
-            InvalidInput: The payload does not fill it.
-        """
+        """Return the concurrency key of a new run, filled with fields of its payload, else of the job's."""
         key = requested or self.key
         return None if key is None else self.fill(key, payload, "concurrency key")
 
     def order_of(self, payload: Payload | None) -> tuple[str | None, Gate]:
-        """Return the ordering key of a new run by its job, filled in likewise, and the run's gates.
-
-        Raises:
-            InvalidInput: The payload does not fill it.
-        """
+        """Return the ordering key of a new run by its job, filled in likewise, and the run's gates."""
         if self.ordering_key is None:
             return None, _NO_GATES
         return self.fill(self.ordering_key, payload, "ordering key"), order_gates(passes=self.passes)
 
     def fill(self, key: str, payload: Payload | None, what: str) -> str:
-        """Return a key of a new run, with the fields of its payload filled in; `what` is the key's name.
-
-        Raises:
-            InvalidInput: The payload does not fill it.
-        """
+        """Return a key filled with fields of a payload, or raise InvalidInput; `what` is the key's name."""
         if not is_template(key):
             return key
         try:

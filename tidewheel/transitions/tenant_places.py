@@ -33,11 +33,7 @@ _FRESH_SECONDS = 1.0
 
 
 class LimitedTenants:
-    """The tenants that limit their runs in flight, as one thread reads them once a second.
-
-    Attributes:
-        known: Their names at the last read.
-    """
+    """The tenants that limit their runs in flight, as one thread reads them once a second."""
 
     def __init__(self) -> None:
         self.known: Collection[str] = frozenset()
@@ -53,11 +49,7 @@ class LimitedTenants:
 
 
 def limit_in_flight(connection: Conn, installation: Installation, tenant: str, at_once: int | None) -> int:
-    """Write the limit of a tenant, and give the places that are free now to waiting runs.
-
-    Returns:
-        The number of runs that got a place; the scheduler gives places to the rest.
-    """
+    """Write the limit of a tenant and give free places to waiting runs; return the number that got one."""
     key = tenant_key_id(tenant)
     connection.execute(_PUT_TENANT_KEY, {"key_id": key, "tenant": tenant, "at_once": at_once})
     return settle_keys(connection, installation, woken=[key]).promoted

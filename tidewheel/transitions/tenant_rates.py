@@ -106,10 +106,6 @@ class TenantRates:
     def shape(self, connection: Conn, runs: Sequence[Shaped]) -> tuple[dict[UUID, datetime], set[UUID]]:
         """Take places for runs; return the times of those that are delayed, and those that are held.
 
-        Args:
-            connection: The one that writes the runs.
-            runs: The runs.
-
         Raises:
             Unavailable: The database does not answer; nothing was taken.
         """

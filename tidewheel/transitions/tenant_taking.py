@@ -2,6 +2,8 @@
 
 From the commit on no request finds it, and its keys open nothing. An operator takes it at once, a scheduler when the
 time of grace is over. `scheduler/tenant_deletions.py` does the rest.
+
+A service that imports this module gets the right to delete tenants.
 """
 
 from tidewheel.postgres.session import Conn

@@ -102,9 +102,6 @@ def advance_timers(
     """Fire the due occurrences of locked timers and move the timers on, in the caller's transaction.
 
     Args:
-        connection: Inside the transaction that has locked the timers.
-        installation: Shards and topics.
-        timers: The locked rows.
         decide: Pure; called once per timer.
         now: The database's clock, read after the locks were acquired.
         repeats: True if a run may exist already; see `create_runs`.

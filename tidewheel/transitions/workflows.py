@@ -69,13 +69,7 @@ def lock_workflows(connection: Conn, roots: Iterable[UUID]) -> dict[UUID, Workfl
 
 
 def open_workflows(connection: Conn, parents: Sequence[Release], roots: Iterable[UUID]) -> dict[UUID, Workflow]:
-    """Open the occurrences of roots that have ended; lock all occurrences of the drain.
-
-    Args:
-        connection: Inside a transaction.
-        parents: The releases of runs with children.
-        roots: The root's run of each occurrence.
-    """
+    """Open the occurrences of roots that have ended; lock all occurrences of the drain."""
     opened = [release for release in parents if release.is_of_root and release.opens]
     if opened:
         columns: dict[str, object] = {
@@ -199,10 +193,6 @@ def leave_places(
 
     Args:
         connection: Inside the drain's transaction, which waits for no other lock from here on.
-        installation: For the messages of promoted runs.
-        releases: The releases of the drain.
-        workflows: Their occurrences.
-        ended: Those that end in this transaction.
     """
     over = {workflow.root_run_id for workflow in ended}
     roots = [one for one in releases if one.holds and one.is_of_root and one.root_run_id not in over]
@@ -223,9 +213,7 @@ def cancel_open_runs(connection: Conn, workflow: Workflow, state: str, *, reason
 
     Args:
         connection: Inside a transaction that has locked the occurrence.
-        workflow: The occurrence.
         state: `cancelling` or `timing_out`.
-        reason: The reason that it shows.
         cause: The reason of its runs, if it has none.
     """
     set_workflow(connection, workflow, state, reason=reason)

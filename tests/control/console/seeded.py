@@ -38,6 +38,7 @@ from tidewheel.transitions.claim import Claim, claim_runs
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">\u202e\u05d0\u05d1"
 LONG = "billing-" + "very-long-" * 24
+OUTPUT = b"page 1 of 7\r\n\x1b[31mred\x1b[0m <script>\xff\n" * 3
 HOSTILE_KEY = "<script>document.title='run'</script>/../\u05d0\u05d1"
 
 PAGES: Mapping[str, str] = {
@@ -182,11 +183,12 @@ def later(database: ClockedDatabase, seconds: float) -> None:
     database.stop_clock(database.now() + timedelta(seconds=seconds))
 
 
-def fail(database: ClockedDatabase, key: str, message: str) -> UUID:
+def fail(database: ClockedDatabase, key: str, message: str, output: bytes | None = None) -> UUID:
     """Run a job that fails after two seconds."""
     started = begun(database, key)
     later(database, 2)
-    end(database, ending(started, RunState.FAILED, error_type="ConnectionError", error_message=message))
+    ended = ending(started, RunState.FAILED, error_type="ConnectionError", error_message=message, output=output)
+    end(database, ended)
     return started.run_id
 
 
@@ -235,7 +237,8 @@ def _hard_text(database: ClockedDatabase, ids: Ids) -> None:
     labels, once = {"<i>x": HOSTILE[:60]}, {"max_attempts": 1}
 
     submit(database, HOSTILE_KEY, retry=once, labels=labels, description=HOSTILE, payload={"a": HOSTILE})
-    ids["hostile"], ids["hostile_job"] = fail(database, HOSTILE_KEY, HOSTILE), f"id:{job_id('default', HOSTILE_KEY)}"
+    ids["hostile"] = fail(database, HOSTILE_KEY, HOSTILE, OUTPUT)
+    ids["hostile_job"] = f"id:{job_id('default', HOSTILE_KEY)}"
     key = LONG[:255]
     long = {"description": "a word " * 100, "payload": {"text": "x" * 12_000}, "labels": {"a" * 63: "b" * 63}}
     submit(database, key, retry=once, **long)

@@ -69,10 +69,9 @@ def test_changes_are_laid_on_top_of_another_edit_and_nothing_else(here: Tab, dat
     put(database, "0 6 * * *")
     payload(at).fill('{"depot": 2}')
     press(at, "Save")
-    expect(at.locator(".race")).to_be_focused()
-    press(at, "Apply 1 change to version 2")
+    expect(at.get_by_role("alert")).to_be_focused()
     expect(cron(at)).to_have_value("0 6 * * *")
-    at.reload()  # the merged form survives, as what was typed on version 2
+    at.reload()  # the answer survives, as what was typed on version 2
     expect(at.locator(".draft")).to_contain_text("Restored what you typed at")
     expect(cron(at)).to_have_value("0 6 * * *")
     save(at, 3)
@@ -81,22 +80,16 @@ def test_changes_are_laid_on_top_of_another_edit_and_nothing_else(here: Tab, dat
     expect(at.locator(".draft")).to_have_count(0)
 
 
-def test_field_that_both_have_changed_stays_theirs_unless_yours_is_taken(here: Tab, database: Database) -> None:
+def test_field_that_both_have_changed_is_yours_beside_the_version_in_force(here: Tab, database: Database) -> None:
     at = here.page
     here.open(EDIT)
     put(database, "0 6 * * *")
     cron(at).fill("0 7 * * *")
     press(at, "Save")
-    expect(at.get_by_label("take yours: schedule.cron")).not_to_be_checked()
-    expect(at.locator("[name=schedule]:checked")).to_have_value("cron")
-    expect(at.locator("[name=target]:checked")).to_have_value("handler")
-    expect(cron(at)).to_be_visible()
-    expect(at.locator("[name='target.name']")).to_be_visible()
-    press(at, "Apply your changes to version 2")
-    expect(cron(at)).to_have_value("0 6 * * *")
-    payload(at).fill('{"depot": 3}')
+    expect(at.locator("#check")).to_contain_text("0 6 * * *")
+    expect(cron(at)).to_have_value("0 7 * * *")
     save(at, 3)
-    assert stored(database, 3) == (["0 6 * * *"], {"depot": 3})
+    assert stored(database, 3)[0] == ["0 7 * * *"]
 
 
 def test_draft_of_an_earlier_version_is_offered_and_not_laid_over_the_form(here: Tab, database: Database) -> None:

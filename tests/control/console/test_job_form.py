@@ -252,16 +252,26 @@ def test_lost_race_names_the_other_and_lays_changes_on_top(database: Database) -
         assert first.status_code == HTTPStatus.SEE_OTHER
         answer = pressed(client, "/jobs/job/edit", "save", late, lane="critical", queue="mine")
         assert answer.status_code == HTTPStatus.CONFLICT
-        assert "<bdi>anna, ops</bdi> saved version 2" in answer.text
-        assert typed_in(answer)["queue"] == "mine"
+        assert "nna, ops saved version 2 meanwhile" in answer.text
         assert version(database) == 2
-        for kept, queue in (("", "hers"), ("queue", "mine")):
-            page = pressed(client, "/jobs/job/edit", "merge", answer, keep=kept)
-            assert page.status_code == HTTPStatus.OK, page.text
-            assert typed_in(page)["queue"] == queue
-        assert pressed(client, "/jobs/job/edit", "save", page).status_code == HTTPStatus.SEE_OTHER
+        shown = typed_in(answer)
+        assert (shown["lane"], shown["queue"], shown["labels"]) == ("critical", "mine", "team=y")
+        assert pressed(client, "/jobs/job/edit", "save", answer).status_code == HTTPStatus.SEE_OTHER
     saved = stored(database, "job", 3)
     assert (saved["lane"], saved["queue"], saved["labels"]) == ("critical", "mine", {"team": "y"})
+
+
+def test_lost_race_of_json_keeps_the_document_and_shows_what_differs(pages: ApiClient) -> None:
+    submit(pages.database, lane="batch")
+    late = pressed(pages, "/jobs/job/edit", "as_json")
+    assert pressed(pages, "/jobs/job/edit", "save", queue="hers").status_code == HTTPStatus.SEE_OTHER
+    answer = pressed(
+        pages, "/jobs/job/edit", "save", late, document=typed_in(late)["document"].replace("batch", "critical")
+    )
+    assert answer.status_code == HTTPStatus.CONFLICT
+    assert "hers" in answer.text
+    assert pressed(pages, "/jobs/job/edit", "save", answer).status_code == HTTPStatus.SEE_OTHER
+    assert stored(pages.database, "job", 3)["lane"] == "critical"
 
 
 def test_job_that_was_deleted_meanwhile_can_be_made_again(pages: ApiClient) -> None:
@@ -271,7 +281,7 @@ def test_job_that_was_deleted_meanwhile_can_be_made_again(pages: ApiClient) -> N
         client.delete("job")
     answer = pressed(pages, "/jobs/job/edit", "save", late, lane="batch")
     assert answer.status_code == HTTPStatus.CONFLICT
-    assert "deleted <bdi>job</bdi>" in answer.text
+    assert "deleted the job meanwhile" in answer.text
     assert pressed(pages, "/jobs/job/edit", "save", answer).status_code == HTTPStatus.SEE_OTHER
     assert stored(pages.database, "job", 2)["lane"] == "batch"
 
@@ -346,8 +356,8 @@ def test_hostile_text_in_every_field_comes_back_as_text(pages: ApiClient) -> Non
     }
     token = fields_of(pages.get("/jobs/new"))
     for kind, target in (("cron", "http"), ("after", "shell"), (HOSTILE, HOSTILE)):
-        for do in ("check", "save", "as_json", "as_form", "paste", "merge"):
-            sent = fields | token | {"do": do, "schedule": kind, "target": target, "document": HOSTILE, "onto": HOSTILE}
+        for do in ("check", "save", "as_json", "as_form", "paste"):
+            sent = fields | token | {"do": do, "schedule": kind, "target": target, "document": HOSTILE}
             for view in ("form", "json"):
                 answer = pages.post("/jobs/new", data=sent | {"view": view})
                 assert answer.status_code in {HTTPStatus.OK, HTTPStatus.UNPROCESSABLE_ENTITY}

@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.control.api.answering import answering
 from tests.control.client.test_dead_letters import work_off
 from tests.control.console.browser import Tab, needs_chromium, tab
+from tests.control.console.pages import console, key_of
 from tests.control.console.test_bulk_pages import triggered, work_off_cancellations
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
@@ -30,6 +31,18 @@ def here(database: Database, browser: Browser) -> Iterator[Page]:
     """The overview of a console that needs no key; nothing may have gone wrong in it."""
     with answering(database) as client, tab(browser, str(client.base_url)) as opened:
         opened.open("/")
+        yield opened.page
+        assert_unharmed(opened)
+
+
+@pytest.fixture
+def admin(database: Database, browser: Browser) -> Iterator[Page]:
+    """The overview of a console that needs keys, signed in with one of all tenants."""
+    with console(database) as client, tab(browser, str(client.base_url)) as opened:
+        opened.open("/sign-in")
+        opened.page.fill("input[name=key]", key_of(database, "admin", all_tenants=True))
+        opened.page.press("input[name=key]", "Enter")
+        expect(opened.page.locator("nav.rail")).to_be_visible()
         yield opened.page
         assert_unharmed(opened)
 
@@ -180,23 +193,23 @@ def test_failed_part_of_a_workflow_is_resumed(here: Page, database: Database) ->
     expect(here.locator(".sentence")).to_contain_text("4 succeeded", timeout=HEARD)
 
 
-def test_tenant_gets_a_limit_and_a_key_is_revoked(here: Page) -> None:
-    place(here, "Admin")
-    dialog = asked(here, "Limits…")
+def test_tenant_gets_a_limit_and_a_key_is_revoked(admin: Page) -> None:
+    place(admin, "Admin")
+    dialog = asked(admin, "Limits…")
     dialog.locator("[name=in_flight]").fill("-3")
     dialog.locator("button.primary").click()
     expect(dialog.locator("[aria-invalid]")).to_have_value("-3")
     dialog.locator("[name=in_flight]").fill("50")
     do(dialog)
-    expect(here.locator("main")).to_contain_text("0 of 50")
-    place(here, "Admin")
-    follow(here, "Keys")
-    dialog = asked(here, "New key…")
+    expect(admin.locator("main")).to_contain_text("0 of 50")
+    place(admin, "Admin")
+    follow(admin, "Keys")
+    dialog = asked(admin, "New key…")
     dialog.locator("[name=name]").fill("<script>document.title='run'</script>")
     dialog.locator("[name=read]").check()
     dialog.locator("button.primary").click()
     expect(dialog).to_contain_text("The key, shown only once")
     dialog.get_by_role("link", name="Done").click()
-    expect(here.locator("main")).to_contain_text("1 key")
-    do(asked(here, "Revoke…"))
-    expect(here.locator("main")).to_contain_text("revoked")
+    expect(admin.locator("main")).to_contain_text("2 keys")
+    do(asked(admin, "Revoke…"))
+    expect(admin.locator("main")).to_contain_text("revoked")

@@ -6,8 +6,7 @@ import socket
 import pytest
 
 from tests.fixtures.services import until
-from tidewheel.kafka.clients import consumer, producer
-from tidewheel.kafka.connection_log import ConnectionLog
+from tidewheel.kafka.clients import ConnectionLog, consumer, producer
 
 FAILED = "[thrd:127.0.0.1:9]: 127.0.0.1:9/1: Connect to ipv4#127.0.0.1:9 failed: Connection refused"
 
