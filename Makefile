@@ -19,7 +19,7 @@ help: ## Show this list
 setup: $(STAMP) ## Make .venv from the locked set; does nothing where that is done
 
 demo: $(STAMP) ## The whole pipeline on real input: about a minute
-	$(BIN)/tidewheel demo
+	$(BIN)/python -m examples.demo
 
 fmt: $(STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix
@@ -78,8 +78,8 @@ up: $(STAMP) ## Start the local PostgreSQL and Kafka
 down: $(STAMP) ## Stop them; their data stays
 	$(BIN)/tidewheel down
 
-bench: $(STAMP) ## Measure this machine for two minutes, and compare ratios with the stored ones
-	$(BIN)/tidewheel bench --quick
+bench: $(STAMP) ## Measure this machine for some minutes: each stage, the whole pipeline, its latency
+	$(BIN)/tidewheel bench fire relay execute pipeline latency --rounds 1 --seconds 10
 
 docs: $(STAMP) ## Run the examples of README and docs, and compare what is generated
 	$(PYTEST) tests/docs

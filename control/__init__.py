@@ -1,1 +1,1 @@
-"""Command line, Python client, HTTP API and demo."""
+"""Command line, Python client and HTTP API."""

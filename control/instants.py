@@ -1,4 +1,4 @@
-"""Instants as people write them: on the command line, and in a question to `ask`.
+"""Instants as people write them on the command line.
 
 | text | instant |
 | --- | --- |

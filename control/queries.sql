@@ -131,14 +131,6 @@ SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused
  WHERE j.job_id = ANY (%(job_ids)s)
  ORDER BY j.key COLLATE "C"
 
--- name: find_jobs_named
--- Returns the jobs of these ids that the tenant has or had, each with the schedule of its current version.
--- Index: jobs_pkey, job_versions_pkey. No lock.
-SELECT j.key, j.deleted_at IS NULL AND j.version > 0 AS is_live, v.schedule_json
-  FROM jobs AS j
-  LEFT JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
- WHERE j.job_id = ANY (%(job_ids)s) AND j.tenant = %(tenant)s
-
 -- name: find_keys_from
 -- Returns the first keys of a tenant from a text on, and the last ones before it.
 -- Index: jobs_by_key, from the text in both directions. No lock.

@@ -21,12 +21,11 @@ from tests.strict_types import LINKED, ROOT
 FIRST_LINE = 100
 SENTENCE = 40
 
-_FOLDERS = ("tidewheel", *LINKED, "tests", "examples", "docs", "compose")
-# Written by a generator from texts that are checked themselves, and programs of other projects.
+_FOLDERS = ("tidewheel", *LINKED, "tools", "tests", "examples", "docs", "compose")
+# Written by a generator from texts that are checked themselves.
 _LEFT_OUT = (
     "schemas/generated",
     "schemas/released",
-    "bench/peers",
     "docs/settings.md",
     "docs/metrics.md",
     "docs/messages.md",

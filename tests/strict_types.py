@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 
 ROOT = Path(__file__).parents[1]
 # In tidewheel/, by links.
-LINKED = ("scheduler", "relay", "executor", "schemas", "migrations", "intake", "control", "bench")
-FOLDERS = ("tidewheel", *LINKED, "tests")
+LINKED = ("scheduler", "relay", "executor", "schemas", "migrations", "intake", "control")
+FOLDERS = ("tidewheel", *LINKED, "tools", "examples/demo", "tests")
 
 
 class _Position(BaseModel):

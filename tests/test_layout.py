@@ -17,7 +17,6 @@ DATA = (
     ".avsc",
     "tidewheel/schemas/json/request.json",
     ".sha256",
-    "tidewheel/control/examples/",
     "tidewheel/control/console/templates/parts/icons.svg",
     "tidewheel/control/console/static/tokens.css",
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.strict_types import LINKED, ROOT
 from tests.tidewheel.postgres.test_statements import real_files
 
-FOLDERS = ("tidewheel", *(folder for folder in LINKED if folder != "bench"))  # bench reads its own figures
+FOLDERS = ("tidewheel", *LINKED)
 OUTSIDE = tuple(
     f"{folder}/"
     for folder in (
@@ -26,10 +26,6 @@ _READERS = {"float", "Decimal", "Fraction", "fromisoformat", "strptime", "parsed
 _GRAMMARS = {"fullmatch", "isdecimal"}
 
 STORED = {
-    "control/capacity/costs.py": "measured costs, of the package",
-    "control/demo/expected.py": "the demo's own requests",
-    "control/demo/occurrences.py": "the demo's own requests",
-    "control/demo/receiver.py": "requests of the demo's own executors",
     "control/durations.py": "text that the function itself has formatted",
     "control/explain/facts.py": "the name of a partition",
     "control/occurrence_audit/archived_days.py": "the name of a folder that the archive made",
@@ -54,7 +50,6 @@ INTEGERS = {
     "control/api/bodies.py": "Content-Length, of which the server refuses all but digits",
     "control/api/job_times.py": "a month that its pattern has matched when the query was read",
     "control/api/service.py": "the port of a socket",
-    "control/cli/capacity.py": "numbers that capacity itself has computed",
     "executor/runners/aws.py": "seconds that the executor has computed",
     "intake/next_version.py": "a number of a stored schedule",
     "tidewheel/jobs/hosts.py": "an address that ipaddress has read",

@@ -123,12 +123,8 @@ DIAGNOSIS: Json = {
     "checked_at": _AT, "is_running": False,
 }  # fmt: skip
 ANSWER: Json = {
-    "question": "nightly at 20 Nov 02:00", "kind": "occurrence", "target": "nightly",
-    "words": "It was missed: no scheduler ran at that time.", "at": _AT, "zone": "Europe/Berlin",
-    "alternatives": [
-        {"kind": "occurrence", "target": "nightly", "words": "the nearest occurrence", "at": _NEXT, "zone": None},
-    ],
-    "explanation": EXPLANATION,
+    "question": "nightly", "kind": "job", "target": "nightly", "words": "a job",
+    "alternatives": [{"kind": "job", "target": "nightly-report", "words": "a job"}],
 }  # fmt: skip
 REGISTRATION: Json = {"name": "worker-1:7", "handlers": ["nightly-report"], "slots": 4}
 REGISTERED: Json = {

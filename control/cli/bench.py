@@ -1,7 +1,4 @@
-"""`tidewheel bench`: measure this machine.
-
-The benchmarks belong to a higher layer. The command imports them by name when it runs.
-"""
+"""`tidewheel bench`: measure this machine, from a checkout: `tools/` is not in the wheel."""
 
 from importlib import import_module
 from pathlib import Path
@@ -11,12 +8,9 @@ import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.output import Output, OutputOption
+from tidewheel.errors import StackError
 
-_SCENARIOS = (
-    "Any of fire, relay, execute, pipeline, hot-second, latency, idle, soak, submit, http, overlap, async, threads, "
-    "process, retry, results, bulk (all of these: all), peers, stages, costs, ledger, conservation, rolling, cancel, "
-    "freeze, fairness, limits, workflows, batches, retention, audit, archive, api, standby-site, capacity."
-)
+_SCENARIOS = "Any of submit, fire, relay, execute, pipeline, latency, hot-second, http, handlers, limits, api, growth."
 Scenarios = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help=_SCENARIOS)]
 Rounds = Annotated[
     int | None,
@@ -24,22 +18,16 @@ Rounds = Annotated[
 ]
 Jobs = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of jobs, messages or requests of a round.")]
 Seconds = Annotated[
-    float | None, typer.Option(metavar="SECONDS", min=1, help="Duration of the load in pipeline, latency and limits.")
+    float | None, typer.Option(metavar="SECONDS", min=1, help="Duration of the load in pipeline and latency.")
 ]
 Rate = Annotated[
-    float | None, typer.Option(metavar="N", min=1, help="Runs per second of a steady load: latency, soak, pipeline.")
+    float | None, typer.Option(metavar="N", min=1, help="Runs per second of a steady load: latency, growth, pipeline.")
 ]
-Minutes = Annotated[float | None, typer.Option(metavar="MINUTES", min=0.01, help="Duration of idle, soak and limits.")]
-Keys = Annotated[bool, typer.Option("--keys", help="With execute: also with one concurrency key, and with 1,000.")]
-Plots = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Write a plot of each scenario to this folder, as PNG and SVG.")
-]
-Quick = Annotated[bool, typer.Option("--quick", help="Compare small rounds with the stored ratios, in two minutes.")]
+Minutes = Annotated[float | None, typer.Option(metavar="MINUTES", min=0.01, help="Duration of growth and limits.")]
 Against = Annotated[
     Path | None,
     typer.Option(metavar="CHECKOUT", help="Compare with another checkout: both builds in turns, by their ratios."),
 ]
-Update = Annotated[bool, typer.Option("--update-baseline", help="With --quick: store the measured ratios.")]
 
 
 def bench(
@@ -50,31 +38,26 @@ def bench(
     seconds: Seconds = None,
     rate: Rate = None,
     minutes: Minutes = None,
-    keys: Keys = False,
-    plots: Plots = None,
-    quick: Quick = False,
-    update_baseline: Update = False,
     against: Against = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Measure this machine; show each figure with its baseline.
+    """Measure this machine, from a checkout.
 
     Starts its own PostgreSQL and Kafka, or uses those that TIDEWHEEL_DATABASE_URL and TIDEWHEEL_KAFKA_BOOTSTRAP
     name, in a new database.
     """
-    command = import_module("tidewheel.bench.command")
-    measurement = import_module("tidewheel.bench.measurement")
-    options = measurement.Options(jobs=jobs, seconds=seconds, rate=rate, minutes=minutes, keys=keys)
+    try:
+        command = import_module("tools.bench.command")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("tools"):
+            raise
+        message = "the benchmarks are not in the wheel: run `tidewheel bench` in a checkout, after `make setup`"
+        raise StackError(message) from None
+    measurement = import_module("tools.bench.measurement")
+    options = measurement.Options(jobs=jobs, seconds=seconds, rate=rate, minutes=minutes)
     try:
         reached = command.run(
-            scenarios or [],
-            rounds=rounds,
-            options=options,
-            as_json=output is not Output.TEXT,
-            plots=plots,
-            quick=quick,
-            update_baseline=update_baseline,
-            other=against,
+            scenarios or [], rounds=rounds, options=options, as_json=output is not Output.TEXT, other=against
         )
     except KeyboardInterrupt:
         typer.echo("interrupted: everything the benchmark had started is stopped and removed", err=True)

@@ -78,10 +78,7 @@ COMMANDS: Mapping[str, Command | Group] = {
         "status", "status", "Show services, what is due and not done, and what is wrong. Exit code 1 if something is."
     ),
     "doctor": Command("doctor", "doctor", "Check the installation; print each finding with its evidence and a remedy."),
-    "demo": Command(
-        "local", "demo", "Run hundreds of jobs end to end, kill an executor and verify the result.", is_local=True
-    ),
-    "bench": Command("bench", "bench", "Measure this machine; show each figure with its baseline.", is_local=True),
+    "bench": Command("bench", "bench", "Measure this machine, from a checkout.", is_local=True),
     "intake": Command("services", "intake", "Apply the requests of the requests topic."),
     "scheduler": Command("services", "scheduler", "Create the runs of due occurrences."),
     "relay": Command("services", "relay", "Publish outbox rows to Kafka."),
@@ -105,7 +102,7 @@ COMMANDS: Mapping[str, Command | Group] = {
     "ask": Command(
         "ask",
         "answer",
-        "Find what a text names: a run, a dead letter, a job, or why a job did or did not fire at a time.",
+        "Find what a text names: a run, a dead letter or a job.",
     ),
     "migrate": Command("admin", "migrate", "Migrate the database to this release's schema."),
     "apply": Command("apply", "apply", "Submit every job in some files; report rejected ones, apply the rest."),
@@ -289,11 +286,6 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "Revoke a key of any tenant; it opens nothing from the next second on.",
             ),
         },
-    ),
-    "capacity": Command(
-        "capacity",
-        "capacity",
-        "Compute what a load needs from measured costs: processes, cores, disk, WAL, Kafka, connections.",
     ),
     "audit": Command(
         "audit",

@@ -9,7 +9,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "up": ("tidewheel up --brokers 3 --standby",),
     "dev": ("tidewheel dev --handlers hello",),
     "run": ("tidewheel run --roles scheduler,relay,executor --handlers hello",),
-    "bench": ("tidewheel bench --quick", "tidewheel bench pipeline"),
+    "bench": ("tidewheel bench fire relay --rounds 3", "tidewheel bench execute --against ../before"),
     "intake": ("tidewheel intake --metrics-port 9101",),
     "scheduler": ("tidewheel scheduler --metrics-port 9102",),
     "relay": ("tidewheel relay --metrics-port 9103",),
@@ -73,11 +73,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel tenant limits acme --grant-role acme_app",
     ),
     "tenant delete": ("tidewheel tenant delete acme --yes", "tidewheel tenant delete acme --undo"),
-    "capacity": (
-        "tidewheel capacity --jobs 100M --every 1h --triggers 10k/s --duration 2s --hot 30%",
-        "tidewheel capacity --jobs 1M --every 1m --hot 30% --hot-second",
-        "tidewheel capacity --check",
-    ),
     "audit": (
         "tidewheel audit --from 2026-11-01 --to 2026-12-01 --tz UTC --report november.json",
         "tidewheel audit --from 24h --job report",

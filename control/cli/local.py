@@ -1,9 +1,6 @@
-"""`tidewheel up`, `down` and `demo`: the local stack and the demo.
+"""`tidewheel up` and `down`: the local stack.
 
-`demo` runs the whole pipeline on real input, in about a minute.
-
-Exit codes: 0 on success, 1 with one line that names the reason (`tidewheel.control.cli.main`). `demo`: 0 if every
-figure is correct, 1 if one is not or the demo cannot run, 130 if interrupted.
+Exit codes: 0 on success, 1 with one line that names the reason (`tidewheel.control.cli.main`).
 """
 
 import shlex
@@ -18,7 +15,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from tidewheel.control.cli.output import Output, OutputOption, print_document
 from tidewheel.control.cli.service_options import Home
-from tidewheel.control.demo.run import run_demo
 from tidewheel.control.local_stack import make_stack, start_stack
 from tidewheel.errors import StackError, refuse
 from tidewheel.local.progress import Progress as Watcher
@@ -110,9 +106,9 @@ def _print_started(info: StackInfo, status: StackStatus, output: Output) -> None
     print_access(info)
     typer.echo(f"{'data':<13} {info.data_dir}")
     if info.data_dir != default_home().absolute():
-        typer.echo(f"\nnext: export {HOME_VARIABLE}={info.data_dir}; then tidewheel demo")
+        typer.echo(f"\nnext: export {HOME_VARIABLE}={info.data_dir}; then tidewheel --help")
     else:
-        typer.echo("\nnext: tidewheel demo, or tidewheel --help")
+        typer.echo("\nnext: tidewheel --help")
 
 
 def print_access(info: StackInfo, *, has_api: bool = False) -> None:
@@ -183,22 +179,3 @@ class _Lines:
         if step.what != self._last:
             self._console.print(step.what)
             self._last = step.what
-
-
-_INTERRUPTED = 130  # as in shells: 128 + SIGINT
-
-
-def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the stack running, with the demo's data.")] = False,  # noqa: FBT002 - a flag
-) -> None:
-    """Run hundreds of jobs end to end, kill an executor and verify the result.
-
-    Starts its own PostgreSQL and Kafka, or uses the running stack with its own database and topics.
-    """
-    try:
-        adds_up = run_demo(keep=keep)
-    except KeyboardInterrupt:
-        typer.echo("interrupted: everything the demo had started is stopped and removed", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
-    if not adds_up:
-        raise typer.Exit(1)

@@ -106,7 +106,7 @@ _QUERIES: Mapping[str, tuple[str, ...]] = {
     "/api/v1/jobs/{key}/timeline": ("?from=2026-11-20T00:00:00Z&to=2026-11-22T00:00:00Z",),
     "/api/v1/jobs/{key}:explain": ("?at=2026-11-21T12:00:00Z", "?at=2198-12-31T09:59:59.999999Z"),
     "/api/v1/jobs/{key}/calendar": ("", "?month=2027-02"),
-    "/api/v1/ask": ("?q=hourly", "?q=hourly+at+12:00", "?q=root+of/all+50%25+at+12:00", "?q=shell+at+12:00"),
+    "/api/v1/ask": ("?q=hourly", "?q=root+of/all+50%25", "?q=shell"),
     "/api/v1/freezes/thaw-preview": ("?scope=fleet&queue=none",),
     "/api/v1/workflows": ("", "?limit=500"),
     "/api/v1/runs": ("?limit=500", "?limit=1", "?tenant=limited"),
@@ -159,8 +159,8 @@ _COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """The commands that read an installation, each with its arguments."""
 
 _NO_VIEWS: Mapping[str, str] = {
-    "": "dev run up down failover doctor demo bench intake scheduler relay executor api env psql migrate apply freeze"
-    " thaw capacity audit restore",
+    "": "dev run up down failover doctor bench intake scheduler relay executor api env psql migrate apply freeze"
+    " thaw audit restore",
     "job": "create update pause resume release delete trigger backfill preview skip move unskip rollback",
     "backfill": "pause resume cancel", "workflow": "pause resume cancel", "run": "cancel retry", "dlq": "redrive purge",
     "batch": "submit add close resume cancel", "calendar": "put delete", "limit": "set rm",

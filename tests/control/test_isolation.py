@@ -85,7 +85,7 @@ _NOT_EXECUTED = {
     "only pages of the console and their routes execute it": """
         control: find_job_key read_run_payload find_timeline_runs count_timeline_runs read_took_p95 read_versions_since
         control: read_selected_jobs read_pauses read_recent_runs read_tenant_pulse read_run_pulses read_job_pulses
-        control: find_jobs_named find_keys_from show_api_key count_freezable find_standing_freezes
+        control: find_keys_from show_api_key count_freezable find_standing_freezes
         control: list_children read_retry_facts find_longest_attempts""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
         control: find_active_run find_active_run_at find_chain find_unfired oldest_day_of_runs read_able

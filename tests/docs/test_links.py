@@ -21,7 +21,7 @@ def all_pages() -> list[Path]:
     for folder in (*FOLDERS, "docs", "compose", "examples"):
         real = (path for path in (ROOT / folder).rglob("*.md") if not any(up.is_symlink() for up in path.parents))
         found += real
-    return sorted(found)
+    return sorted(set(found))
 
 
 def anchors(page: Path) -> set[str]:

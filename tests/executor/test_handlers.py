@@ -139,7 +139,6 @@ except SystemExit:
     ids=["none", "named twice"],
 )
 def test_executor_registers_the_named_handlers_only(arguments: list[str], prefix: str) -> None:
-    """Not those of the demo, which the same command runs."""
     nowhere = {"TIDEWHEEL_DATABASE_URL": "postgresql://127.0.0.1:1/none", "TIDEWHEEL_KAFKA_BOOTSTRAP": "127.0.0.1:1"}
     done = subprocess.run(
         [sys.executable, "-c", STARTED, *arguments],

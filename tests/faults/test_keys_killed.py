@@ -6,6 +6,8 @@ the file measured.txt then has the figures.
 
 import json
 import os
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import LiteralString
 
 import pytest
@@ -13,7 +15,6 @@ import pytest
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import HANDLERS, Fleet, Service
 from tests.transitions.acts import submit, trigger
-from tidewheel.bench.measurement import most_in_a_window
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
@@ -62,3 +63,9 @@ def test_killed_executors_leave_no_place_and_admit_no_run_too_many(fleet: Fleet,
         f"{len(held)} on {PLACES} places, {most} in {SECONDS:g} s at {A_SECOND}/s"
     )
     assert most <= SECONDS * A_SECOND * 1.01 + 1 + A_SECOND * _BUNCHED
+
+
+def most_in_a_window(times: Sequence[float], seconds: float) -> int:
+    """Return the most of these instants in any window of so many seconds; 0 of none."""
+    ordered = sorted(times)
+    return max((bisect_left(ordered, at + seconds) - number for number, at in enumerate(ordered)), default=0)

@@ -15,8 +15,6 @@ PYTHON = {
     "control/doctor/database.py": "compares it with the database's",
     "executor/runners/http.py": "signatures: the other side's clock",
     "executor/runners/retry_after.py": "the date of a response without a Date",
-    "bench/baselines.py": "beside the broker's timestamps, on the same machine",
-    "bench/starts.py": "what a measured handler notes when it begins, on the database's machine",
     "executor/context.py": "shows a handler its deadline; the executor uses durations",
     "tidewheel/testing/handlers.py": "when an attempt without a database pretends to be",
     "tidewheel/testing/stack.py": "first value of the clock of a test's database",
@@ -27,7 +25,6 @@ PYTHON = {
     "control/supervise/log.py": "when a line of a service arrived, for people",
     "relay/loop.py": "begin of the spans of a trace, as other programs on this machine measure it",
     "tidewheel/process/spans.py": "begin and end of the spans of a trace",
-    "control/demo/environment.py": "the demo's figures, with its own measurement of the difference",
 }
 SQL = {
     "migrations/0001_jobs.sql": "tidewheel_now() itself",

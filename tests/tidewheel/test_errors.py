@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tidewheel import errors
-from tidewheel.control.ask.answer import Answer, Kind, NotUnderstood
+from tidewheel.control.ask import Answer, Kind, NotUnderstood
 from tidewheel.errors import FieldError, TidewheelError
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.jobs.parsing import RequestIdentity, RequestRefused

@@ -213,7 +213,7 @@ def test_unknown_variable_is_reported_with_the_nearest_by_every_process_once(
     assert words in line
 
 
-@pytest.mark.parametrize("folder", ["bench", "chart", "compose", "control", "docs", "executor", "tidewheel"])
+@pytest.mark.parametrize("folder", ["tools", "chart", "compose", "control", "docs", "executor", "tidewheel"])
 def test_no_variable_of_the_code_and_the_pages_is_unknown(folder: str) -> None:
     named: set[str] = set()
     for path in (ROOT / folder).rglob("*"):

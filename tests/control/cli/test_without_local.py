@@ -29,7 +29,7 @@ for command in sys.argv[1:]:
     ends[command] = (code, out.getvalue(), err.getvalue())
 print(json.dumps(ends))
 """
-OF_THE_STACK = ("up", "down", "demo", "bench")
+OF_THE_STACK = ("up", "down", "bench")
 OTHERS = ("intake", "scheduler", "relay", "executor", "api", "migrate", "apply")
 READS = ("job list", "status")
 

@@ -111,7 +111,7 @@ PAGES: Mapping[str, str] = {
     "workflow": "/workflows/{workflow}",
     "workflow-resume": "/workflows/{workflow}/resume",
     "workflow-cancel": "/workflows/{workflow}/cancel",
-    "ask": "/ask?q=hourly+at+21+Nov+10:00",
+    "ask": "/ask?q=hou",
     "ask-nothing": "/ask?q=hourli",
     "fleet": "/fleet?executor={executor}",
     "tenants": "/admin/tenants",

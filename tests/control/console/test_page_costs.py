@@ -14,8 +14,8 @@ from psycopg import ClientCursor
 from tests.control.api.answering import ApiClient, answering
 from tests.control.console.pages import HTML
 from tests.fixtures.history import Large
-from tidewheel.bench.history import BUSY_JOB, RARE_JOB
 from tidewheel.postgres.session import FOR_LISTS, connect
+from tools.bench.history import BUSY_JOB, RARE_JOB
 
 pytestmark = pytest.mark.slow
 

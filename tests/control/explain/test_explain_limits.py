@@ -1,15 +1,21 @@
 """`explain` without records, for a read-only role, and over years of occurrences."""
 
+from datetime import timedelta
+from uuid import UUID
+
 import pytest
 
+from tests.control.cli.command import tidewheel
 from tests.control.explain.explaining import explanation_of, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.work import counted
-from tests.transitions.acts import submit
+from tests.transitions.acts import submit, trigger
 from tidewheel.control.explain.explain import explain
-from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.explain.explanation import Explanation, OccurrenceOutcome
 from tidewheel.control.explain.recent import around
+from tidewheel.control.explain.text import MANUAL
 from tidewheel.control.explain.upcoming import upcoming
+from tidewheel.control.instants import read_instant, unit_of
 from tidewheel.errors import ScheduleRefused, UnknownJob
 
 DAILY = {"cron": "0 9 * * *"}
@@ -86,3 +92,48 @@ def test_years_of_a_one_second_job_are_explained_with_bounded_work(clocked: Cloc
     assert not said.span.exact, "counting them all would take seconds"
     assert "at least" in said.words
     assert work.calls < 10_000, "there are 288 million seconds to walk through"
+
+
+def explained_at(database: ClockedDatabase, key: str, text: str) -> Explanation:
+    with database.transaction() as connection:
+        at = read_instant(text, "--at", now=database.now())
+        return explain(connection, "default", key, at, unit=unit_of(text))
+
+
+def test_a_time_without_parts_of_a_second_finds_an_occurrence_that_has_them(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00:07") + timedelta(milliseconds=123))
+    submit(clocked, "sync", schedule={"interval": "40s"})
+    at = t("03-02T08:00:47") + timedelta(milliseconds=123)
+    clocked.stop_clock(at)
+    fire_all(clocked)
+    found = explained_at(clocked, "sync", "08:00:47")
+    assert (found.at, found.outcome) == (at, OccurrenceOutcome.FIRED)
+    assert explained_at(clocked, "sync", "08:00").at == at, "the only one of its minute"
+    for text in ("08:00:46", "08:02"):
+        missed = explained_at(clocked, "sync", text)
+        assert missed.outcome is OccurrenceOutcome.NO_OCCURRENCE, "the minute has two"
+    shown = tidewheel(clocked, "job", "explain", "sync", "--at", "2026-03-02T08:00:47Z").out
+    assert "sync at 2026-03-02T08:00:47.123000Z: fired" in shown
+
+
+def test_a_time_of_a_job_without_a_schedule_names_the_run_of_its_minute_or_the_nearest_runs(
+    clocked: ClockedDatabase,
+) -> None:
+    clocked.stop_clock(t("03-02T07:00"))
+    submit(clocked, "by-hand")
+    instants = [t("03-02T08:00:07.123"), t("03-02T09:30"), t("03-02T09:30:41")]
+    runs: list[UUID] = []
+    for at in instants:
+        clocked.stop_clock(at)
+        runs.append(trigger(clocked, "by-hand"))
+    clocked.stop_clock(t("03-02T10:00"))
+    found = explained_at(clocked, "by-hand", "8am")
+    assert found.at == instants[0], "the only run of its minute"
+    assert [each.run_id for each in found.others] == runs[:1]
+    between = explained_at(clocked, "by-hand", "9am")
+    assert between.words == MANUAL
+    assert (between.between_runs, between.before, between.after) == (True, *instants[:2])
+    assert "before 2026-03-02T08:00:07.123" in " ".join(
+        tidewheel(clocked, "job", "explain", "by-hand", "--at", "2026-03-02T09:00Z").out.split()
+    )
+    assert "the job had no occurrence" in tidewheel(clocked, "job", "explain", "by-hand", "--last", "24h").out

@@ -9,7 +9,6 @@ import pytest
 
 from tests.control.api.answering import answering
 from tests.fixtures.history import OPEN, RUNS, Large
-from tidewheel.bench.history import BUSY_JOB, RARE, RARE_JOB
 from tidewheel.control.reads.api_keys import list_api_keys
 from tidewheel.control.reads.audit_log import list_audit_log
 from tidewheel.control.reads.batches import batches
@@ -29,6 +28,7 @@ from tidewheel.control.reads.tenants import list_tenants, tenant_usage
 from tidewheel.control.reads.versions import versions
 from tidewheel.control.reads.workflows import list_workflows
 from tidewheel.postgres.session import Conn
+from tools.bench.history import BUSY_JOB, RARE, RARE_JOB
 
 pytestmark = pytest.mark.slow
 

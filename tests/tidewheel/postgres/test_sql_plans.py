@@ -747,7 +747,7 @@ _HOT = {
         show_failed_run read_retry_facts find_longest_attempts
         read_past_attempts read_last_attempts list_dead_letters last_dead_letter_looked_at find_open_states
         list_blocked_keys read_blocked_key
-        find_jobs_named find_keys_from read_frozen_timers read_paused_timers
+        find_keys_from read_frozen_timers read_paused_timers
         find_workflows find_workflows_of_root
         list_key_limits list_keys_in_use list_batches read_batch_runs read_run_edges
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs

@@ -1,0 +1,140 @@
+"""Find what an id or a key names: a run, a dead letter or a job.
+
+REST, the command line and the console use it. An answer takes a fixed number of indexed reads.
+"""
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from uuid import UUID
+
+from tidewheel.control.reads.dead_letters import show_dead_letter
+from tidewheel.control.reads.job_keys import key_of_job
+from tidewheel.control.reads.run_detail import show_run
+from tidewheel.control.reads.runs import LOOKED_AT, RunSummary, find_short_id
+from tidewheel.errors import FieldError, Refused, UnknownDeadLetter, UnknownJob, UnknownRun
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_FIND_KEYS_FROM = Statements("tidewheel.control")["find_keys_from"]
+
+MAX_ALTERNATIVES = 8
+"""The other meanings that an answer has at most."""
+
+EXAMPLES = ("nightly", "#4711")
+"""Texts that are found, where such a job and dead letter exist."""
+
+_KEYS = 100  # on each side of a text that are compared with it: all of a small installation
+_ALIKE = 0.6  # of difflib: an error in each third character
+_DEAD_LETTER = re.compile(r"#(\d{1,18})", re.ASCII)
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_SHORT_ID = re.compile(r"([0-9a-f]{8})(?:…|\.\.\.)([0-9a-f]{4})")
+
+
+class Kind(StrEnum):
+    """Kind of a meaning."""
+
+    RUN = "run"
+    DEAD_LETTER = "dead_letter"
+    JOB = "job"
+    MATCHES = "matches"
+    """Keys that begin with the text, or runs of a short id: the alternatives."""
+    NOTHING = "nothing"
+    """The text means nothing here; the alternatives are the nearest keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """A meaning of a text: its kind, its id or key, and a line about it."""
+
+    kind: Kind
+    target: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The first meaning of a text, and up to eight others. Without a meaning, `words` has what was tried."""
+
+    question: str
+    kind: Kind
+    target: str | None
+    words: str
+    alternatives: tuple[Meaning, ...] = ()
+
+
+class NotUnderstood(Refused):
+    """A text that means nothing here."""
+
+    code = "unknown_question"
+
+    def __init__(self, found: Answer) -> None:
+        near = [each.target for each in found.alternatives]
+        remedy = f"the nearest keys are {', '.join(near)}" if near else f"write one such as {', '.join(EXAMPLES)}"
+        super().__init__([FieldError("question", found.words, remedy)])
+
+
+def ask(connection: Conn, tenant: str, text: str) -> Answer:
+    """Find what a text names. The caller's transaction reads one snapshot."""
+    text = text.strip()
+    found: Meaning | None = None
+    if letter := _DEAD_LETTER.fullmatch(text):
+        found = _dead_letter(connection, tenant, int(letter[1]))
+    elif _UUID.fullmatch(text):
+        found = _by_id(connection, tenant, UUID(text))
+    elif short := _SHORT_ID.fullmatch(text.lower()):
+        return _by_short_id(connection, tenant, text, *short.groups())
+    return Answer(text, found.kind, found.target, found.words) if found else _by_key(connection, tenant, text)
+
+
+def _dead_letter(connection: Conn, tenant: str, number: int) -> Meaning | None:
+    try:
+        letter = show_dead_letter(connection, tenant, number).summary
+    except UnknownDeadLetter:
+        return None
+    about = letter.key or f"{letter.topic} {letter.partition} @ {letter.offset}"
+    return Meaning(Kind.DEAD_LETTER, str(letter.id), f"{about}: {letter.error_type or letter.reason}")
+
+
+def _by_id(connection: Conn, tenant: str, found: UUID) -> Meaning | None:
+    try:
+        return _of_run(show_run(connection, tenant, found).summary)
+    except UnknownRun:
+        try:
+            return Meaning(Kind.JOB, key_of_job(connection, tenant, found), "the job of this id")
+        except UnknownJob:
+            return None
+
+
+def _by_short_id(connection: Conn, tenant: str, text: str, begin: str, end: str) -> Answer:
+    """Return the run of a short id, or all runs that have it, else the key."""
+    runs, is_cut = find_short_id(connection, tenant, begin, end)
+    if is_cut:
+        words = f"more than {LOOKED_AT:,} runs have ids that begin with {begin}: open the run, and copy its whole id"
+        return Answer(text, Kind.NOTHING, None, words)
+    found = [_of_run(run) for run in runs[:MAX_ALTERNATIVES]]
+    if len(found) == 1:
+        return Answer(text, Kind.RUN, found[0].target, found[0].words)
+    if found:
+        return Answer(text, Kind.MATCHES, None, f"runs with the id {text}", tuple(found))
+    return _by_key(connection, tenant, text)
+
+
+def _of_run(run: RunSummary) -> Meaning:
+    return Meaning(Kind.RUN, str(run.run_id), f"{run.key}: {run.status.replace('_', ' ')}")
+
+
+def _by_key(connection: Conn, tenant: str, text: str) -> Answer:
+    """Return the job of a key, else the keys that begin with it, else the nearest ones."""
+    columns = {"tenant": tenant, "text": text, "limit": _KEYS}
+    keys = [str(key) for (key,) in connection.execute(_FIND_KEYS_FROM, columns)]
+    longer = sorted(key for key in keys if key.startswith(text) and key != text)[:MAX_ALTERNATIVES]
+    others = tuple(Meaning(Kind.JOB, key, "a job") for key in longer)
+    if text in keys:
+        return Answer(text, Kind.JOB, text, "a job", others)
+    if others:
+        return Answer(text, Kind.MATCHES, None, f"begins with {text}", others)
+    near = get_close_matches(text, keys, n=3, cutoff=_ALIKE)
+    words = f"no job, run or dead letter is {text!r}"
+    return Answer(text, Kind.NOTHING, None, words, tuple(Meaning(Kind.JOB, key, "a key like it") for key in near))

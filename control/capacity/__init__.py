@@ -1,1 +1,0 @@
-"""Capacity of an installation: measured costs, the model, the simulation of a hot second."""

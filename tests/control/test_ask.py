@@ -1,0 +1,116 @@
+"""`ask`: what an id or a key names, the same by the resolver, the command line and REST."""
+
+from http import HTTPStatus
+from uuid import UUID
+
+import pytest
+
+from tests.control.api.answering import answering
+from tests.control.cli.command import tidewheel
+from tests.control.explain.explaining import done, t
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.transitions.acts import apply_batch, begun, end, ending, submission, submit, trigger
+from tidewheel.control.ask import Answer, Kind, ask
+from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.ids import job_id
+from tidewheel.runs import RunState
+
+
+def asked(database: Database, text: str, tenant: str = "default") -> Answer:
+    with database.transaction() as connection:
+        return ask(connection, tenant, text)
+
+
+def test_ids_numbers_and_keys_lead_to_what_they_name(database: Database) -> None:
+    submit(database, "nightly", retry={"max_attempts": 1})
+    started = begun(database, "nightly")
+    end(database, ending(started, RunState.FAILED, error_type="ConnectionError", error_message="refused"))
+    run = asked(database, f" {str(started.run_id).upper()} ")
+    assert (run.kind, run.target, run.words) == (Kind.RUN, str(started.run_id), "nightly: failed")
+    number = database.value("SELECT id FROM dead_letters")
+    letter = asked(database, f"#{number}")
+    assert (letter.kind, letter.target, letter.words) == (Kind.DEAD_LETTER, str(number), "nightly: ConnectionError")
+    assert asked(database, "nightly").kind is Kind.JOB
+    by_id = asked(database, str(job_id("default", "nightly")))
+    assert (by_id.kind, by_id.target) == (Kind.JOB, "nightly")
+
+
+def test_short_id_finds_the_run_of_this_tenant_and_names_several(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, "nightly", retry={"max_attempts": 1})
+    started, other = begun(clocked, "nightly"), trigger(clocked, "nightly", request_id="other")
+    end(clocked, ending(started, RunState.FAILED))
+    begin, last = str(started.run_id)[:8], str(started.run_id)[-4:]
+    for text in (f"{begin}…{last}", f"{begin}...{last}".upper()):
+        found = asked(clocked, text)
+        assert (found.kind, found.target, found.words) == (Kind.RUN, str(started.run_id), "nightly: failed")
+    twin = UUID(str(other)[:-4] + last)
+    clocked.execute("UPDATE job_runs SET run_id = %s WHERE run_id = %s", [twin, other])
+    both = asked(clocked, f"{begin}…{last}")
+    assert both.kind is Kind.MATCHES
+    assert {each.target for each in both.alternatives} == {str(started.run_id), str(twin)}
+    far = asked(clocked, f"{begin}…{last}", "other")
+    assert (far.kind, far.words) == (Kind.NOTHING, f"no job, run or dead letter is '{begin}…{last}'")
+    assert asked(clocked, f"ffffffff…{last}").kind is Kind.NOTHING
+
+
+@pytest.mark.parametrize("key", ["a at b", "<script>alert(1)</script>", "שלום עולם", "x" * 255])
+def test_exact_key_wins_over_keys_that_begin_with_it(database: Database, key: str) -> None:
+    for each in (key, f"{key[:200]}-more"):
+        submit(database, each)
+    assert (asked(database, key).kind, asked(database, key).target) == (Kind.JOB, key)
+
+
+def test_beginning_of_a_key_lists_jobs(database: Database) -> None:
+    for key in ("send-a", "send-b", "other"):
+        submit(database, key)
+    found = asked(database, "send")
+    assert found.kind is Kind.MATCHES
+    assert [(each.kind, each.target) for each in found.alternatives] == [(Kind.JOB, "send-a"), (Kind.JOB, "send-b")]
+
+
+def test_what_means_nothing_names_the_nearest_keys(database: Database) -> None:
+    submit(database, "nightly")
+    submit(database, "weekly")
+    near = asked(database, "nightyl")
+    assert (near.kind, near.words) == (Kind.NOTHING, "no job, run or dead letter is 'nightyl'")
+    assert [each.target for each in near.alternatives] == ["nightly"]
+    assert asked(database, "#4711").words == "no job, run or dead letter is '#4711'"
+
+
+def test_deleted_job_is_not_found_by_its_key(database: Database) -> None:
+    submit(database, "nightly")
+    done(database, "job.delete", "nightly")
+    assert asked(database, "nightly").kind is Kind.NOTHING
+
+
+def test_command_line_and_rest_give_the_same_answer(database: Database) -> None:
+    submit(database, "nightly")
+    run = trigger(database, "nightly")
+    with answering(database) as client:
+        answer = client.get("/api/v1/ask", params={"q": "nightly"}).json()
+        assert answer == tidewheel(database, "ask", "nightly", "-o", "json").json
+        assert client.get("/api/v1/ask", params={"q": ""}).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert tidewheel(database, "ask", str(run)).lines == [
+        f"run {run}: nightly: queued",
+        f"tidewheel run show {run}",
+    ]
+    nothing = tidewheel(database, "ask", "nightyl")
+    assert nothing.code == ExitCode.NOT_FOUND
+    assert nothing.refusals == ["question: no job, run or dead letter is 'nightyl'; the nearest keys are nightly"]
+
+
+def test_tenant_finds_what_is_its_own(database: Database) -> None:
+    submit(database, "mine")
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    apply_batch(database, submission("theirs") | {"tenant": "acme"})
+    assert [asked(database, key).kind for key in ("mine", "theirs")] == [Kind.JOB, Kind.NOTHING]
+    assert [asked(database, key, "acme").kind for key in ("mine", "theirs")] == [Kind.NOTHING, Kind.JOB]
+
+
+def test_a_long_text_of_a_large_installation_is_answered_by_indexed_reads(database: Database) -> None:
+    """A text as long as the longest key is compared with the nearest few hundred keys."""
+    for number in range(30):
+        submit(database, f"{'k' * 240}-{number}")
+    found = asked(database, "k" * 239 + "x")
+    assert len(found.alternatives) == 3

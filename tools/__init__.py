@@ -1,0 +1,1 @@
+"""Tools of a checkout; they are not in the wheel."""

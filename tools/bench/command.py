@@ -1,0 +1,167 @@
+"""Run scenarios, show their progress and print their figures, for `tidewheel bench`."""
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from shutil import which
+from typing import cast
+
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tidewheel.errors import refuse
+from tidewheel.process.json_logging import configure_logging
+from tools.bench import against
+from tools.bench.environment import Server, open_server
+from tools.bench.measurement import Line, Options, Round, summarise
+from tools.bench.registry import SCENARIOS, Part, turns_of
+from tools.bench.warmup import warm_up_server
+from tools.interpreter import WITHOUT_PGO, read_build
+
+Report = Callable[[int, str], None]
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(slots=True)
+class Found:
+    """The rounds of each scenario, and why others failed."""
+
+    rounds: dict[str, list[Round]] = field(default_factory=dict[str, list[Round]])
+    failed: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def lines(self) -> list[Line]:
+        """A line for each figure."""
+        return [line for name, rounds in self.rounds.items() if rounds for line in summarise(name, rounds)]
+
+
+def run(scenarios: list[str], *, rounds: int | None, options: Options, as_json: bool, other: Path | None) -> bool:
+    """Measure scenarios, or compare them with another checkout; return True if each has its figures.
+
+    Raises:
+        Refused: There is no such scenario, or none was named.
+    """
+    _check(scenarios)
+    configure_logging("critical")  # the bar shows progress; services log into the environment's folder
+    if other is not None:
+        return against.run(scenarios, other, rounds=rounds, options=options, as_json=as_json, shown=progress)
+    found = Found()
+    turns = [(name, *turn) for name in dict.fromkeys(scenarios) for turn in turns_of(name, rounds)]
+    with open_server() as server, progress(len(turns)) as report:
+        warm_up_server(server, lambda text: report(0, text))
+        about = describe(server)
+        for done, (name, part, label) in enumerate(turns):
+            if name not in found.failed:
+                _run_part(server, found, (name, part, label), options, partial(report, done))
+    print(document(found, about) if as_json else "\n".join(words(found, about)))
+    for name, why in found.failed.items():
+        print(f"tidewheel: bench {name}: {why}", file=sys.stderr)
+    return not found.failed
+
+
+def _run_part(
+    server: Server, found: Found, turn: tuple[str, Part, str], options: Options, report: Callable[[str], None]
+) -> None:
+    """Run one round; what goes wrong is kept, and other scenarios go on."""
+    name, part, label = turn
+    report(f"{name} {label}")
+
+    def told(text: str) -> None:
+        report(f"{name} {label}: {text}")
+
+    try:
+        found.rounds.setdefault(name, []).append(part.measure(server, replace(options, report=told)))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and hours may lie behind it
+        found.failed[name] = f"{label}: {type(error).__name__}: {error}"
+
+
+def _check(scenarios: Sequence[str]) -> None:
+    if not scenarios:
+        refuse("scenario", "none is named", f"name some of {', '.join(SCENARIOS)}")
+    for name in scenarios:
+        if name not in SCENARIOS:
+            near = get_close_matches(name, SCENARIOS, n=1)
+            refuse("scenario", f"there is no {name!r}", f"write {near[0] if near else ', '.join(SCENARIOS)}")
+
+
+@contextmanager
+def progress(total: int) -> Generator[Report]:
+    """Show a progress bar on a terminal's standard error, else a line for each step."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, text: console.print(
+            f"[{done}/{total}] {text}", markup=False, highlight=False, soft_wrap=True
+        )
+        return
+    with Progress(BarColumn(30), TimeElapsedColumn(), TextColumn("{task.description}"), console=console) as shown:
+        task = shown.add_task("starting", total=total)
+        yield lambda done, text: shown.update(task, completed=done, description=text)
+
+
+def describe(server: Server) -> dict[str, object]:
+    """Return machine, interpreter, versions and PostgreSQL's settings, as keys of the document."""
+    names = ("server_version", "fsync", "synchronous_commit", "shared_buffers", "max_wal_size")
+    with server.connect_admin() as admin:
+        rows = admin.execute("SELECT name, current_setting(name) FROM unnest(%s::text[]) AS name", [list(names)])
+        settings = {f"postgresql.{name}": value for name, value in rows.fetchall()}
+    build = version("tidewheel")
+    if git := which("git"):
+        command = [git, "-C", str(_ROOT), "describe", "--always", "--dirty"]
+        build = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or build
+    return {
+        "machine": {
+            "cores": psutil.cpu_count(),
+            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "load_before": psutil.getloadavg()[0],
+        },
+        "interpreter": asdict(read_build()),
+        "versions": {"build": build, "python": platform.python_version()},
+        "settings": settings,
+    }
+
+
+def document(found: Found, about: Mapping[str, object]) -> str:
+    """Return all as one JSON document: `results` has a line for each figure, `raw` every round."""
+    raw = [
+        {"scenario": name, "round": number, **asdict(each)}
+        for name, rounds in found.rounds.items()
+        for number, each in enumerate(rounds, start=1)
+    ]
+    results = [asdict(line) for line in found.lines]
+    return json.dumps({**about, "results": results, "failed": found.failed, "raw": raw}, default=str)
+
+
+def words(found: Found, about: Mapping[str, object]) -> list[str]:
+    """Return the machine and the figures for people."""
+    parts = [cast("dict[str, object]", about[name]) for name in ("machine", "versions", "settings")]
+    lines = [", ".join(f"{name} {value}" for name, value in part.items()) for part in parts]
+    build = read_build()
+    lines += [str(build)] if build.pgo else [str(build), WITHOUT_PGO]
+    for line in found.lines:
+        spread = f"[{number(line.min)} to {number(line.max)}]"
+        lines.append(f"{line.scenario:<11} {line.figure:<34} {number(line.median):>10} {line.unit:<14} {spread}")
+        if line.cpu_us_per_run:
+            cpu = ", ".join(f"{process} {us:.1f}" for process, us in line.cpu_us_per_run.items())
+            kafka = f", {line.kafka_bytes_per_run:,.0f} of Kafka's log" if line.kafka_bytes_per_run else ""
+            lines.append(f"{'':<12}a run: CPU µs: {cpu}; bytes: {line.wal_bytes_per_run:,.0f} of WAL{kafka}")
+    return lines
+
+
+def number(value: float) -> str:
+    """Return as many digits as mean something.
+
+    >>> number(12345.678), number(3.14159), number(0.012)
+    ('12,346', '3.14', '0.012')
+    """
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,248 @@
+"""Create a fresh environment for each round on the bench's own server or a given one.
+
+Invariant: what a round makes is its own (a database, topics under a prefix, processes) and goes with it, so that no
+round meets what another has left; a given server is left as it was found.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+from uuid import uuid4
+
+import psutil
+import psycopg
+from confluent_kafka.admin import AdminClient
+from psycopg import Connection, sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import Unavailable
+from tidewheel.kafka.topics import Futures, PartitionCounts, Topics, apply_topics
+from tidewheel.local.stack import LocalStack, StackInfo
+from tidewheel.migrations.runner import migrate
+from tidewheel.postgres.session import Conn, connect
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.kafka_client import client_variables
+from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
+from tools.bench.starts import VARIABLE as STARTS_VARIABLE
+from tools.bench.starts import Starts
+from tools.bench.usage import Meter, process_name
+
+BUFFERS_MEGABYTES = 1024  # as the peers were measured, so that figures stand side by side
+WAL_MEGABYTES = 8192
+HANDLERS = "tools.bench.handlers"
+EXECUTOR = ("executor", "--handlers", HANDLERS)
+
+_STOP_SECONDS = 40.0  # an executor drains for up to 30
+_TOPICS_SECONDS = 30.0
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class Server:
+    """A running PostgreSQL and Kafka."""
+
+    info: StackInfo
+    home: Path
+    stack: LocalStack
+    own_database: bool = True
+
+    @contextmanager
+    def environment(self) -> Generator["Environment"]:
+        """Create a fresh migrated database with its own topics, and remove it at the end."""
+        prefix = f"bench-{uuid4().hex[:8]}"
+        url = self._make(f"tidewheel_{prefix[6:]}")
+        settings = Connections.load(
+            database_url=url,
+            topic_prefix=prefix,
+            replication=self.info.replication,
+        )
+        kafka = dict(self.info.kafka)
+        counts = PartitionCounts(settings.runs_partitions, settings.events_partitions)
+        apply_topics(kafka, Topics(prefix), replication=settings.replication, counts=counts)
+        _wait_for_leaders(kafka, Topics(prefix), counts)
+        with connect(url, "tidewheel-bench") as connection:
+            record_topic_prefix(connection, settings)
+            installation = read_installation(connection, settings)
+        home = self.home / prefix
+        home.mkdir()
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        variables = {
+            **kept,
+            "TIDEWHEEL_DATABASE_URL": url,
+            **client_variables(kafka),
+            "TIDEWHEEL_TOPIC_PREFIX": prefix,
+            STARTS_VARIABLE: str(home),
+        }
+        made = Environment(url, installation, variables, home, kafka, self)
+        try:
+            yield made
+        finally:
+            self._drop(cast("str", conninfo_to_dict(url)["dbname"]))
+            self._drop_topics(kafka, prefix)
+
+    def connect_admin(self) -> Conn:
+        """Connect to the server."""
+        return psycopg.connect(self.info.database_url, autocommit=True)
+
+    def postgres(self) -> psutil.Process | None:
+        """The postmaster, whose tree is all of PostgreSQL; None where it is not of this machine."""
+        with self.connect_admin() as admin:
+            row = admin.execute("SELECT pg_backend_pid()").fetchone()
+            assert row is not None
+            try:
+                backend = psutil.Process(int(str(row[0])))
+                return backend.parent() if "postgres" in process_name(backend) else None
+            except psutil.Error:
+                return None
+
+    def brokers(self) -> list[psutil.Process]:
+        """The processes that listen where the brokers are; none where they cannot be seen."""
+        own = [part.pid for part in self.stack.status().parts if part.name.startswith("Kafka") and part.pid]
+        return [psutil.Process(pid) for pid in own]
+
+    def broker_logs(self) -> list[Path]:
+        """The folders of the brokers' data; none of a broker that was given."""
+        return list(self.stack.home.glob("kafka/node-*/data"))
+
+    def _make(self, name: str) -> str:
+        with self.connect_admin() as admin:
+            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        url = make_conninfo(self.info.database_url, dbname=name)
+        migrate(url)
+        return url
+
+    def _drop(self, name: str) -> None:
+        with self.connect_admin() as admin:
+            admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def _drop_topics(self, kafka: Mapping[str, str], prefix: str) -> None:
+        admin = AdminClient({**kafka, "client.id": "tidewheel-bench", "log_level": 2})
+        names = [name for name in admin.list_topics(timeout=_TOPICS_SECONDS).topics if name.startswith(f"{prefix}.")]
+        if names:
+            gone = cast("Futures", admin.delete_topics(names, operation_timeout=_TOPICS_SECONDS))  # pyright: ignore[reportUnknownMemberType]
+            for future in gone.values():
+                future.exception(_TOPICS_SECONDS)
+
+
+@dataclass(slots=True)
+class Environment:
+    """One round's environment: an empty, migrated database and its topics."""
+
+    url: str
+    installation: Installation
+    variables: dict[str, str]
+    home: Path
+    kafka: dict[str, str]
+    server: Server
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of the topics."""
+        return self.installation.topics.prefix
+
+    def connect(self, *, autocommit: bool = False) -> Connection[tuple[object, ...]]:
+        """One connection; its statements may take their time."""
+        return connect(self.url, "tidewheel-bench", autocommit=autocommit, options="-c statement_timeout=0")
+
+    @contextmanager
+    def services(
+        self, *commands: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> Generator[list[psutil.Process]]:
+        """Service processes, stopped at the end.
+
+        Raises:
+            RuntimeError: One has ended by itself; with the end of its log.
+        """
+        running = [(command[0], self._start(command, variables or {})) for command in commands]
+        try:
+            yield [psutil.Process(process.pid) for _, process in running]
+            for name, process in running:
+                if process.poll() not in (None, 0):
+                    message = f"{name} ended with {process.returncode}: {self.log_tail(name)}"
+                    raise RuntimeError(message)
+        finally:
+            for _, process in running:
+                process.terminate()
+            for _, process in running:
+                try:
+                    process.wait(_STOP_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+    @contextmanager
+    def meter(self, processes: Mapping[str, psutil.Process | list[psutil.Process]]) -> Generator[Meter]:
+        """Measure the use of these processes, PostgreSQL and the brokers, where visible."""
+        seen = {name: each if isinstance(each, list) else [each] for name, each in processes.items()}
+        postgres, brokers = self.server.postgres(), self.server.brokers()
+        seen |= {"postgres": [postgres]} if postgres else {}
+        seen |= {"broker": brokers} if brokers else {}
+        logs = self.server.broker_logs()
+        with self.connect(autocommit=True) as connection:
+            yield Meter(connection, seen, (logs, self.prefix) if logs else None)
+
+    def starts(self) -> Starts:
+        """The starts that the handlers of all executors have recorded."""
+        return Starts(self.home)
+
+    def log_tail(self, name: str) -> str:
+        """The last lines that a service has logged."""
+        log = self.home / f"{name}.log"
+        return " / ".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else ""
+
+    def _start(self, command: Sequence[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        name, *arguments = command  # which may have a level of their own
+        program = [sys.executable, "-m", "tidewheel.control.cli", name, "--log-level", "warning", *arguments]
+        with (self.home / f"{command[0]}.log").open("ab") as log:
+            return subprocess.Popen(program, env={**self.variables, **variables}, stdout=log, stderr=log)
+
+
+@contextmanager
+def open_server() -> Generator[Server]:
+    """Open a stack in a temporary folder, or the servers that `TIDEWHEEL_…` names."""
+    settings = Connections.load()
+    given = settings.database_url.get_secret_value() if settings.database_url else None
+    with tempfile.TemporaryDirectory(prefix="tidewheel-bench-") as folder:
+        stack = LocalStack(
+            Path(folder) / "stack",
+            brokers=1,
+            database_url=given,
+            bootstrap=settings.named_brokers(),
+            client=settings.kafka_client(),
+            shared_buffers_megabytes=BUFFERS_MEGABYTES,
+            max_wal_size_megabytes=WAL_MEGABYTES,
+        )
+        # As Ctrl-C: what was started is stopped, and removed.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            yield Server(stack.up(), Path(folder), stack, own_database=given is None)
+        finally:
+            stack.down(erase=True)
+            signal.signal(signal.SIGTERM, before)
+
+
+def _wait_for_leaders(kafka: Mapping[str, str], topics: Topics, counts: PartitionCounts) -> None:
+    """Wait until new topics have leaders: a busy broker refuses messages before that.
+
+    Raises:
+        Unavailable: They are not known within half a minute.
+    """
+    admin = AdminClient({**kafka, "client.id": "tidewheel-bench", "log_level": 2})
+    wanted = {topic.name: topic.partitions for topic in topics.plan(counts=counts)}
+    give_up = monotonic_seconds() + _TOPICS_SECONDS
+    while monotonic_seconds() < give_up:
+        known = admin.list_topics(timeout=_TOPICS_SECONDS).topics
+        led = {name: sum(each.leader >= 0 for each in topic.partitions.values()) for name, topic in known.items()}
+        if all(led.get(name) == count for name, count in wanted.items()):
+            return
+        threading.Event().wait(_LOOK_SECONDS)
+    message = f"the topics of {topics.prefix} have no leaders after {_TOPICS_SECONDS:.0f} s"
+    raise Unavailable(message)

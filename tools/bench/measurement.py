@@ -1,0 +1,117 @@
+"""Figures of a round, their cost, and the options of a scenario. Pure."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+Points = Sequence[tuple[float, float]]
+Progress = Callable[[str], None]
+
+
+class Incomplete(Exception):
+    """The requested runs did not all happen exactly once and on time, so there is no figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The cost of so many runs, messages or requests; `kafka_bytes` is None if the log is not seen."""
+
+    runs: int
+    cpu_seconds: Mapping[str, float]
+    wal_bytes: int
+    kafka_bytes: int | None = None
+
+    @property
+    def cpu_us_per_run(self) -> dict[str, float]:
+        """Microseconds of CPU per run by process, and of all together."""
+        each = {name: seconds / self.runs * 1e6 for name, seconds in self.cpu_seconds.items()}
+        return {**each, "total": sum(each.values())}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of one round, with its cost where that was looked at."""
+
+    value: float
+    unit: str
+    spent: Spent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The figures of one round, and what changed over time: (seconds since the start, value)."""
+
+    figures: Mapping[str, Figure]
+    series: Mapping[str, Points] = field(default_factory=dict[str, Points])
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure over all rounds; its fields are the keys of the JSON document."""
+
+    scenario: str
+    figure: str
+    unit: str
+    median: float
+    min: float
+    max: float
+    cpu_us_per_run: dict[str, float] | None
+    wal_bytes_per_run: float | None
+    kafka_bytes_per_run: float | None
+
+
+def summarise(scenario: str, rounds: Sequence[Round]) -> list[Line]:
+    """Return a line for each figure."""
+    names = list(dict.fromkeys(name for each in rounds for name in each.figures))
+    return [_line(scenario, name, [each.figures[name] for each in rounds if name in each.figures]) for name in names]
+
+
+def _line(scenario: str, name: str, figures: Sequence[Figure]) -> Line:
+    values = [figure.value for figure in figures]
+    spent = [figure.spent for figure in figures if figure.spent]
+    cpu = [each.cpu_us_per_run for each in spent]
+    kafka = [each.kafka_bytes / each.runs for each in spent if each.kafka_bytes is not None]
+    return Line(
+        scenario=scenario,
+        figure=name,
+        unit=figures[0].unit,
+        median=statistics.median(values),
+        min=min(values),
+        max=max(values),
+        cpu_us_per_run={name: statistics.median(each[name] for each in cpu) for name in cpu[0]} if cpu else None,
+        wal_bytes_per_run=statistics.median(each.wal_bytes / each.runs for each in spent) if spent else None,
+        kafka_bytes_per_run=statistics.median(kafka) if kafka else None,
+    )
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the nearest-rank percentile of numbers in any order; 0 of none.
+
+    >>> percentile([4.0, 1.0, 3.0, 2.0], 50), percentile([1.0, 2.0], 100), percentile([], 50)
+    (2.0, 2.0, 0.0)
+    """
+    ordered = sorted(values)
+    return ordered[max(0, -int(-len(ordered) * percent // 100) - 1)] if ordered else 0.0
+
+
+def _unseen(text: str) -> None:
+    del text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The size and duration of a scenario; None is the scenario's own default.
+
+    Attributes:
+        jobs: Jobs, runs, messages or requests of a round.
+        seconds: How long the load of `pipeline`, its steady part and `latency` lasts.
+        rate: Runs a second of a steady load.
+        minutes: How long `growth` and `limits` last.
+        report: Receives the current step, for display.
+    """
+
+    jobs: int | None = None
+    seconds: float | None = None
+    rate: float | None = None
+    minutes: float | None = None
+    report: Progress = field(default=_unseen, compare=False)

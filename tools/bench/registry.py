@@ -1,0 +1,54 @@
+"""The scenarios by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tools.bench.environment import Server
+from tools.bench.measurement import Options, Round
+from tools.bench.scenarios import (
+    api,
+    execute,
+    fire,
+    growth,
+    handlers,
+    hot_second,
+    http,
+    latency,
+    limits,
+    pipeline,
+    relay,
+    submit,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A measurement. `once`: it takes minutes, so it has one round unless `--rounds` is given."""
+
+    measure: Callable[[Server, Options], Round]
+    once: bool = False
+
+
+SCENARIOS: dict[str, tuple[Part, ...]] = {
+    "submit": (Part(submit.measure),),
+    "fire": (Part(fire.measure),),
+    "relay": (Part(relay.measure),),
+    "execute": (Part(execute.measure),),
+    "pipeline": (Part(pipeline.measure), Part(pipeline.steady, once=True)),
+    "latency": (Part(latency.measure),),
+    "hot-second": (Part(hot_second.measure),),
+    "http": (Part(http.measure),),
+    "handlers": (Part(handlers.measure),),
+    "limits": (Part(limits.measure, once=True),),
+    "api": (Part(api.measure, once=True),),
+    "growth": (Part(growth.measure, once=True),),
+}
+
+
+def turns_of(name: str, rounds: int | None) -> list[tuple[Part, str]]:
+    """Return the measurements of a scenario in order, each with its label."""
+    found: list[tuple[Part, str]] = []
+    for part in SCENARIOS[name]:
+        count = rounds or (1 if part.once else 5)
+        found += [(part, f"round {number + 1}/{count}") for number in range(count)]
+    return found

@@ -1,0 +1,70 @@
+"""`submit`: job requests/s that intake accepts from the topic."""
+
+import json
+from collections.abc import Iterator
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.intake.service import MEMBERS
+from tools.bench.complete import until, wait_for
+from tools.bench.environment import Server
+from tools.bench.load import PAYLOAD, count_of
+from tools.bench.measurement import Figure, Incomplete, Options, Round
+from tools.bench.messages import Made, produce, sender
+
+REQUESTS = 100_000
+_WARM_SHARE = 10  # the first of so many parts is not timed
+_STILL_SECONDS = 8.0  # that intake may stand still: its group puts out who is silent for 9 or 10
+_OWNERS = "SELECT count(DISTINCT owner) FROM intake_offsets WHERE topic LIKE '%%.requests'"
+# By committed offsets: jobs, counted 20 times a second, were a fifth of a core.
+_READ = "SELECT coalesce(sum(next_offset), 0)::bigint FROM intake_offsets"
+_TIMERS = "SELECT count(*) FROM timers AS t JOIN job_versions AS v USING (job_id, version)"
+
+
+def measure(server: Server, options: Options) -> Round:
+    """Let intake loose on requests that lie on Kafka."""
+    requests = options.jobs or REQUESTS
+    warm = requests // _WARM_SHARE
+    with server.environment() as environment, environment.connect() as connection:
+        topics, client = environment.installation.topics, sender(environment)
+        with environment.services(("intake",)) as [intake], environment.meter({"intake": intake}) as meter:
+            until(lambda: count_of(connection, _OWNERS) == MEMBERS, "the partitions are shared out")
+            produce(client, topics.requests, _requests(0, warm))
+            wait_for(lambda: count_of(connection, _READ), warm, "requests read")
+            options.report(f"producing {requests - warm:,} requests")
+            intake.suspend()  # so that each partition lies there as a whole
+            try:
+                still = monotonic_seconds()
+                produce(client, topics.requests, _requests(warm, requests))
+                _check_still(monotonic_seconds() - still)
+                options.report("accepting")
+                before, began = meter.mark(), monotonic_seconds()
+            finally:
+                intake.resume()
+            wait_for(lambda: count_of(connection, _READ), requests, "requests read")
+            seconds = monotonic_seconds() - began
+            spent = meter.since(before, requests - warm)
+            replies = "SELECT count(*) FROM outbox WHERE topic = %s"
+            wait_for(lambda: count_of(connection, replies, topics.replies), requests, "replies")
+        timers, letters = count_of(connection, _TIMERS), count_of(connection, "SELECT count(*) FROM dead_letters")
+        if (timers, letters) != (requests, 0):
+            message = f"{requests:,} jobs were submitted; {timers} have a timer and a version, {letters} dead letters"
+            raise Incomplete(message)
+    return Round({"requests_per_second": Figure((requests - warm) / seconds, "requests/s", spent)})
+
+
+def _requests(first: int, end: int) -> Iterator[Made]:
+    """Yield distinct jobs with a payload of about 200 bytes, as users send them."""
+    for number in range(first, end):
+        key = f"submitted-{number:08d}"
+        schedule = {"cron": f"{number % 60} 8 * * MON-FRI", "timezone": "Europe/Berlin"}
+        job = {"key": key, "schedule": schedule, "target": "noop", "payload": PAYLOAD}
+        yield key.encode(), json.dumps({"type": "job.submit", "request_id": f"r-{number}", "job": job}).encode()
+
+
+def _check_still(seconds: float) -> None:
+    if seconds > _STILL_SECONDS:
+        message = (
+            f"intake stood still for {seconds:.0f} s, until the requests lay there, and its group has put it out:"
+            " ask for fewer at once (--jobs)"
+        )
+        raise Incomplete(message)
