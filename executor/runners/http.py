@@ -142,7 +142,7 @@ class HttpRunner:
         secrets: Keys that sign requests, by host: `read_secrets`.
         task_tokens: Signs the task tokens of asynchronous calls.
         resolve: Resolves names in place of the system.
-        ca_file: Roots that are accepted besides the bundled ones, in PEM.
+        ca_file: Roots that are accepted besides the system's, in PEM.
         allow_lists: Hosts and ports that may be called; by default any.
         store: Secrets that jobs name in headers; by default none.
     """
