@@ -103,7 +103,7 @@ sbom: wheel ## List what a deployment installs, with versions and hashes, as Cyc
 	$(PYTHON) -m venv .venv-sbom
 	.venv-sbom/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements/sbom.lock
 	.venv-sbom/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --output-reproducible \
-	    --spec-version 1.6 --validate -o dist/tidewheel.cdx.json requirements/runtime.lock
+	    --spec-version 1.6 --validate -o dist/tidewheel.cdx.json requirements/image.lock
 
 # Most of the 8,000 modules are never imported, so each is compiled when it is. The lock has all dependencies: pip check.
 $(STAMP): requirements/dev.lock pyproject.toml

@@ -21,16 +21,13 @@ from icalendar import Calendar, Component, vDDDLists, vRecur
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import refuse
-from tidewheel.jobs.values import MAX_DAYS
+from tidewheel.jobs.values import HORIZON_YEARS, MAX_DAYS
 
 MAX_BYTES = 4 * 2**20
 """Largest file in bytes: twenty times a country's holidays of a century."""
 
 MAX_EVENTS = 10_000
 """Most events of a file: as many as days of a calendar."""
-
-HORIZON_YEARS = 10
-"""Default horizon of repeats, in years from today."""
 
 MAX_YEARS = 50
 """Farthest horizon of repeats, in years."""

@@ -54,7 +54,7 @@ INTEGERS = {
     "intake/next_version.py": "a number of a stored schedule",
     "tidewheel/jobs/hosts.py": "an address that ipaddress has read",
     "tidewheel/jobs/strict_json.py": "digits that the JSON reader has matched",
-    "tidewheel/schedules/cron_parser.py": "numbers that croniter returns",
+    "tidewheel/schedules/cron_parser.py": "an element that `cron_syntax` has accepted",
     "tidewheel/schedules/cron_syntax.py": "a word of an expression: its pattern has ASCII digits only",
     "tidewheel/schedules/describe.py": "an element that the parser has accepted",
     "tidewheel/schedules/peer_cron.py": "a day that the pattern has matched",

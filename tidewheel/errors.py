@@ -26,6 +26,7 @@
     │   └── InstallationFault    PostgreSQL refuses: the operator corrects schema, grants or space, then it works again
     ├── Unusable                 stop and tell the operator: settings, schema, stack
     │   ├── SettingsError
+    │   │   ├── ExtraMissing     packages of an extra are not installed
     │   │   └── NotRunning       no server is named, and no local stack runs
     │   ├── MigrationError
     │   ├── UndecodableMessage   bytes that no schema known here describes
@@ -401,6 +402,10 @@ class Unusable(TidewheelError):
 
 class SettingsError(Unusable):
     """A setting is missing or invalid."""
+
+
+class ExtraMissing(SettingsError):
+    """The packages of an extra are not installed."""
 
 
 class NotRunning(SettingsError):

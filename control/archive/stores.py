@@ -10,12 +10,12 @@ import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.extras import require
 
 MANIFEST = "manifest.json"
 SETTING = "TIDEWHEEL_ARCHIVE"
@@ -202,9 +202,7 @@ class S3Store:
     """An archive in a bucket; boto3 reads credentials, region and endpoint where AWS's tools do."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
-        if find_spec("boto3") is None:
-            message = f"{SETTING} names a bucket, and boto3 is not installed; install tidewheel[s3]"
-            raise SettingsError(message)
+        require("s3", f"{SETTING} with a bucket")
         self._bucket, self._prefix = bucket, f"{prefix}/days/" if prefix else "days/"
         self._errors = import_module("botocore.exceptions")
         self._growing: Path | None = None

@@ -17,11 +17,12 @@ from tidewheel.control.cli.output import (
     wrapped,
 )
 from tidewheel.control.cli.time_options import rfc3339
-from tidewheel.control.ical import HORIZON_YEARS, read_calendar_file
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars, show_calendar
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse
+from tidewheel.extras import require
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.values import HORIZON_YEARS
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The calendar's name.")]
 
@@ -54,6 +55,9 @@ def put(
         refuse("NAME", f"calendar {name!r} would have no days", "add days by --from, --days or --weekdays")
     single, origin = _words(days), source
     if file is not None:
+        require("calendars", "--from")
+        from tidewheel.control.ical import read_calendar_file  # its packages are an extra
+
         found = read_calendar_file(file, today=SystemClock().now().date(), years=years)
         single += [day.isoformat() for day in sorted(found.days)]
         until = f", repeats followed to {found.repeats_until}" if found.repeats_until else ""

@@ -16,7 +16,7 @@ from typer.main import get_command
 from tidewheel.control.cli.examples import EXAMPLES
 from tidewheel.control.cli.exit_codes import exit_code
 from tidewheel.errors import Refused, TidewheelError, UnknownJob, Unusable
-from tidewheel.local import require_installed
+from tidewheel.extras import require
 from tidewheel.redaction import redact
 from tidewheel.release import describe_release
 
@@ -33,14 +33,14 @@ class Command(NamedTuple):
         module: Its module in this package.
         function: Its function there.
         help: The first line of the function's docstring.
-        is_local: True if it needs the packages of `tidewheel[local]`.
+        extra: The extra whose packages it needs.
         passes_arguments: True if unknown options are arguments, which it passes on.
     """
 
     module: str
     function: str
     help: str
-    is_local: bool = False
+    extra: str | None = None
     passes_arguments: bool = False
 
 
@@ -65,20 +65,20 @@ COMMANDS: Mapping[str, Command | Group] = {
         "dev",
         "dev",
         "Run all of Tidewheel in this terminal for development; reload handlers when they are saved.",
-        is_local=True,
+        extra="local",
     ),
     "up": Command(
-        "local", "up", "Start PostgreSQL and Kafka on this machine; create the schema and the topics.", is_local=True
+        "local", "up", "Start PostgreSQL and Kafka on this machine; create the schema and the topics.", extra="local"
     ),
-    "down": Command("local", "down", "Stop the local stack. Its data stays unless --erase is given.", is_local=True),
+    "down": Command("local", "down", "Stop the local stack. Its data stays unless --erase is given.", extra="local"),
     "failover": Command(
-        "local", "fail_over", "Stop the local stack's primary PostgreSQL and promote its standby.", is_local=True
+        "local", "fail_over", "Stop the local stack's primary PostgreSQL and promote its standby.", extra="local"
     ),
     "status": Command(
         "status", "status", "Show services, what is due and not done, and what is wrong. Exit code 1 if something is."
     ),
     "doctor": Command("doctor", "doctor", "Check the installation; print each finding with its evidence and a remedy."),
-    "bench": Command("bench", "bench", "Measure this machine, from a checkout.", is_local=True),
+    "bench": Command("bench", "bench", "Measure this machine, from a checkout.", extra="local"),
     "intake": Command("services", "intake", "Apply the requests of the requests topic."),
     "scheduler": Command("services", "scheduler", "Create the runs of due occurrences."),
     "relay": Command("services", "relay", "Publish outbox rows to Kafka."),
@@ -93,7 +93,10 @@ COMMANDS: Mapping[str, Command | Group] = {
         runs_alone=True,
     ),
     "api": Command(
-        "services", "api", "Serve REST: jobs, runs and dead letters, executors in other languages, and task tokens."
+        "services",
+        "api",
+        "Serve REST: jobs, runs and dead letters, executors in other languages, and task tokens.",
+        extra="api",
     ),
     "env": Command("connect", "env", 'Print what a shell, a Kafka client or psql needs: eval "$(tidewheel env)".'),
     "psql": Command(
@@ -478,8 +481,8 @@ class _LazyCommand(TyperCommand):
 
     def real(self) -> TyperCommand:
         """Import the command."""
-        if self._command.is_local:
-            require_installed(f"`tidewheel {self.name}`")
+        if self._command.extra is not None:
+            require(self._command.extra, f"`tidewheel {self.name}`")
         module = import_module(f"{_PACKAGE}.{self._command.module}")
         app = _app()
         context = {**_CONTEXT, "ignore_unknown_options": self._command.passes_arguments}

@@ -18,7 +18,7 @@ import typer
 
 from tidewheel.control.cli.service_options import Home
 from tidewheel.errors import NotRunning
-from tidewheel.local import is_installed
+from tidewheel.extras import is_installed
 
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackInfo
@@ -148,7 +148,7 @@ def _reach(home: Path | None) -> _Reached:
 
 
 def _running(home: Path | None) -> "StackInfo | None":
-    if not is_installed():
+    if not is_installed("local"):
         return None
     from tidewheel.local.stack import running_stack
 
@@ -280,7 +280,7 @@ def _without_password(url: str) -> str:
 
 def _embedded_psql() -> str | None:
     """Return the psql beside the embedded server's programs."""
-    if not is_installed():
+    if not is_installed("local"):
         return None
     from tidewheel.local.postgres_program import find_programs
 

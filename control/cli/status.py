@@ -22,10 +22,10 @@ from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.status import COUNTED, FleetStatus, Service, age_text, read_intake_offsets, read_status
 from tidewheel.errors import MigrationError, NotRunning, SettingsError, Unavailable
+from tidewheel.extras import is_installed
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
 from tidewheel.kafka.topics import Topics
-from tidewheel.local import is_installed
 from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.installation_faults import first_line
 from tidewheel.postgres.session import Conn, connect
@@ -138,7 +138,7 @@ def _stack_json(stack: "StackStatus | None") -> dict[str, object]:
 
 
 def _url(settings: Connections, home: Path | None) -> str:
-    if home is not None and is_installed():
+    if home is not None and is_installed("local"):
         from tidewheel.local.stack import running_stack  # its packages are an extra
 
         if (info := running_stack(home)) is None:
@@ -167,7 +167,7 @@ def _requests_behind(connection: Conn, settings: Connections, topics: Topics) ->
 
 def _local_stack(home: Path | None) -> "StackStatus | None":
     """Return the parts of the local stack; None where its packages are not installed."""
-    if not is_installed():
+    if not is_installed("local"):
         return None
     from tidewheel.local.stack import LocalStack
 

@@ -18,9 +18,9 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted, number
-from tidewheel.control.ical import days_of
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
+from tidewheel.extras import install_command, is_installed
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.requests import CalendarPut
 from tidewheel.jobs.validation import validate
@@ -48,6 +48,10 @@ def _document(connection: Connection, form: Form, name: str) -> Mapping[str, obj
     """
     days = _words(form, "days")
     if (ics := text_of(form, "ics")) is not None:
+        if not is_installed("calendars"):
+            refuse("ics", "this server reads no iCalendar", f"write days, or run on it: {install_command('calendars')}")
+        from tidewheel.control.ical import days_of  # its packages are an extra
+
         try:
             found = days_of(ics.encode(), "ics", today=page_now(connection).date())
         except Refused as error:

@@ -4,7 +4,7 @@ import os
 
 from tidewheel.control.doctor import broker, database, replication
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
-from tidewheel.local import is_installed
+from tidewheel.extras import is_installed
 from tidewheel.settings.connections import Connections
 
 CHECKS = (
@@ -36,7 +36,7 @@ CHECKS = (
 def diagnose(settings: Connections, limits: Limits | None = None) -> Report:
     """Run all checks on the installation that these settings name."""
     context = Context(settings, limits or Limits())
-    if is_installed() and settings.database_url is None and not os.environ.get("PGHOST"):
+    if is_installed("local") and settings.database_url is None and not os.environ.get("PGHOST"):
         from tidewheel.local.stack import running_stack  # its packages are an extra
 
         stack = running_stack()

@@ -9,6 +9,7 @@ from pathlib import Path
 from tidewheel.control.supervise.child import CODE
 from tidewheel.control.supervise.process import Service
 from tidewheel.errors import refuse
+from tidewheel.extras import require
 from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
@@ -44,10 +45,15 @@ def make_services(
 
     Args:
         metrics_port: The first role's port of metrics; each further role has the next one. 0 picks free ones.
+
+    Raises:
+        SettingsError: A setting of a role is invalid, or the packages of the API are not installed.
     """
     services: list[Service] = []
     first = Connections.load(metrics_port=metrics_port).metrics_port
     for number, role in enumerate(roles):
+        if role == "api":
+            require("api", "the role api")
         settings = _SETTINGS[role].load(**_given(variables, _SETTINGS[role]))
         drain = settings.drain_timeout.total_seconds() if isinstance(settings, ExecutorSettings) else 0.0
         ports = [] if first is None else ["--metrics-port", str(first + number if first else 0)]

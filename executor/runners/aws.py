@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Protocol, TypedDict, cast
 
 from tidewheel.executor.attempt import Attempt
@@ -64,11 +63,6 @@ class _Client(Protocol):
 
 class _Session(Protocol):
     def client(self, name: str, *, region_name: str | None, config: object) -> _Client: ...
-
-
-def has_boto() -> bool:
-    """Return True if this executor can invoke functions: boto3 is installed."""
-    return find_spec("boto3") is not None
 
 
 class _Event(io.BytesIO):

@@ -135,7 +135,7 @@ class HttpRunner:
     Args:
         allow_private: True if targets may reach loopback, private and link-local addresses.
         secrets: Keys that sign requests, by host: `read_secrets`.
-        ca_file: Roots that are accepted besides the bundled ones, in PEM.
+        ca_file: Roots that are accepted besides the system's, in PEM.
         allow_lists: Hosts and ports that may be called; by default any.
         store: Secrets that jobs name in headers; by default none.
     """

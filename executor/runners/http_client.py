@@ -20,7 +20,6 @@ from urllib.parse import quote
 from weakref import WeakSet
 
 import aiohttp
-import certifi
 from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVariableType] - an address has no type
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
@@ -295,7 +294,7 @@ def _escaped(text: str, kept: str) -> str:
 
 @cache
 def _roots(ca_file: Path | None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=certifi.where())
+    context = ssl.create_default_context()
     if ca_file is not None:
         context.load_verify_locations(ca_file)
     return context

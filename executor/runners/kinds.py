@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from tidewheel.errors import SettingsError
-from tidewheel.executor.runners.aws import has_boto
+from tidewheel.extras import require
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.schemas.generated.records import TargetKind
 from tidewheel.settings.executor import ExecutorSettings
@@ -35,9 +35,8 @@ def target_kinds(settings: ExecutorSettings) -> list[TargetKind]:
         if not entries:
             message = f"TIDEWHEEL_TARGETS names {kind}, but {variable} is empty; name what jobs may use, or * for all"
             raise SettingsError(message)
-    if TargetKind.LAMBDA in kinds and not has_boto():
-        message = "TIDEWHEEL_TARGETS names lambda, but boto3 is not installed; install the extra `lambda`"
-        raise SettingsError(message)
+    if TargetKind.LAMBDA in kinds:
+        require("lambda", "TIDEWHEEL_TARGETS with lambda")
     return kinds
 
 

@@ -1,7 +1,8 @@
 """A loaded installation of each release is upgraded to this tree, rolled back and upgraded again.
 
-The wheel of the release runs beside the tree: the same Python, with its content first on the path. Nothing is lost or
-doubled, and every occurrence fires. The output has the longest pause of firing and the longest wait for a lock.
+The release, built from its commit, runs beside the tree: the same Python, with its package first on the path. Nothing
+is lost or doubled, and every occurrence fires. The output has the longest pause of firing and the longest wait for a
+lock.
 """
 
 import json
@@ -10,7 +11,6 @@ import re
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -25,9 +25,9 @@ import pytest
 from tests.faults.workload import DOOMED, Held, Workload, now
 from tests.fixtures.database import Database
 from tests.fixtures.oracle import Oracle
+from tests.fixtures.releases import RELEASES, Release, build
 from tests.fixtures.services import LONG_LEASE, Asked, Fleet, Role, Service, make_fleet
 from tests.strict_types import ROOT
-from tests.test_releases import WHEELS, version_of
 from tidewheel.control.client.client import Client
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.errors import MigrationError
@@ -80,13 +80,11 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "migrations", lambda: (*real(), *more))
 
 
-@pytest.fixture(params=WHEELS, ids=version_of)
-def release(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A folder with the content of a released wheel."""
-    folder = tmp_path / version_of(request.param)
-    with zipfile.ZipFile(request.param) as archive:
-        archive.extractall(folder)
-    return folder
+@pytest.fixture(params=RELEASES, ids=lambda release: release.version)
+def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package of a release."""
+    released: Release = request.param
+    return build(released, tmp_path_factory.mktemp("release"))
 
 
 def run(release: Path, environment: Mapping[str, str], code: str, *arguments: str) -> str:

@@ -4,13 +4,12 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.fixtures.releases import RELEASES, files_of
 from tests.strict_types import ROOT
-from tests.test_releases import WHEELS
 from tidewheel.migrations.runner import Migration, migrations
 
 pytestmark = pytest.mark.process
@@ -48,10 +47,7 @@ def test_migration_holds_no_lock_for_long(migration: Migration) -> None:
 
 
 def test_post_files_of_a_release_are_its_last() -> None:
-    released: set[str] = set()
-    for wheel in WHEELS:
-        with zipfile.ZipFile(wheel) as archive:
-            released |= {Path(name).name for name in archive.namelist() if "/migrations/0" in name}
+    released = {Path(name).name for release in RELEASES for name in files_of(release, "migrations")}
     kinds = [migration.is_post for migration in migrations() if migration.name not in released]
     assert kinds == sorted(kinds), "the runner takes a `_post` file before another one for a file of an earlier release"
 

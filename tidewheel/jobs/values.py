@@ -33,6 +33,7 @@ MAX_PROGRESS_BYTES = 4 * 1024
 MAX_ERROR_CHARACTERS = 4096  # of an attempt's error message; the rest is cut off
 LONGEST_DELAY = timedelta(days=400)  # for longer, submit a `once` job: a delayed trigger is an open run until it starts
 MAX_DAYS = 10_000  # of one calendar: a century of a country's holidays
+HORIZON_YEARS = 10  # to which the repeats of a calendar file are followed, if its caller names no other
 RESERVED = "tidewheel."  # prefix of capabilities in the list of handlers an executor registers; no handler has it
 LOWEST, PRIORITY, HIGHEST = 0, 5, 9  # of priorities; the middle one is that of a job which names none
 QUEUE = re.compile(r"[a-z0-9._-]{1,64}", re.ASCII)

@@ -6,11 +6,10 @@ Callers look at `spans`, which is None while traces are off. `tidewheel.process.
 import atexit
 import logging
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from tidewheel.errors import SettingsError
+from tidewheel.extras import require
 
 if TYPE_CHECKING:
     from tidewheel.process.spans import Spans
@@ -21,11 +20,13 @@ spans: "Spans | None" = None
 
 
 def start(role: str) -> None:
-    """Export the spans of this process by OTLP over HTTP, as the variables `OTEL_…` say."""
+    """Export the spans of this process by OTLP over HTTP, as the variables `OTEL_…` say.
+
+    Raises:
+        ExtraMissing: The packages are not installed.
+    """
     global spans
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
-        message = "TIDEWHEEL_TRACES needs OpenTelemetry: pip install 'tidewheel[telemetry]', or unset the variable"
-        raise SettingsError(message)
+    require("telemetry", "TIDEWHEEL_TRACES")
     from tidewheel.process.spans import Spans
 
     spans = Spans.exporting(role)

@@ -1,22 +1,19 @@
 """Parse cron expressions into `CronFields`.
 
 There are five fields (minute, hour, day of month, month, day of week), or six with seconds FIRST, as in Spring, Quartz
-and Kubernetes' cron library. croniter's own order has seconds last. Sunday is 0 or 7, Monday 1. If both day fields are
-restricted, a day matches when it fits either. A day field that begins with ``*`` is not restricted, and then both must
-fit.
+and Kubernetes' cron library. Sunday is 0 or 7, Monday 1. If both day fields are restricted, a day matches when it fits
+either. A day field that begins with ``*`` is not restricted, and then both must fit.
 
-Our own reader refuses an expression with two readings. croniter expands the rest, and nothing else of croniter is used.
-`zoned_cron.py` decides which instants these local times are.
+An expression with two readings is refused. `zoned_cron.py` decides which instants these local times are.
 """
 
 import re
 from functools import lru_cache
 
-from croniter import CroniterError, croniter
-
 from tidewheel.errors import ScheduleRefused
 from tidewheel.schedules.cron_fields import CronFields, DayRule, bits, days_by_month_shape, values
 from tidewheel.schedules.cron_syntax import (
+    DAY_OF_WEEK,
     FIVE,
     SHAPE,
     SHORTHANDS,
@@ -51,8 +48,9 @@ def parse_cron(expression: str, *, hash_key: bytes | None = None) -> CronFields:
     """
     zone_name, words = split_expression(expression)
     read = _read(words, _kinds(words), hash_key)
-    second, minute, hour, by_date, month, by_week = read if len(read) == 6 else [_AT_ZERO, *read]
-    minutes, hours, days, months, weekdays, seconds = _expand((minute, hour, by_date, month, by_week, second))
+    fields = read if len(read) == 6 else [_AT_ZERO, *read]
+    _, minute, hour, by_date, _, by_week = fields
+    seconds, minutes, hours, days, months, weekdays = map(_expand, fields, SIX)
     either = not by_date.led_by_star and not by_week.led_by_star
     rule = DayRule(days=days, weekdays=weekdays, either=either).with_parts((*by_date.special, *by_week.special))
     return CronFields(
@@ -140,16 +138,16 @@ def _refusal(found: list[ElementRefused], corrected: str, words: list[str]) -> S
     return ScheduleRefused(problems, "; ".join([*nearest, *hints]), "cron")
 
 
-def _expand(fields: tuple[FieldText, ...]) -> list[int]:
-    """Expand the plain elements of each field to bits; 0 for a field that has special ones only."""
-    plain = " ".join(",".join(field.plain) or "*" for field in fields)
-    try:
-        expanded, _ = croniter.expand(plain)
-    except CroniterError as refused:
-        problem = f"{plain!r} cannot be read: {refused}"
-        raise ScheduleRefused(problem, f"write {SHAPE}", "cron") from refused
-    full = (range(60), range(24), range(1, 32), range(1, 13), range(7), range(60))
-    return [
-        bits(all_values if "*" in numbers else [int(number) for number in numbers]) if field.plain else 0
-        for field, numbers, all_values in zip(fields, expanded, full, strict=True)
-    ]
+def _expand(field: FieldText, kind: FieldKind) -> int:
+    """Expand the plain elements of a field to bits; 0 for a field that has special ones only."""
+    numbers = (number for element in field.plain for number in _numbers(element, kind))
+    return bits(number % 7 for number in numbers) if kind is DAY_OF_WEEK else bits(numbers)
+
+
+def _numbers(element: str, kind: FieldKind) -> range:
+    """Return the numbers of ``*``, ``2`` or ``2-5``, each also with a step."""
+    span, _, step = element.partition("/")
+    low, _, high = span.partition("-")
+    first = kind.low if low == "*" else int(low)
+    top = kind.low + kind.size - 1 if step or low == "*" else first
+    return range(first, int(high or top) + 1, int(step or 1))

@@ -1,8 +1,8 @@
 """The syntax of cron expressions: split an expression into fields and elements, and check each.
 
 The sections are in this order: the fields, refusals, special days (``L``, ``W``, ``#``), ``H``, elements, and whole
-expressions with their zone and shorthands. Accepted elements are unambiguous. croniter, which expands the plain ones,
-would read a reversed range as one that wraps, ``5-5`` as every value, and ``R`` as random.
+expressions with their zone and shorthands. Accepted elements are unambiguous: croniter reads a reversed range as one
+that wraps, ``5-5`` as every value, and ``R`` as random.
 
 Source of special days: the Quartz job scheduler's cron trigger, "Special characters". Weekdays are numbered as cron
 does (Sunday 0). ``H`` gives the same job the same number for ever, and spreads different jobs evenly.
@@ -54,7 +54,7 @@ DAY_OF_WEEK = FieldKind("day of week", 0, 7, "week", _WEEKDAYS, unit="day")
 
 FIVE = (MINUTE, HOUR, DAY_OF_MONTH, MONTH, DAY_OF_WEEK)
 SIX = (SECOND, *FIVE)
-"""Seconds come first, as in Spring, Quartz and Kubernetes' cron library; croniter's own order has them last."""
+"""Seconds come first, as in Spring, Quartz and Kubernetes' cron library; croniter has them last."""
 
 
 class ElementRefused(Exception):
@@ -232,7 +232,7 @@ class FieldText:
     """A parsed field.
 
     Args:
-        plain: Elements of numbers, ranges and steps, unambiguous for croniter.
+        plain: Elements of numbers, ranges and steps.
         led_by_star: True if the field begins with ``*`` or is ``?``.
     """
 

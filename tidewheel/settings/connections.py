@@ -11,8 +11,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from tidewheel.errors import NotRunning, SettingsError, Unavailable
+from tidewheel.extras import install_command, is_installed
 from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern, read_folder, read_host_pattern, read_port
-from tidewheel.local import INSTALL, is_installed
 from tidewheel.redaction import protect
 from tidewheel.settings.kafka_client import client_config, read_properties
 from tidewheel.settings.sources import Settings
@@ -292,8 +292,8 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
 def _running_stack(part: str, variable: str) -> "StackInfo":
     """Return the running local stack."""
     start = "`tidewheel dev` or `tidewheel up`"
-    if not is_installed():
-        start = f"`{INSTALL}`, then {start}"
+    if not is_installed("local"):
+        start = f"`{install_command('local')}`, then {start}"
     else:
         from tidewheel.local.stack import running_stack  # not at the top: its packages are an extra
         from tidewheel.local.state import default_home, living_dev

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
@@ -10,14 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Self
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
 
 from tidewheel.errors import SettingsError
 from tidewheel.http_secrets import PREFIX as SECRET_PREFIX
@@ -59,35 +54,10 @@ _WRITTEN: Final = {
 """What to write, by the kind of pydantic's error."""
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Base of every model of settings."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", defer_build=True)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read flags, then environment, then the TOML file, and nothing else."""
-        del dotenv_settings, file_secret_settings
-        path = os.environ.get("TIDEWHEEL_CONFIG")
-        if not path:
-            return (init_settings, env_settings)
-        if not Path(path).is_file():
-            message = f"TIDEWHEEL_CONFIG names {path}, which is not a file; correct the path or unset the variable"
-            raise SettingsError(message)
-        try:
-            file = TomlConfigSettingsSource(settings_cls, Path(path))
-        except (OSError, ValueError) as error:  # no TOML, no UTF-8: both are ValueErrors
-            message = f"TIDEWHEEL_CONFIG names {path}, which cannot be read: {error}; correct it or unset the variable"
-            raise SettingsError(message) from error
-        _refuse_unknown(file.toml_data, path)
-        return (init_settings, env_settings, file)
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True, validate_default=True)
 
     @classmethod
     def load(cls, **flags: object) -> Self:
@@ -97,10 +67,34 @@ class Settings(BaseSettings):
         for name, value in os.environ.items():
             if name.startswith(PREFIX):
                 _ensure_text(name, value)
+        given = {name: value for name, value in flags.items() if value is not None}
         try:
-            return cls(**{name: value for name, value in flags.items() if value is not None})
+            return cls.model_validate({**_file(), **_environment(), **given})
         except ValidationError as error:
             raise SettingsError("; ".join(_readable(cls, detail) for detail in _details(error))) from None
+
+
+def _file() -> dict[str, object]:
+    """Return the settings of the file that TIDEWHEEL_CONFIG names: one file may serve all services."""
+    path = os.environ.get("TIDEWHEEL_CONFIG")
+    if not path:
+        return {}
+    if not Path(path).is_file():
+        message = f"TIDEWHEEL_CONFIG names {path}, which is not a file; correct the path or unset the variable"
+        raise SettingsError(message)
+    try:
+        given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # no TOML, no UTF-8: both are ValueErrors
+        message = f"TIDEWHEEL_CONFIG names {path}, which cannot be read: {error}; correct it or unset the variable"
+        raise SettingsError(message) from error
+    _refuse_unknown(given, path)
+    return given
+
+
+def _environment() -> dict[str, str]:
+    prefix = PREFIX.lower()
+    given = {name.lower(): value for name, value in os.environ.items()}
+    return {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
 
 
 def _ensure_text(name: str, value: str) -> None:

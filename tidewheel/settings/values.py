@@ -5,7 +5,6 @@ from datetime import timedelta
 from typing import Annotated, Final, cast
 
 from pydantic import BeforeValidator
-from pydantic_settings import NoDecode
 
 from tidewheel.jobs.values import parse_duration
 
@@ -39,4 +38,4 @@ def _entries(value: object) -> object:
     return tuple(entry for part in cast("list[object]", parts) if (entry := str(part).strip()))
 
 
-Entries = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_entries)]
+Entries = Annotated[tuple[str, ...], BeforeValidator(_entries)]

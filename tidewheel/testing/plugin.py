@@ -29,7 +29,7 @@ _SHARED_HOME = "tidewheel_home"  # in what the controller passes to each worker 
 @pytest.fixture(scope="session")
 def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> "Generator[Stack]":
     """PostgreSQL and Kafka for all tests, started once; removed at the end, also after Ctrl-C."""
-    from tidewheel.local import require_installed
+    from tidewheel.extras import require
     from tidewheel.settings.connections import Connections
     from tidewheel.testing.stack import Stack
 
@@ -47,7 +47,7 @@ def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPa
             yield given
             given.close()
             return
-        require_installed(f"the fixture `tidewheel` without {DATABASE_VARIABLE} and {KAFKA_VARIABLE}")
+        require("local", f"the fixture `tidewheel` without {DATABASE_VARIABLE} and {KAFKA_VARIABLE}")
         from tidewheel.local.stack import LocalStack
         from tidewheel.local.state import HOME_VARIABLE
 

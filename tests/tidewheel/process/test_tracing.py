@@ -7,9 +7,6 @@ import sys
 
 import pytest
 
-from tidewheel.errors import SettingsError
-from tidewheel.process import tracing
-
 
 @pytest.mark.process
 def test_services_import_nothing_of_opentelemetry_while_traces_are_off() -> None:
@@ -39,12 +36,3 @@ def test_collector_that_is_silent_does_not_delay_the_end() -> None:
         command = [sys.executable, "-c", "\n".join(lines)]
         done = subprocess.run(command, capture_output=True, env=known, timeout=60, check=True)
     assert done.stdout == b"True\n"
-
-
-def test_missing_packages_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def finds_nothing(_name: str) -> None:
-        return None
-
-    monkeypatch.setattr(tracing, "find_spec", finds_nothing)
-    with pytest.raises(SettingsError, match=r"tidewheel\[telemetry\]"):
-        tracing.start("relay")
