@@ -32,7 +32,9 @@ def test_search_finds_guides_before_decision_records(site: Path, browser: Browse
     with tab(browser, "http://none.invalid") as opened:
         opened.open(f"file://{site}/index.html?q={words}")
         expect(opened.page.locator(".md-search-result__meta")).to_contain_text("matching document")
-        found = opened.page.locator(".md-search-result__item > a:first-child").all()[:3]
+        items = opened.page.locator(".md-search-result__item > a:first-child")
+        expect(items.first).to_be_visible()
+        found = items.all()[:3]
         first = [str(each.get_attribute("href")) for each in found]
     assert any(f"/{FOUND[words]}.html" in each for each in first[: 1 if words in FIRST else 3]), first
     assert "/adr/" not in first[0]
