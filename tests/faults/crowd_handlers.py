@@ -8,7 +8,8 @@ import asyncio
 import fcntl
 import os
 from pathlib import Path
-from typing import TypedDict
+
+from typing_extensions import TypedDict
 
 import tidewheel
 from tests.faults.handlers import record
