@@ -80,7 +80,7 @@ def boost_of(uri: str) -> float:
         return 2.0
     if uri.startswith(("adr/", "source/")):
         return 0.1
-    return 0.5 if uri in _GENERATED else 1.0
+    return 0.5 if uri in _GENERATED or uri.startswith("coming-from/") else 1.0
 
 
 def address(path: Path) -> str:
