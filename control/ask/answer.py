@@ -16,7 +16,6 @@ from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.recent import around
 from tidewheel.control.instants import read_instant, unit_of
-from tidewheel.control.reads.dead_letters import show_dead_letter
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.job_keys import key_of_job
 from tidewheel.control.reads.run_detail import show_run
@@ -26,6 +25,7 @@ from tidewheel.control.schedule_words import schedule_words
 from tidewheel.errors import FieldError, Refused, UnknownDeadLetter, UnknownJob, UnknownRun
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.nouns.dead_letters.reads import show_dead_letter
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -195,7 +195,7 @@ def ask(
 def _by_id(connection: Conn, tenant: str, question: Question) -> Answer | None:
     if question.dead_letter is not None:
         try:
-            letter = show_dead_letter(connection, tenant, question.dead_letter).summary
+            letter = show_dead_letter(connection, tenant, question.dead_letter)
         except UnknownDeadLetter:
             return None
         about = letter.key or f"{letter.topic} {letter.partition} @ {letter.offset}"

@@ -7,7 +7,7 @@ the next page shows once. A refusal shows the dialog again, with each error at i
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 from fastapi.security import SecurityScopes
 from starlette.requests import Request
@@ -125,13 +125,12 @@ class Done:
 
 
 class Action(Protocol):
-    """An action.
+    """An action."""
 
-    Attributes:
-        scope: The right that it needs.
-    """
-
-    scope: ClassVar[Scope]
+    @property
+    def scope(self) -> Scope:
+        """The right that it needs."""
+        ...
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the dialog, on a thread of reads."""

@@ -21,7 +21,6 @@ from tidewheel.control.console.confirming import bound, confirmation, counted_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.retried import retried_lines, share_first
 from tidewheel.control.console.sentences import is_cancelled
-from tidewheel.control.console.under_way import retries_under_way
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted, number
@@ -146,7 +145,6 @@ class RetryRuns:
                 *((f"Of these, {counted(gone, 'run')} cannot be retried: {_GONE}",) if gone else ()),
             ),
             sample=_sample([run for run in ended if run.run_id in kept]),
-            under_way=retries_under_way(connection, caller.tenant, letters, urls, matched=len(facts)),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

@@ -15,7 +15,6 @@ from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.run_log import run_id_of
 from tidewheel.control.console.sentences import is_cancelled
-from tidewheel.control.console.under_way import retries_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, state, when
@@ -122,9 +121,7 @@ class RetryRun:
             fields=(
                 Field("delay", "Delay (optional)", help=f"Such as 30s or 10m. Without one it starts {begins}."), REASON
             ),
-            keep="Leave it", place="runs", under_way=retries_under_way(
-                connection, caller.tenant, [run.dead_letter] if run.dead_letter else (), urls, matched=1
-            ),
+            keep="Leave it", place="runs",
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:

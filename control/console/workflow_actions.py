@@ -13,7 +13,6 @@ from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, request_id_of, sample_of, text_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.run_actions import REASON
-from tidewheel.control.console.under_way import retries_under_way
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import agreed, counted, ordinal, state
 from tidewheel.control.console.workflow import root_of
@@ -72,7 +71,7 @@ class ResumeWorkflow:
         if not again:
             refuse("", "no part of this workflow failed", _NEW)
         done = sum(node.key not in set(again) for node in found.nodes)
-        beside, letters = _beside(connection, found)
+        beside = _beside(connection, found)
         resumes = summary.generation + 1
         return Dialog(
             f"Resume {counted(len(again), 'job')} of {summary.key}?", f"Resume {counted(len(again), 'job')}",
@@ -83,9 +82,6 @@ class ResumeWorkflow:
             ),
             stays=(*_count(done, "job", "stays as it is", "stay as they are"), *beside),
             sample=sample_of(again, len(again)), keep="Leave it", place="runs",
-            under_way=retries_under_way(
-                connection, caller.tenant, letters, urls, matched=len(letters), noun="dead letter", effect=_LEFT_OUT
-            ),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -174,30 +170,28 @@ def _going_on(connection: Connection, found: Workflow) -> Sequence[str]:
 
 _NEW = "trigger its root for a new occurrence"
 _RUNS_AGAIN = "runs again if its parents end in the states that its conditions require"
-_LEFT_OUT = "It leaves out those that count as redriven by the resume."
 _COUNTED = 200  # runs at most whose facts a dialog reads
 
 
-def _beside(connection: Connection, found: Workflow) -> tuple[Sequence[str], Sequence[int]]:
-    """Return the counts of dead letters and open retries beside a resume, and these dead letters."""
+def _beside(connection: Connection, found: Workflow) -> Sequence[str]:
+    """Return the counts of dead letters and open retries beside a resume."""
     wanted = set(found.again)
     again = {node.key: node for node in found.nodes if node.key in wanted}
     runs = {node.run_id: node for node in again.values() if node.run_id is not None}
     if len(runs) > _COUNTED:
-        return ("Open retries of these jobs go on beside the new runs.",), ()
+        return ("Open retries of these jobs go on beside the new runs.",)
     with connection.snapshot() as reading:
         facts = read_retry_facts(reading, list(runs))
     letters = {each.dead_letter: runs[each.run_id] for each in facts if each.dead_letter is not None}
     later = sum(any(parent.key in again for parent in node.parents) for node in letters.values())
     still_open = count_open_retries(facts)
-    lines = (
+    return (
         *_count(len(letters) - later, "dead letter", "counts as redriven", "count as redriven"),
         *_count(
             later, "dead letter", "stays open until its job's parents end", "stay open until their jobs' parents end"
         ),
         *_count(still_open, "open retry run", "goes on beside the new runs", "go on beside the new runs"),
     )
-    return lines, list(letters)
 
 
 def _count(value: int, noun: str, one: str, more: str) -> tuple[str, ...]:
