@@ -63,7 +63,8 @@ def test_every_command_has_help_and_json_output(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
 def test_help_line_of_the_table_is_the_docstring_of_the_command(words: tuple[str, ...]) -> None:
     command = ALL[words]
-    function = getattr(import_module(f"tidewheel.control.cli.{command.module}"), command.function)
+    module = command.module if "." in command.module else f"tidewheel.control.cli.{command.module}"
+    function = getattr(import_module(module), command.function)
     assert command.help == (inspect.getdoc(function) or "").partition("\n")[0]
 
 

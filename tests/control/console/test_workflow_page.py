@@ -5,13 +5,11 @@ from http import HTTPStatus
 from uuid import UUID, uuid4
 
 from tests.control.api.answering import ApiClient
-from tests.control.client.test_dead_letters import work_off
 from tests.control.console.pages import console, key_of, posted, shown, signed_in
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, trigger
 from tests.transitions.graphs import DIAMOND, after, drain_some, end_and_drain, end_some, never, play, put, workflow
 from tests.transitions.test_parents import run_of
-from tidewheel.control.client.client import Client
 from tidewheel.control.console.workflow_graph import FOLDED, picture_of
 from tidewheel.control.reads.workflows import Parent, WorkflowNode
 from tidewheel.runs import RunState
@@ -118,19 +116,6 @@ def test_resume_names_what_runs_again_and_opens_a_generation(pages: ApiClient) -
     assert pages.get(f"/workflows/{root}?generation=2").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "Resume failed part" not in page
     assert pages.get(f"/workflows/{root}/resume").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-
-
-def test_resume_names_a_redrive_of_the_same_dead_letters(pages: ApiClient) -> None:
-    root = played(pages.database)
-    assert "is under way" not in shown(pages, f"/workflows/{root}/resume")
-    with Client(pages.database.url) as client:
-        made = client.dead_letters.redrive(key="b").redrive_id
-    dialog = shown(pages, f"/workflows/{root}/resume")
-    assert "is under way and includes this dead letter. It leaves out" in dialog
-    assert "It leaves out those that count as redriven by the resume." in dialog
-    assert f'<a href="/bulk/redrive/{made}">Its progress</a>' in dialog
-    work_off(pages.database)
-    assert "is under way" not in shown(pages, f"/workflows/{root}/resume")
 
 
 def test_run_shows_its_parents_and_children_with_their_states(pages: ApiClient) -> None:
