@@ -226,8 +226,8 @@ def operation(
         def method(*args: P.args, **kwargs: P.kwargs) -> T:
             (_, noun), *given = bind(*args, **kwargs).arguments.items()
             flat = {name: value for name, value in given if name != filters}
-            flat |= next((value for name, value in given if name == filters), {})
-            return function(noun, **declared.checked(flat))  # type: ignore[arg-type]
+            flat |= next((value for name, value in given if name == filters), dict[str, object]())
+            return function(noun, **declared.checked(flat))
 
         vars(method)["operation"] = declared
         return method
@@ -244,7 +244,7 @@ def operations(noun: type[Noun]) -> Mapping[str, Operation]:
 def model_of(title: str, named: Sequence[tuple[str, Parameter]], base: type[M], doc: str = "") -> type[M]:
     """Return the model of some parameters by their names in a door."""
     declared: dict[str, Any] = {name: (each.kind, ... if each.required else each.default) for name, each in named}
-    return cast("type[M]", create_model(title, __base__=base, __doc__=doc or None, **declared))
+    return create_model(title, __base__=base, __doc__=doc or None, **declared)
 
 
 def checked(model: type[M], given: Mapping[str, object]) -> M:
