@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from enum import StrEnum
 from uuid import UUID
 
-from tidewheel.control.reads.dead_letters import show_dead_letter
 from tidewheel.control.reads.job_keys import key_of_job
 from tidewheel.control.reads.run_detail import show_run
 from tidewheel.control.reads.runs import LOOKED_AT, RunSummary, find_short_id
@@ -90,7 +89,7 @@ def ask(connection: Conn, tenant: str, text: str) -> Answer:
 
 def _dead_letter(connection: Conn, tenant: str, number: int) -> Meaning | None:
     try:
-        letter = show_dead_letter(connection, tenant, number).summary
+        letter = show_dead_letter(connection, tenant, number)
     except UnknownDeadLetter:
         return None
     about = letter.key or f"{letter.topic} {letter.partition} @ {letter.offset}"

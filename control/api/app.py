@@ -1,5 +1,6 @@
 """Create the ASGI application: routes, authorization, errors as problem documents, OpenAPI."""
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from fastapi import FastAPI
@@ -14,7 +15,6 @@ from tidewheel.control.api.backfills import BackfillsApi
 from tidewheel.control.api.batches import BatchesApi
 from tidewheel.control.api.bearer import Guard
 from tidewheel.control.api.cancellations import CancellationsApi
-from tidewheel.control.api.dead_letters import DeadLettersApi
 from tidewheel.control.api.doctor import DoctorApi
 from tidewheel.control.api.executors import ExecutorsApi
 from tidewheel.control.api.fleet import FleetApi
@@ -42,12 +42,21 @@ from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.live import Live
 from tidewheel.control.doctor.kept import Doctor
+from tidewheel.doors.rest import Route, add_routes
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.message_signatures import MessageKeys
+from tidewheel.nouns.dead_letters import routes
+from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
+from tidewheel.nouns.operation import Noun
 from tidewheel.process.service import Shutdown
 from tidewheel.settings.api import ApiSettings
 from tidewheel.transitions.installation import Installation
 
+NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
+    (DeadLetters, routes.DEAD_LETTERS),
+    (Redrives, routes.REDRIVES),
+)
+"""The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
 
 
@@ -69,7 +78,6 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         BackfillsApi(pools.reads, pools.writes),
         BatchesApi(pools.reads, pools.writes),
         CancellationsApi(pools.reads, pools.writes),
-        DeadLettersApi(pools.reads, pools.writes),
         FleetApi(pools.reads),
         TenantsApi(pools.reads, pools.writes),
         RunEventsApi(pools.streams, stop),
@@ -94,6 +102,8 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     )
     for api in apis:
         api.add_to(app.router)
+    for noun, documented in NOUNS:
+        add_routes(app.router, noun, documented, pools.reads, pools.writes)
 
     live = Live(pools.streams, stop)
     console = Console(pools.reads, pools.writes, door, api_keys, live, installation.shards, settings, doctor)

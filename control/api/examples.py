@@ -216,17 +216,6 @@ WHERE: Json = {
 }  # fmt: skip
 LOGS: Json = {"logs": [{"attempt": 1, "outcome": "succeeded", "dropped_bytes": 0, "output": "7 rows\n"}]}
 CANCELLED: Json = {"run_id": RUN_ID, "run_status": "queued"}
-_LETTER: dict[str, Json] = {
-    "id": 41, "kind": "run", "run_id": RUN_ID, "key": "nightly", "job_id": JOB_ID, "status": "failed", "cause": "timer",
-    "queue": "default", "lane": "standard", "attempt": 5, "error_type": "TimeoutError", "topic": None,
-    "partition": None, "offset": None, "reason": "no retry is left", "created_at": _AT, "redriven_run_id": None,
-    "redriven_at": None,
-}  # fmt: skip
-DEAD_LETTERS: Json = {"dead_letters": [_LETTER], "next_cursor": None, "total": 1, "at_least": False}
-DEAD_LETTER_GROUPS: Json = {"looked_at": 12, "at_least": False, "groups": [{
-    "kind": "run", "key": "nightly", "job_id": JOB_ID, "error_type": "TimeoutError", "status": "failed", "count": 12,
-    "first_at": _AT, "last_at": _NEXT, "versions": [2, 3], "current_version": 3,
-}]}  # fmt: skip
 CANCEL_RESULT: Json = {"cancellation_id": 88, "matched": 103442, "at_least": False}
 CANCELLATION: Json = {
     "cancellation_id": 88, "key": "nightly", "labels": {}, "queue": None, "lane": None, "handler": None, "cause": None,
@@ -234,9 +223,6 @@ CANCELLATION: Json = {
     "cancelled_count": 78120, "finished_at": None,
 }  # fmt: skip
 CANCELLATIONS: Json = {"cancellations": [CANCELLATION], "next_cursor": None}
-DEAD_LETTER: Json = {**_LETTER, "run": RUN, "message_key_base64": None, "message_value_base64": None}
-REDRIVE_ID = "3f2c6f6e-8a5d-4a44-8c7e-0d6f0d9a9c11"
-REDRIVE_RESULT: Json = {"redrive_id": REDRIVE_ID, "matched": 12, "at_least": False, "first": []}
 EXECUTORS: Json = {"next_cursor": None, "executors": [{
     "executor_id": EXECUTOR_ID, "name": "worker-1:7", "queues": ["default"], "handlers": ["nightly-report"],
     "slots": 100, "stopping": False, "started_at": "2026-11-19T08:00:00Z", "last_heartbeat_at": _AT,
@@ -261,13 +247,6 @@ TENANT_USAGE: Json = {
     "tenant": TENANT, "open_runs": _FEW, "in_flight": _FEW, "waiting": {"count": 0, "at_least": False},
     "finished_runs": {"count": 10_000, "at_least": True}, "jobs": _FEW,
 }  # fmt: skip
-REDRIVE: Json = {
-    "redrive_id": REDRIVE_ID, "state": "running", "kind": "run", "ids": None, "key": None, "status": None,
-    "error_type": "TimeoutError", "queue": None, "lane": None, "since_at": "1970-01-01T00:00:00Z", "until_at": _AT,
-    "rate": 10.0, "matched_count": 12, "redriven_count": 3, "rejected_count": 0, "rejections": [], "reason": None,
-    "created_at": _AT, "finished_at": None,
-}  # fmt: skip
-REDRIVES: Json = {"redrives": [REDRIVE]}
 RUN_EVENT = f'id: {_AT}\nevent: run\ndata: {{"run_id": "{RUN_ID}", "status": "succeeded"}}\n\n'
 STATUS: Json = {
     "now": _NEXT, "services": [{

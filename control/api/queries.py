@@ -35,7 +35,8 @@ def whole(value: object) -> object:
     return value
 
 
-def _flag(value: object) -> object:
+def flag(value: object) -> object:
+    """Return the truth value of `true` and `false`; another value unchanged."""
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
@@ -54,7 +55,7 @@ def _labels(value: object) -> object:
 
 Whole = Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(whole)]
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT), BeforeValidator(whole)]
-Flag = Annotated[bool, BeforeValidator(_flag)]
+Flag = Annotated[bool, BeforeValidator(flag)]
 Text = Annotated[str, AfterValidator(one_line(255))]
 LabelFilter = Annotated[Mapping[LabelName, Text], Field(max_length=20), BeforeValidator(_labels)]
 

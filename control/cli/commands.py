@@ -24,13 +24,14 @@ COLUMNS = 100  # widest help and text output where no terminal says otherwise
 _HELP = ["-h", "--help"]
 _CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 _PACKAGE = "tidewheel.control.cli"
+_LETTERS = "tidewheel.nouns.dead_letters.commands"
 
 
 class Command(NamedTuple):
     """One command.
 
     Args:
-        module: Its module in this package.
+        module: Its module in this package, or with a dot that of a noun.
         function: Its function there.
         help: The first line of the function's docstring.
         extra: The extra whose packages it needs.
@@ -244,15 +245,21 @@ COMMANDS: Mapping[str, Command | Group] = {
     "dlq": Group(
         "Dead letters: failed runs, and messages that are not requests.",
         {
-            "list": Command("dlq", "list_dead_letters", "List dead letters, the newest first."),
+            "list": Command(_LETTERS, "list_dead_letters", "List dead letters, the newest first."),
             "groups": Command(
-                "dlq", "groups", "Group the newest dead letters by job, error and status, the largest group first."
+                _LETTERS,
+                "groups",
+                "Group the newest 10,000 dead letters by job, error type and final state, the largest group first.",
             ),
-            "show": Command("dlq", "show", "Show a dead letter: attempts, errors, output and retry chain."),
+            "show": Command(
+                _LETTERS, "show", "Show a dead letter: its run with attempts and retry chain, or its message."
+            ),
             "redrive": Command(
-                "dlq", "redrive", "Redrive dead letters of runs, the oldest first; of messages with --kind message."
+                _LETTERS,
+                "redrive",
+                "Redrive dead letters, the oldest first: schedulers create new runs, or publish messages again.",
             ),
-            "purge": Command("dlq", "purge", "Delete dead letters; their runs stay."),
+            "purge": Command(_LETTERS, "purge", "Delete dead letters; their runs stay."),
         },
     ),
     "limit": Group(
@@ -382,15 +389,13 @@ COMMANDS: Mapping[str, Command | Group] = {
     "redrive": Group(
         "Redrives of dead letters.",
         {
-            "list": Command("redrives", "list_redrives", "List redrives, the newest first."),
+            "list": Command(_LETTERS, "list_redrives", "List redrives, the newest first."),
             "show": Command(
-                "redrives", "show_redrive", "Show a redrive: its filter, progress and rejected dead letters."
+                _LETTERS, "show_redrive", "Show a redrive: its filter, progress and rejected dead letters."
             ),
-            "pause": Command(
-                "redrives", "pause_redrive", "Redrive no further dead letter until the redrive is resumed."
-            ),
-            "resume": Command("redrives", "resume_redrive", "Resume a redrive."),
-            "cancel": Command("redrives", "cancel_redrive", "Stop a redrive; the runs that it has created go on."),
+            "pause": Command(_LETTERS, "pause_redrive", "Redrive no further dead letter until the redrive is resumed."),
+            "resume": Command(_LETTERS, "resume_redrive", "Resume a redrive."),
+            "cancel": Command(_LETTERS, "cancel_redrive", "Stop a redrive; the runs that it has created go on."),
         },
     ),
     "cron": Group(
@@ -483,7 +488,7 @@ class _LazyCommand(TyperCommand):
         """Import the command."""
         if self._command.extra is not None:
             require(self._command.extra, f"`tidewheel {self.name}`")
-        module = import_module(f"{_PACKAGE}.{self._command.module}")
+        module = import_module(name if "." in (name := self._command.module) else f"{_PACKAGE}.{name}")
         app = _app()
         context = {**_CONTEXT, "ignore_unknown_options": self._command.passes_arguments}
         function = getattr(module, self._command.function)

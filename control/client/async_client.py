@@ -17,14 +17,12 @@ from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
-from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.jobs import Jobs
 from tidewheel.control.client.limits import Limits
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
 from tidewheel.control.client.ordering_keys import OrderingKeys
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
-from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
 from tidewheel.control.client.task_tokens import TaskTokens
@@ -32,7 +30,8 @@ from tidewheel.control.client.tenants import Tenants
 from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.reads.backfills import BackfillProgress
 from tidewheel.control.reads.batches import Batch
-from tidewheel.control.reads.redrives import Redriving
+from tidewheel.nouns.dead_letters.model import Redriving
+from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
 from tidewheel.settings.connections import Connections
 
 P = ParamSpec("P")

@@ -17,14 +17,12 @@ from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection, drop_none
-from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
 from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.job_patch import patch_job
 from tidewheel.control.client.jobs import Jobs
 from tidewheel.control.client.limits import Limits
 from tidewheel.control.client.ordering_keys import OrderingKeys
-from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.client.release import OnProgress, ReleaseResult, release
 from tidewheel.control.client.results import BackfillResult, Job, Triggered, backfill_of, job_of, triggered
 from tidewheel.control.client.runs import Runs
@@ -40,6 +38,7 @@ from tidewheel.control.reads.job_days import JobStatistics, job_statistics
 from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
 from tidewheel.settings.connections import Connections
 
 

@@ -7,7 +7,7 @@ the next page shows once. A refusal shows the dialog again, with each error at i
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 from fastapi.security import SecurityScopes
 from starlette.requests import Request
@@ -25,7 +25,6 @@ from tidewheel.control.console.door import SIGN_IN, Door
 from tidewheel.control.console.forms import MOST_BYTES, Form, check_form, read_form
 from tidewheel.control.console.frozen import framed
 from tidewheel.control.console.rendering import KeyShown, Visitor
-from tidewheel.control.console.under_way import UnderWay
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import without_zone
 from tidewheel.control.console.words import number
@@ -82,7 +81,6 @@ class Dialog:
         danger: True if nothing can undo it.
         place: Its place in the rail.
         warnings: Errors that belong to no field.
-        under_way: Bulk work on the same things that goes on.
     """
 
     question: str
@@ -96,7 +94,6 @@ class Dialog:
     danger: bool = False
     place: str = ""
     warnings: Sequence[FieldError] = ()
-    under_way: UnderWay | None = None
 
     def refused(self, form: Form, errors: Sequence[FieldError]) -> "Dialog":
         """Return the dialog with what was typed, and with each error at its field."""
@@ -125,13 +122,12 @@ class Done:
 
 
 class Action(Protocol):
-    """An action.
+    """An action."""
 
-    Attributes:
-        scope: The right that it needs.
-    """
-
-    scope: ClassVar[Scope]
+    @property
+    def scope(self) -> Scope:
+        """The right that it needs."""
+        ...
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the dialog, on a thread of reads."""

@@ -14,24 +14,24 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.cancellations import read_number
 from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.console.paces import Paces
 from tidewheel.control.console.progress import KINDS, Kind, Work, of_backfill, of_cancellation, of_redrive, ordered
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part
 from tidewheel.control.reads.backfills import BackfillProgress, backfill, backfills
 from tidewheel.control.reads.cancellations import Cancellation, cancellations, show_cancellation
-from tidewheel.control.reads.dead_letters import COUNTED, list_dead_letters
 from tidewheel.control.reads.fleet import is_scheduler_alive
 from tidewheel.control.reads.freezes import freezes_of, narrow_scope, standing_freezes
-from tidewheel.control.reads.redrives import Redriving, going_on, redrive, redrives
 from tidewheel.ids import job_id
+from tidewheel.nouns.dead_letters.model import COUNTED, Redriving
+from tidewheel.nouns.dead_letters.operations import DeadLetters
+from tidewheel.nouns.dead_letters.reads import list_dead_letters, list_redrives, show_redrive
 from tidewheel.postgres.session import Conn
 
 _OF_EACH = 50
 _COUNTED = 10  # redrives that left dead letters, or will: so many are counted, those under way first
 _ACCOUNTED = timedelta(days=1)  # after the end: later, retention removes dead letters, and deleted jobs
-_LISTED = 200  # dead letters of a redrive that are compared with those of others
+_LISTED = 200  # dead letters of a redrive, of which the rejected ones are left out
 _CHOSEN = 10  # of the dead letters that a redrive names one by one
 
 
@@ -129,36 +129,30 @@ def _read_work(connection: Conn, tenant: str, row: BackfillProgress | Cancellati
     work = of_redrive(row, now)
     if row.state == "finished" or (row.finished_at is not None and now - row.finished_at > _ACCOUNTED):
         return work
-    gone, shared, rest = _taken(connection, tenant, row)
-    return replace(work, gone=gone, shared=shared, kept=rest if row.state == "cancelled" else 0)
+    gone, rest = _taken(connection, tenant, row)
+    return replace(work, gone=gone, kept=rest if row.state == "cancelled" else 0)
 
 
 def _row(connection: Conn, tenant: str, kind: Kind, number: UUID | int) -> BackfillProgress | Cancellation | Redriving:
     if isinstance(number, int):
         return show_cancellation(connection, tenant, number)
-    return backfill(connection, tenant, number) if kind == "backfill" else redrive(connection, tenant, number)
+    return backfill(connection, tenant, number) if kind == "backfill" else show_redrive(connection, tenant, number)
 
 
-def _taken(connection: Conn, tenant: str, row: Redriving) -> tuple[int, int, int]:
-    """Return how many dead letters others took from a redrive, how many another includes, and the rest.
-
-    Each is 0 if there are too many to count.
-    """
+def _taken(connection: Conn, tenant: str, row: Redriving) -> tuple[int, int]:
+    """Return how many dead letters others took from a redrive, and the rest; 0 if that is not known."""
     left = row.matched_count - row.processed
     if row.matched_count > COUNTED or left <= 0:
-        return 0, 0, 0
+        return 0, 0
     found = list_dead_letters(connection, tenant, row.filters, limit=_LISTED)
     if found.at_least:
-        return 0, 0, 0
-    rest = min(max(found.total - row.rejected_count, 0), left)
-    if not 0 < found.total <= _LISTED:
-        return left - rest, 0, rest
-    letters = [letter for letter in found.dead_letters if row.includes(letter)]
-    if row.rejected_count != len(row.rejections):
-        return left - rest, 0, rest
-    rest = min(len(letters), left)  # its rejected ones may be purged meanwhile
-    others = [each for each in going_on(connection, tenant) if each.redrive_id != row.redrive_id]
-    return left - rest, sum(any(each.includes(letter) for each in others) for letter in letters), rest
+        return 0, 0
+    rest = found.total - row.rejected_count
+    if found.total <= _LISTED and row.rejected_count == len(row.rejections):
+        rejected = {each["id"] for each in row.rejections}  # some may be purged meanwhile
+        rest = sum(letter.id not in rejected for letter in found.dead_letters)
+    rest = min(max(rest, 0), left)
+    return left - rest, rest
 
 
 def _is_frozen(connection: Conn, tenant: str, row: BackfillProgress | Cancellation | Redriving) -> bool:
@@ -179,7 +173,7 @@ def _newest(connection: Connection, caller: Caller, kind: Kind, now: datetime) -
             return [of_backfill(each, now) for each in backfills(reading, caller.tenant, limit=_OF_EACH)]
         if kind == "cancellation":
             return [of_cancellation(each, now) for each in cancellations(reading, caller.tenant, limit=_OF_EACH)]
-        rows = redrives(reading, caller.tenant, limit=_OF_EACH)
+        rows = list_redrives(reading, caller.tenant, limit=_OF_EACH)
         unfinished = [row for row in rows if row.state != "finished"]
         counted = sorted(unfinished, key=lambda row: row.finished_at is not None)[:_COUNTED]
         return [

@@ -13,13 +13,13 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.console.actions import Dialog, Done, Field, text_of
 from tidewheel.control.console.bulk import read_place, read_work
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import number, state
 from tidewheel.control.reads.backfills import ENDS
+from tidewheel.nouns.dead_letters.operations import Redrives
 
 Verb = Literal["pause", "resume", "cancel"]
 
@@ -37,7 +37,6 @@ _STAYS: Mapping[tuple[str, Verb], str] = {
     ("redrive", "pause"): "Runs that it has created continue.",
     ("redrive", "cancel"): "Runs that it has created continue. It changes no other dead letter.",
 }
-_STILL = "The other redrive still redrives the {} that it includes too. Pause or cancel that one as well to stop this."
 _FROM: Mapping[Verb, Collection[str]] = {
     "pause": ("running",), "resume": ("paused",), "cancel": ("running", "paused")
 }  # fmt: skip
@@ -73,10 +72,7 @@ class ChangeBulk:
             f"{self.verb.capitalize()} {name}?", f"{self.verb.capitalize()} {name}",
             back, place="bulk", danger=self.verb == "cancel",
             will=(_WILL[work.kind, self.verb], so_far), sample=work.about, keep=_KEEP[self.verb],
-            stays=(
-                *((_STAYS[work.kind, self.verb],) if (work.kind, self.verb) in _STAYS else ()),
-                *((_STILL.format(number(work.shared)),) if work.shared and self.verb != "resume" else ()),
-            ),
+            stays=(_STAYS[work.kind, self.verb],) if (work.kind, self.verb) in _STAYS else (),
             fields=() if self.verb == "resume" else (
                 Field("reason", "Reason (optional)", help=f"Stored with the {work.kind}."),
             ),

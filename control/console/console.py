@@ -24,8 +24,6 @@ from tidewheel.control.console import places
 from tidewheel.control.console.actions import Action, Actions, visitor
 from tidewheel.control.console.bulk import BulkPage, BulkWorkPage
 from tidewheel.control.console.bulk_actions import ChangeBulk
-from tidewheel.control.console.dead_letter_actions import PurgeLetters, RedriveLetters
-from tidewheel.control.console.dead_letters import DeadLetterOnePage, DeadLettersPage
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.forms import check_form, read_form
 from tidewheel.control.console.freezing import ChooseFreezePage, FreezeScope, ThawScope
@@ -67,6 +65,7 @@ from tidewheel.control.console.workflow_actions import CancelWorkflow, PauseWork
 from tidewheel.control.console.workflows import WorkflowsPage
 from tidewheel.control.doctor.kept import Doctor
 from tidewheel.control.reads.tenants import require_tenant, show_tenant
+from tidewheel.nouns.dead_letters import pages as pages_of_letters
 from tidewheel.settings.api import ApiSettings
 
 _YEAR_SECONDS = 365 * 86_400
@@ -116,8 +115,8 @@ class Console:
             "/workflows": WorkflowsPage(),
             "/workflows/{root_run_id}": WorkflowPage(),
             **places.pages(self.shards, self.doctor),
-            "/dead-letters": DeadLettersPage(),
-            "/dead-letters/{number}": DeadLetterOnePage(),
+            "/dead-letters": pages_of_letters.DeadLettersListPage(),
+            "/dead-letters/{number}": pages_of_letters.DeadLetterPage(),
             "/bulk": BulkPage(paces),
             "/bulk/{kind}/{id}": BulkWorkPage(paces),
             "/freeze": ChooseFreezePage(),
@@ -149,8 +148,8 @@ class Console:
             "/runs/cancel": CancelRuns(),
             "/runs/retry": RetryRuns(),
             "/runs/cancel-all": CancelMatching(),
-            "/dead-letters/redrive": RedriveLetters(),
-            "/dead-letters/purge": PurgeLetters(),
+            "/dead-letters/redrive": pages_of_letters.REDRIVE,
+            "/dead-letters/purge": pages_of_letters.PURGE,
             "/bulk/{kind}/{id}/pause": ChangeBulk("pause"),
             "/bulk/{kind}/{id}/resume": ChangeBulk("resume"),
             "/bulk/{kind}/{id}/cancel": ChangeBulk("cancel"),

@@ -12,8 +12,7 @@ from typing import Literal
 from tidewheel.control.console.words import NO_REASON, agreed, counted, number
 from tidewheel.control.reads.backfills import ENDS, BackfillSummary
 from tidewheel.control.reads.cancellations import Cancellation
-from tidewheel.control.reads.dead_letters import COUNTED
-from tidewheel.control.reads.redrives import Redriving, in_redrives
+from tidewheel.nouns.dead_letters.model import COUNTED, Redriving
 from tidewheel.transitions.cancel_matches import LOOKED_AT
 
 Kind = Literal["backfill", "cancellation", "redrive"]
@@ -41,7 +40,6 @@ class Work:
         reason: Its reason.
         failed: How many could not be done.
         gone: How many others took; 0 while that is not known.
-        shared: How many of the rest another redrive under way includes too; 0 while that is not known.
         kept: How many a cancelled redrive left as dead letters; 0 while that is not known.
         at_least: True if there may be more than `total`.
         rate: How many a second; None while it is too early.
@@ -60,7 +58,6 @@ class Work:
     reason: str | None = None
     failed: int = 0
     gone: int = 0
-    shared: int = 0
     kept: int = 0
     at_least: bool = False
     rate: float | None = None
@@ -85,19 +82,14 @@ class Work:
 
     @property
     def gone_words(self) -> str:
-        """Sentences about dead letters or runs that others took or share, or that are left; empty for none."""
+        """Sentences about dead letters or runs that others took, or that are left; empty for none."""
         many = counted(self.gone, _NOUNS[self.kind])
         if self.kind != "redrive":
             them = agreed(self.gone, "itself", "themselves")
             return f"{many} ended before, by {them} or by another request." if self.gone else ""
         if self.state == "cancelled":
             return self._kept_words(many)
-        took = f"A retry, another redrive or a purge took {many} first. " if self.gone else ""
-        if not self.shared:
-            return took.rstrip()
-        are, each = agreed(self.shared, "is", "are"), agreed(self.shared, "it", "each of them")
-        first = f"The redrive that is first redrives {each}."
-        return f"{took}{counted(self.shared, 'dead letter')} {are} in another redrive too. {first}"
+        return f"A retry, another redrive or a purge took {many} first." if self.gone else ""
 
     def _kept_words(self, gone: str) -> str:
         """Return what became of the dead letters that a cancelled redrive did not redrive, by now."""
@@ -105,7 +97,7 @@ class Work:
         if not self.kept:
             return took.rstrip()
         rest = f"{counted(self.kept, 'dead letter')} {agreed(self.kept, 'is', 'are')} left as before."
-        return f"{took}{rest} {in_redrives(self.kept, self.shared)}".rstrip()
+        return f"{took}{rest}"
 
 
 def of_backfill(row: BackfillSummary, now: datetime) -> Work:

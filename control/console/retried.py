@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from tidewheel.control.console.under_way import share
 from tidewheel.control.console.words import agreed, number
 from tidewheel.control.reads.retry_facts import RetryFacts, count_open_retries
 
@@ -34,3 +33,14 @@ def share_first(count: int, matched: int, noun: str) -> str:
     """Return `share` as the first words of a sentence."""
     words = share(count, matched, noun)
     return f"{words[:1].upper()}{words[1:]}"
+
+
+def share(count: int, matched: int, noun: str) -> str:
+    """Return how many of the things of a dialog bulk work has.
+
+    >>> share(1, 1, "run"), share(3, 3, "run"), share(2, 24, "run")
+    ('this run', 'all of these runs', '2 of these 24 runs')
+    """
+    if count >= matched:
+        return f"this {noun}" if matched == 1 else f"all of these {noun}s"
+    return f"{number(count)} of these {number(matched)} {noun}s"

@@ -13,7 +13,6 @@ from tidewheel.control.reads.backlog import Backlog, OpenRuns
 from tidewheel.control.reads.findings import Severity
 from tidewheel.control.reads.freezes import FreezeSummary, list_freezes
 from tidewheel.control.reads.json_form import one_of
-from tidewheel.control.reads.redrives import in_redrives, letters_in_redrives
 from tidewheel.control.reads.status import FleetStatus
 from tidewheel.control.reads.waits import Wait, WaitCode
 from tidewheel.ids import first_run_id
@@ -213,13 +212,9 @@ def _of_dead_letters(connection: Conn, tenant: str) -> Iterator[Need]:
     [(waiting, since)] = cast("list[tuple[int, datetime | None]]", rows)
     if waiting:
         plus = "+" if waiting >= _LETTERS else ""
-        known = len(letters_in_redrives(connection, tenant, {}, look=waiting))
         words = f"{waiting:,}{plus} dead letter{' is' if waiting == 1 else 's are'} not redriven yet"
-        evidence = in_redrives(waiting, known, at_least=bool(plus))
-        if waiting == known == 1:
-            words, evidence = "1 dead letter waits in a redrive", ""
         remedy = "tidewheel dlq list --not-redriven"
-        yield Need("dead_letters", Severity.WARNING, words, evidence, since, waiting, remedy)
+        yield Need("dead_letters", Severity.WARNING, words, "", since, waiting, remedy)
 
 
 def _of_waits(waiting: Sequence[Backlog], now: datetime) -> Iterator[Need]:

@@ -14,7 +14,7 @@ from tests.fixtures.services import until
 from tests.transitions.acts import submit
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
-from tidewheel.control.reads import dead_letters
+from tidewheel.nouns.dead_letters import reads as dead_letters
 from tidewheel.postgres.session import Session
 from tidewheel.scheduler.redrive_loop import RedriveLoop, redrive_batch
 from tidewheel.transitions import redrives

@@ -25,12 +25,11 @@ from tests.transitions.acts import (
     submit,
 )
 from tests.transitions.stepping import in_background
-from tidewheel.control.client import dead_letters as client_module
 from tidewheel.control.client.client import Client
-from tidewheel.control.reads import dead_letters as module
-from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterPage
-from tidewheel.control.reads.redrives import Redriving
 from tidewheel.errors import InvalidInput, UnknownDeadLetter, UnknownJob
+from tidewheel.nouns.dead_letters import operations as client_module
+from tidewheel.nouns.dead_letters import reads as module
+from tidewheel.nouns.dead_letters.model import DeadLetterFilter, DeadLettersPage, Redriving
 from tidewheel.postgres.session import Session
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler import redrive_loop
@@ -67,7 +66,7 @@ def garble(database: Database, offset: int = 0, value: bytes = b"\xff{") -> None
         dead_letter_message(connection, database.installation, dead, database.now())
 
 
-def runs(page: DeadLetterPage) -> list[UUID | None]:
+def runs(page: DeadLettersPage) -> list[UUID | None]:
     return [letter.run_id for letter in page.dead_letters]
 
 
@@ -175,7 +174,7 @@ def test_dead_letter_is_shown_with_its_attempts_and_retry_chain(client: Client, 
         (2, "ValueError", "at 1", b"o"),
     ]
     assert [one.run_id for one in shown.run.retry_chain.next] == [new]
-    assert (shown.summary.redriven_run_id, shown.message_value) == (new, None)
+    assert (shown.redriven_run_id, shown.message_value) == (new, None)
 
 
 def test_a_message_is_shown_byte_for_byte(client: Client, database: Database) -> None:

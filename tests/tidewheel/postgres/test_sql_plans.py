@@ -745,14 +745,15 @@ _HOT = {
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
         show_failed_run read_retry_facts find_longest_attempts
-        read_past_attempts read_last_attempts list_dead_letters last_dead_letter_looked_at find_open_states
+        read_past_attempts read_last_attempts find_open_states
         list_blocked_keys read_blocked_key
         find_keys_from read_frozen_timers read_paused_timers
         find_workflows find_workflows_of_root
         list_key_limits list_keys_in_use list_batches read_batch_runs read_run_edges
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
-        group_dead_letters count_waiting_dead_letters count_runs_of_executors list_runs_of_executor
+        count_waiting_dead_letters count_runs_of_executors list_runs_of_executor
     """,
+    "tidewheel.nouns.dead_letters": "list_dead_letters last_dead_letter_looked_at group_dead_letters",
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
 

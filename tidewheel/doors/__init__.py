@@ -1,0 +1,1 @@
+"""Doors: REST, command line and console, derived from the operations of the nouns."""

@@ -1,0 +1,239 @@
+"""Commands of operations: arguments, flags and help of each, from its signature.
+
+A parameter without a default is an argument, and so are the ids of a filter. All others are flags. A bulk operation by
+a filter needs an id, a flag of the filter or `--all`; one that nothing can undo also needs `--yes`.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from inspect import Parameter as Argument
+from inspect import Signature
+from typing import Annotated, Any, cast
+from uuid import UUID
+
+import typer
+
+from tidewheel.api_keys import Scope
+from tidewheel.audit import Door, process_actor
+from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, Tenant, checked_url, reading
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_table, progress_bar
+from tidewheel.control.cli.tables import Cell
+from tidewheel.control.cli.time_options import After, Tz, read_place
+from tidewheel.control.instants import read_instant
+from tidewheel.errors import refuse
+from tidewheel.nouns.operation import Call, Found, Noun, Operation, Parameter, as_document, operations
+
+_KINDS: Mapping[str, Any] = {
+    "after": After,
+    "limit": Limit,
+    "reason": Reason,
+    "dry_run": Annotated[bool, typer.Option("--dry-run", help="Print their number and the first ten; change nothing.")],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Parts of a flag in place of those that its parameter declares."""
+
+    name: str | None = None
+    metavar: str = "TEXT"
+    help: str | None = None
+    read: Callable[[str], object] | None = None
+    complete: Callable[[typer.Context, str], list[str]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A result that a command shows."""
+
+    found: Any
+    arguments: Mapping[str, Any]
+    options: Mapping[str, Any]  # the values of the command's own flags
+    zone: str | None
+    tenant: str
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The table of a noun's records."""
+
+    noun: str
+    headings: Sequence[str]
+    row: Callable[[Any], tuple[Cell, ...]]
+
+    def print(self, records: Sequence[object], *, spare: Sequence[str] = ()) -> None:
+        """Print records in columns."""
+        print_table(self.headings, map(self.row, records), spare=spare)
+
+
+def command(
+    noun: type[Noun],
+    name: str,
+    show: Callable[[Shown], None],
+    *,
+    table: Table | None = None,
+    flags: Mapping[str, Flag] | None = None,
+    options: Mapping[str, Any] | None = None,
+    local_times: bool = False,
+) -> Callable[..., None]:
+    """Return the command of an operation, for typer.
+
+    Args:
+        noun: The noun.
+        name: The name of the operation's method.
+        show: Shows a result.
+        table: The table of the first things that a bulk operation would change.
+        flags: What flags have in place of what their parameters' declarations say.
+        options: Further flags, as typer declares them, for `show`.
+        local_times: True if the output has times, which `--tz` shows as local ones.
+    """
+    made = _Command(noun, operations(noun)[name], show, table, flags or {}, options or {}, local_times)
+
+    def run(**given: Any) -> None:  # noqa: ANN401 - as typer has read them
+        made.run(given)
+
+    read = made.signature()
+    run.__doc__ = made.declared.words
+    run.__annotations__ = {each.name: each.annotation for each in read.parameters.values()}
+    vars(run)["__signature__"] = read
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    noun: type[Noun]
+    declared: Operation
+    show: Callable[[Shown], None]
+    table: Table | None
+    flags: Mapping[str, Flag]
+    options: Mapping[str, Any]
+    local_times: bool
+
+    def signature(self) -> Signature:
+        """Return the arguments and flags: the filter's, the others, those of every command."""
+        parameters = self.declared.parameters
+        own = [_argument(each, self.flags.get(each.name, Flag())) for each in parameters]
+        if self._selects:
+            words = f"All {self.table.noun if self.table else 'thing'}s; needed without an id or a filter."
+            own.append(_flag("everything", Annotated[bool, typer.Option("--all", help=words)], default=False))
+        if self.declared.danger:
+            words = "Confirm it; needed without --dry-run."
+            own.append(_flag("yes", Annotated[bool, typer.Option("--yes", help=words)], default=False))
+        own += [_flag(name, kind, default=False) for name, kind in self.options.items()]
+        if self.local_times or any(each.accepts(datetime) for each in parameters if each.name != "after"):
+            own.append(_flag("timezone", Tz, default=None))
+        own.append(_flag("tenant", Tenant, default=DEFAULT_TENANT))
+        own.append(_flag("output", OutputOption, default=Output.TEXT))
+        return Signature(sorted(own, key=lambda each: each.kind))
+
+    def run(self, given: Mapping[str, Any]) -> None:
+        """Run it, and show the result."""
+        zone, tenant, output = given.get("timezone"), given["tenant"], given["output"]
+        arguments = {each.name: self._value(each, given[each.spoken], zone) for each in self.declared.parameters}
+        self._ensure_meant(arguments, given)
+        with self._call(tenant) as call:
+            found = self._run(call, arguments)
+            if arguments.get("dry_run"):
+                self._print_dry_run(found, output)
+                return
+        options = {name: given[name] for name in self.options}
+        self.show(Shown(as_document(found, self.declared), arguments, options, zone, tenant, output))
+
+    @property
+    def _selects(self) -> bool:
+        """True if it changes all that a filter matches."""
+        return self.declared.is_bulk and any(each.filters for each in self.declared.parameters)
+
+    def _value(self, each: Parameter, given: Any, zone: str | None) -> object:  # noqa: ANN401 - as typer has read it
+        flag = self.flags.get(each.name, Flag())
+        if given is None or given == []:
+            return None
+        if flag.read is not None:
+            return flag.read(given)
+        if each.name == "after":
+            return read_place(given)
+        return read_instant(given, f"--{each.spoken}", zone) if each.accepts(datetime) else given
+
+    def _ensure_meant(self, arguments: Mapping[str, object], given: Mapping[str, object]) -> None:
+        by_filter = [arguments[each.name] for each in self.declared.parameters if each.filters]
+        if self._selects and not given["everything"] and all(value is None for value in by_filter):
+            noun = self.table.noun if self.table else "thing"
+            refuse("ID", f"no {noun} is selected", "write ids, or filters such as --job, or --all")
+        if self.declared.danger and not given["dry_run"] and not given["yes"]:
+            refuse("--yes", f"is missing: {self.declared.danger}", "try --dry-run, then add --yes")
+
+    @contextmanager
+    def _call(self, tenant: str) -> Generator[Call]:
+        if self.declared.scope is Scope.READ:
+            yield cast("Call", _Reading(tenant))  # a read calls nothing else
+            return
+        from tidewheel.control.client.connection import Connection  # imports all of intake, which no list needs
+
+        connection = Connection(checked_url(), tenant=tenant, actor=process_actor(Door.CLI))
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def _run(self, call: Call, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401 - the operation's result
+        checked = self.declared.checked(arguments)
+        if arguments.get("dry_run") or all(each.name != "on_progress" for each in self.declared.every_parameter):
+            return self.declared.call(self.noun, call, checked)
+        total = self.declared.call(self.noun, call, {**checked, "dry_run": True}).matched
+        with progress_bar(self.declared.verb, total) as on_progress:
+            return self.declared.call(self.noun, call, {**checked, "on_progress": on_progress})
+
+    def _print_dry_run(self, found: Found, output: Output) -> None:
+        if output is not Output.TEXT:
+            print_document({"matched": found.matched, "at_least": found.at_least, "first": found.first}, output)
+            return
+        noun = self.table.noun if self.table else "thing"
+        many = f"{'at least ' if found.at_least else ''}{found.matched:,}"
+        typer.echo(f"{noun}s that would be {self.declared.verb.removesuffix('e')}ed: {many}")
+        if found.first and self.table:
+            self.table.print(found.first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The call of a read: one snapshot, without the code of requests, whose import no list needs."""
+
+    tenant: str
+    snapshot: Callable[[], Any] = field(default=reading)
+
+
+def _argument(each: Parameter, flag: Flag) -> Argument:
+    """Return the argument or the flag of a parameter."""
+    if each.required or each.accepts(Sequence):
+        kind: Any = UUID if each.accepts(UUID) else int
+        words = flag.help or each.help
+        kind = kind if each.required else list[kind] | None
+        default = Argument.empty if each.required else None
+        declared = Annotated[kind, typer.Argument(metavar=flag.metavar, help=words)]
+        return Argument(each.spoken, Argument.POSITIONAL_OR_KEYWORD, annotation=declared, default=default)
+    return _flag(each.spoken, _KINDS.get(each.name) or _option(each, flag), default=each.default)
+
+
+def _option(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation
+    name = f"--{each.spoken.replace('_', '-')}"
+    words = flag.help or _with_choices(each)
+    if each.accepts(bool):
+        return Annotated[bool | None, typer.Option(f"{name}/--not-{each.spoken}", help=words)]
+    kind: Any = int if each.accepts(int) else str
+    metavar = "TIME" if each.accepts(datetime) else flag.metavar
+    return Annotated[
+        kind | None, typer.Option(flag.name or name, metavar=metavar, help=words, autocompletion=flag.complete)
+    ]
+
+
+def _with_choices(each: Parameter) -> str:
+    """Return the description of a parameter with its values, if only a few are allowed."""
+    *rest, last = each.choices or ("",)
+    return f"{each.help.removesuffix('.')}: {', '.join(rest)} or {last}." if rest else each.help
+
+
+def _flag(name: str, kind: object, *, default: object) -> Argument:
+    return Argument(name, Argument.KEYWORD_ONLY, annotation=kind, default=default)

@@ -1,0 +1,165 @@
+"""Confirm pages: what an operation would change, by its dry run, and its parameters as fields.
+
+The address has the filter. The form binds the operation to what its page has counted: it concerns what existed then. An
+operation that nothing can undo needs the number typed, from a hundred things on.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from starlette.requests import Request
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.queries import TenantQuery, Whole, read_query
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, sample_of, text_of
+from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, ensure_counted, until_of
+from tidewheel.control.console.forms import Form
+from tidewheel.control.console.urls import Urls
+from tidewheel.control.console.view import page_now
+from tidewheel.control.console.words import agreed, counted
+from tidewheel.control.instants import typed_number
+from tidewheel.doors.address import ensure_bounded, in_text
+from tidewheel.errors import FieldError, InvalidInput, refuse
+from tidewheel.nouns.operation import Found, Noun, Operation, Parameter, model_of, operations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirm:
+    """The confirm page of a bulk operation, as an action of the console.
+
+    Args:
+        noun: The noun.
+        verb: The name of the operation's method.
+        things: What it changes, in the singular, such as `dead letter`.
+        sentence: What happens to them.
+        done: Writes the sentence about a result.
+        back: The name of the page of all of them, where the caller comes from.
+        one: The name of the page of one of them, and of the id in its address.
+        line: Writes a line of the sample.
+        to: Writes the address that a result leads to.
+        labels: The labels of fields, by parameter.
+        values: The first values of fields, by parameter.
+    """
+
+    noun: type[Noun]
+    verb: str
+    things: str
+    sentence: str
+    done: Callable[[Any], str]
+    back: str
+    one: tuple[str, str]
+    line: Callable[[Any], str]
+    to: Callable[[Urls, Any], str]
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    values: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def scope(self) -> Scope:
+        """The right that it needs."""
+        return self._declared.scope
+
+    def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
+        """Count what it would change by a dry run."""
+        del caller
+        query, now = read_query(request, self._query), page_now(connection)
+        found = self._count(connection, self._filter(query, now))
+        many, verb = counted(found.matched, self.things, at_least=found.at_least), self.verb.capitalize()
+        back = self._back(query, urls)
+        if not found.matched:
+            words = f"Nothing would change. No {self.things} matches any more."
+            return Dialog(f"{verb} {self.things}s?", "", back, place=self.back, will=(words,), keep="Back")
+        danger = self._declared.danger is not None
+        return Dialog(
+            f"{verb} {many}?", f"{verb} {many}", back, place=self.back, danger=danger, will=(self.sentence,),
+            keep=agreed(found.matched, "Leave it", "Leave them"),
+            fields=(
+                *map(self._field, self._typed), *(confirmation(found.matched) if danger else ()),
+                *bound(found.matched, now),
+            ),
+            sample=sample_of([self.line(each) for each in found.first], found.matched),
+            warnings=_unbounded(found) if danger else (),
+        )  # fmt: skip
+
+    def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
+        """Change them, as counted."""
+        del caller
+        filters = self._filter(read_query(request, self._query), until_of(form, page_now(connection)))
+        found = self._count(connection, filters)
+        if self._declared.danger is not None:
+            ensure_bounded(found.at_least)
+            ensure_confirmed(form, found.matched)
+        ensure_counted(form, found.matched)
+        given = {**filters, **{each.name: _value(each, text_of(form, each.name)) for each in self._typed}}
+        if any(each.name == "request_id" for each in self._declared.every_parameter):
+            given["request_id"] = request_id_of(form)
+        result = self._declared.call(self.noun, connection, self._declared.checked(given))
+        if result.matched == 0:
+            refuse("", f"no {self.things} matches", "go back; it has perhaps been changed already")
+        return Done(self.to(urls, result), self.done(result))
+
+    @cached_property
+    def _declared(self) -> Operation:
+        return operations(self.noun)[self.verb]
+
+    @cached_property
+    def _typed(self) -> Sequence[Parameter]:
+        """The parameters that are fields of the form."""
+        return [each for each in self._declared.parameters if not each.filters and each.name != "dry_run"]
+
+    @cached_property
+    def _query(self) -> type[TenantQuery]:
+        named = [_in_address(each) for each in self._declared.parameters if each.filters]
+        return model_of(f"Confirm{self.verb.capitalize()}", named, TenantQuery)
+
+    def _filter(self, query: TenantQuery, now: datetime) -> dict[str, Any]:
+        """Return the filter of an address, up to an instant."""
+        parameters = [each for each in self._declared.parameters if each.filters]
+        given = {each.name: getattr(query, _in_address(each)[0]) or None for each in parameters if each.name != "until"}
+        until: datetime | None = getattr(query, "until", None)
+        return {**given, "until": min(until or now, now)}
+
+    def _count(self, connection: Connection, filters: Mapping[str, object]) -> Found:
+        found: Found = self._declared.call(self.noun, connection, {**filters, "dry_run": True})
+        return found
+
+    def _field(self, each: Parameter) -> Field:
+        label = self.labels.get(each.name, f"{each.name.capitalize()} (optional)")
+        return Field(each.name, label, value=self.values.get(each.name, ""), help=each.help)
+
+    def _back(self, query: TenantQuery, urls: Urls) -> str:
+        page, name = self.one
+        ids: Sequence[object] = getattr(query, "id", ())
+        if len(ids) == 1:
+            return urls(page, **{name: ids[0]})
+        given = query.model_dump(mode="json", exclude={"tenant", "id"}, exclude_defaults=True)
+        return urls(self.back, **{name: _in_query(value) for name, value in given.items()})
+
+
+def _in_address(each: Parameter) -> tuple[str, Parameter]:
+    """Return a field of a filter with its name in an address, in which each of several ids is an `id`."""
+    if each.accepts(Sequence):
+        return each.spoken.removesuffix("s"), Parameter(each.name, tuple[Whole, ...], (), filters=True)
+    return each.spoken, in_text(each)
+
+
+def _in_query(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _value(each: Parameter, text: str | None) -> object:
+    """Return what was typed into a field; a number that is none is refused as a text."""
+    return text if text is None or not each.accepts(float) else (typed_number(text) or text)
+
+
+def _unbounded(found: Found) -> Sequence[FieldError]:
+    """Return the error of what is too much to be deleted by one call."""
+    try:
+        ensure_bounded(found.at_least)
+    except InvalidInput as error:
+        return error.errors
+    return ()

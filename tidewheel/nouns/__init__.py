@@ -1,0 +1,1 @@
+"""Nouns, each in a folder with its records, reads and operations."""

@@ -1,0 +1,1 @@
+"""Dead letters: failed runs, and messages that are no valid request; and their redrives."""

@@ -1,0 +1,197 @@
+"""Records of dead letters and redrives: rows of queries, results of the client, JSON of the doors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Literal, TypedDict
+from uuid import UUID
+
+from pydantic import AfterValidator, Field
+
+from tidewheel.control.reads.run_detail import RunDetail
+from tidewheel.jobs.values import Instant, Key, Queue, one_line
+from tidewheel.nouns.operation import InDoors, Place
+
+COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
+Number = Annotated[int, Field(ge=1, le=2**63 - 1)]
+Rate = Annotated[float, Field(gt=0, le=1_000_000)]
+ErrorType = Annotated[str, AfterValidator(one_line(255))]
+
+
+class DeadLetterFilter(TypedDict, total=False):
+    """Filter of dead letters, which match all of its fields."""
+
+    ids: Annotated[Annotated[Sequence[Number], Field(max_length=1000)] | None, Field(description="Only these.")]
+    kind: Annotated[Literal["run", "message"] | None, Field(description="Only this kind.")]
+    key: Annotated[Key | None, Field(description="Only of the job with this key."), InDoors("job")]
+    status: Annotated[Literal["failed", "timed_out"] | None, Field(description="Only runs in this final state.")]
+    error_type: Annotated[ErrorType | None, Field(description="Only runs whose last attempt had this error type.")]
+    queue: Annotated[Queue | None, Field(description="Only runs of this queue.")]
+    lane: Annotated[Literal["critical", "standard", "batch"] | None, Field(description="Only runs of this lane.")]
+    since: Annotated[Instant | None, Field(description="Created at this instant or later.")]
+    until: Annotated[Instant | None, Field(description="Created at this instant or before.")]
+    redriven: Annotated[bool | None, Field(description="True for redriven ones only, false for all others.")]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSummary:
+    """A dead letter as lists show it."""
+
+    id: Annotated[int, Field(description="Its id.")]
+    kind: Annotated[str, Field(description="Its kind.")]
+    run_id: Annotated[UUID | None, Field(description="The run; null for a message.")]
+    key: Annotated[str | None, Field(description="Its job's key.")]
+    job_id: Annotated[UUID | None, Field(description="Its job.")]
+    status: Annotated[str | None, Field(description="The run's final state.")]
+    cause: Annotated[str | None, Field(description="The run's cause.")]
+    queue: Annotated[str | None, Field(description="The run's queue.")]
+    lane: Annotated[str | None, Field(description="The run's lane.")]
+    attempt: Annotated[int | None, Field(description="Its last attempt.")]
+    error_type: Annotated[str | None, Field(description="The error type of that attempt.")]
+    topic: Annotated[str | None, Field(description="The message's topic; null for a run.")]
+    partition: Annotated[int | None, Field(description="Its partition.")]
+    offset: Annotated[int | None, Field(description="Its offset.")]
+    reason: Annotated[str, Field(description="The reason.")]
+    created_at: Annotated[datetime, Field(description="When it was created.")]
+    redriven_run_id: Annotated[UUID | None, Field(description="The new run after a redrive.")]
+    redriven_at: Annotated[
+        datetime | None,
+        Field(description="When it was redriven: a new run was created, or the message was published again."),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettersPage:
+    """Dead letters, the newest first; `at_least` is true if there are more than `total`."""
+
+    dead_letters: tuple[DeadLetterSummary, ...]  # perhaps none before `next_cursor`: a page looks at so many at most
+    next_cursor: Place | None
+    total: int
+    at_least: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterDetail(DeadLetterSummary):
+    """A dead letter with its run, or with its message."""
+
+    run: RunDetail | None  # with its attempts and retry chain; None for a message, and after the run's retention
+    message_key: bytes | None
+    message_value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterGroup:
+    """Dead letters of one cause."""
+
+    kind: Annotated[str, Field(description="`run` or `message`.")]
+    key: Annotated[str | None, Field(description="Their job's key; null for messages.")]
+    job_id: Annotated[UUID | None, Field(description="Their job.")]
+    error_type: Annotated[str | None, Field(description="The error type of their last attempts.")]
+    status: Annotated[str | None, Field(description="The final state of their runs.")]
+    count: Annotated[int, Field(description="Their number.")]
+    first_at: Annotated[datetime, Field(description="The creation of the oldest one.")]
+    last_at: Annotated[datetime, Field(description="The creation of the newest one.")]
+    versions: Annotated[Sequence[int], Field(description="The versions of the job that the runs had, in order.")]
+    current_version: Annotated[
+        int | None, Field(description="The version that a new run gets; null if the job is deleted.")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterGroups:
+    """Groups of dead letters, the largest first."""
+
+    groups: Annotated[tuple[DeadLetterGroup, ...], Field(description="The 200 largest.")]
+    looked_at: Annotated[int, Field(description="How many dead letters were looked at, the newest ones.")]
+    at_least: Annotated[bool, Field(description="True if there may be more than those.")]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSurvey:
+    """Dead letters that match a filter, before they are redriven or purged."""
+
+    counted: int  # `COUNTED` at most, among the oldest half a million
+    at_least: bool
+    first: tuple[DeadLetterSummary, ...]  # the oldest ten
+    newest_at: datetime | None  # the creation of the newest one, or later; None without a match
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveResult:
+    """Result of a request to redrive."""
+
+    redrive_id: Annotated[
+        UUID | None, Field(description="The redrive's id; null of a dry run, and if nothing matched.")
+    ]
+    matched: Annotated[
+        int, Field(description="How many matching dead letters had not been redriven before; counted to 10,000.")
+    ]
+    at_least: Annotated[
+        bool,
+        Field(
+            description="True if there may be more than `matched`: of many only the oldest half a million are counted."
+        ),
+    ]
+    first: Annotated[tuple[DeadLetterSummary, ...], Field(description="Of a dry run: the first ten.")] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeResult:
+    """Result of a purge."""
+
+    matched: Annotated[int, Field(description="How many dead letters matched; counted to 10,000.")]
+    at_least: Annotated[bool, Field(description="True if there may be more than `matched`.")]
+    first: Annotated[tuple[DeadLetterSummary, ...], Field(description="Of a dry run: the first ten.")] = ()
+    purged: Annotated[int, Field(description="How many were deleted.")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Redriving:
+    """A redrive with its progress."""
+
+    redrive_id: Annotated[UUID, Field(description="Its id.")]
+    state: Annotated[str, Field(description="`running`, `paused`, `finished` or `cancelled`.")]
+    kind: Annotated[str | None, Field(description="Only dead letters of this kind.")]
+    ids: Annotated[Sequence[int] | None, Field(description="Only these.")]
+    key: Annotated[str | None, Field(description="Only of this job.")]
+    status: Annotated[str | None, Field(description="Only of runs in this final state.")]
+    error_type: Annotated[str | None, Field(description="Only with this error type.")]
+    queue: Annotated[str | None, Field(description="Only of this queue.")]
+    lane: Annotated[str | None, Field(description="Only of this lane.")]
+    since_at: Annotated[datetime, Field(description="Only those created at this instant or later.")]
+    until_at: Annotated[datetime, Field(description="Only those created at this instant or before.")]
+    rate: Annotated[float | None, Field(description="Dead letters a second at most; null for no bound.")]
+    matched_count: Annotated[
+        int,
+        Field(description="How many matched at its acceptance; counted to 10,001, which means that there may be more."),
+    ]
+    redriven_count: Annotated[int, Field(description="How many were redriven so far.")]
+    rejected_count: Annotated[int, Field(description="How many could not be redriven so far.")]
+    rejections: Annotated[
+        Sequence[Mapping[str, object]], Field(description="The first hundred of these: `id` and `errors` of each.")
+    ]
+    reason: Annotated[str | None, Field(description="The reason of its request, pause or cancellation.")]
+    created_at: Annotated[datetime, Field(description="When it was accepted.")]
+    finished_at: Annotated[datetime | None, Field(description="When it was finished or cancelled.")]
+
+    @property
+    def processed(self) -> int:
+        """Dead letters that were redriven or rejected, of `matched_count`."""
+        return self.redriven_count + self.rejected_count
+
+    @property
+    def filters(self) -> DeadLetterFilter:
+        """The filter of the dead letters that it has not redriven."""
+        named = {name: getattr(self, name) for name in ("kind", "key", "status", "error_type", "queue", "lane")}
+        times = {"since": self.since_at, "until": self.until_at}
+        return {**named, **times, "ids": self.ids or None, "redriven": False}  # type: ignore[typeddict-item]
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveChange:
+    """Result of a pause, a resume or a cancellation."""
+
+    status: Annotated[str, Field(description="The redrive's state.")]
+    unchanged: Annotated[
+        bool, Field(description="True if its state did not allow the change, or it had been made already.")
+    ]

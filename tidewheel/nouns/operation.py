@@ -1,0 +1,292 @@
+"""An operation: a method of a noun whose signature is the only declaration of its parameters.
+
+Name, type, default and description of a parameter stand in the signature. Fields of a filter stand in one `TypedDict`,
+which the signature unpacks. Every door is derived from both: see `tidewheel/doors`. The client's method is the method
+itself: it refuses what its own declaration does not allow.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from datetime import datetime
+from functools import cached_property, wraps
+from inspect import Parameter as Argument
+from inspect import getdoc, isfunction, signature
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from pydantic import Field, create_model
+from pydantic.fields import FieldInfo
+
+from tidewheel.api_keys import Scope
+from tidewheel.errors import InvalidInput
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.validation import StrictModel, validate
+from tidewheel.postgres.notify import Channel
+from tidewheel.postgres.session import Conn
+
+M = TypeVar("M", bound=StrictModel)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DryRun = Annotated[bool, Field(description="Only count them, and return the first ten.")]
+
+
+class Call(Protocol):
+    """The circumstances of a call, which no signature has: tenant, database, audit log.
+
+    `control/client/connection.py` has the implementation.
+    """
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that it acts for."""
+        ...
+
+    def snapshot(self) -> AbstractContextManager[Conn]:
+        """Open a transaction that reads one snapshot."""
+        ...
+
+    def write(self, work: Callable[[Conn], T], /) -> T:
+        """Write in one transaction."""
+        ...
+
+    def record(
+        self, connection: Conn, action: str, changed: str, *,
+        objects: int = 1, adds_up: bool = False, reason: str | None = None,
+    ) -> None:  # fmt: skip
+        """Append a change to the audit log."""
+        ...
+
+    def notify(self, *channels: Channel) -> None:
+        """Wake services."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+class Noun:
+    """Operations on one noun."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+
+class InDoors(NamedTuple):
+    """The name of a parameter in all doors but Python, where it differs."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of an operation, or a field of its filter."""
+
+    name: str
+    kind: Any  # the annotation, with its metadata
+    default: object
+    filters: bool
+
+    @property
+    def spoken(self) -> str:
+        """Its name in the doors."""
+        return next((each.name for each in self.kind_metadata if isinstance(each, InDoors)), self.name)
+
+    @property
+    def kind_metadata(self) -> Sequence[object]:
+        """The metadata of its annotation."""
+        return cast("Sequence[object]", getattr(self.kind, "__metadata__", ()))
+
+    @property
+    def help(self) -> str:
+        """Its description."""
+        found = (each.description for each in self.kind_metadata if isinstance(each, FieldInfo))
+        return next(filter(None, found), "")
+
+    @property
+    def choices(self) -> Sequence[str]:
+        """The values that it may have, if they are listed."""
+        return [str(each) for kind in _parts(self.kind) if get_origin(kind) is Literal for each in get_args(kind)]
+
+    @property
+    def required(self) -> bool:
+        """True if it has no default."""
+        return self.default is Argument.empty
+
+    def accepts(self, kind: type) -> bool:
+        """Return True if a value of a type fits, of the elements for a sequence."""
+        return kind in _parts(self.kind)
+
+
+def _parts(kind: Any) -> set[object]:  # noqa: ANN401 - an annotation
+    return {kind, get_origin(kind)}.union(*map(_parts, get_args(kind)))
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation, as the doors see it."""
+
+    function: Callable[..., Any]
+    scope: Scope
+    route: str  # its method and path in REST
+    name: str  # in the OpenAPI document and in messages
+    python_only: Collection[str]  # parameters that no other door has
+    starts: str | None  # the path of the work that it starts, whose id its result names
+    danger: str | None  # the loss that nothing can undo, in a clause
+
+    @property
+    def verb(self) -> str:
+        """The name of its method."""
+        return self.function.__name__
+
+    @property
+    def summary(self) -> str:
+        """The first line of its docstring."""
+        return self.words.partition("\n")[0]
+
+    @property
+    def words(self) -> str:
+        """Its docstring without the list of its errors, which are a client's."""
+        return (getdoc(self.function) or "").partition("\n\nRaises:")[0]
+
+    @cached_property
+    def result(self) -> Any:  # noqa: ANN401 - an annotation
+        """The type of its result."""
+        return get_type_hints(self.function, include_extras=True)["return"]
+
+    @cached_property
+    def every_parameter(self) -> Sequence[Parameter]:
+        """The fields of its filter, then its other parameters."""
+        filters: list[Parameter] = []
+        others: list[Parameter] = []
+        hints = get_type_hints(self.function, include_extras=True)
+        for each in [*signature(self.function).parameters.values()][1:]:
+            if each.kind is Argument.VAR_KEYWORD:
+                names = get_type_hints(get_args(hints[each.name])[0], include_extras=True)
+                filters = [Parameter(name, kind, None, filters=True) for name, kind in names.items()]
+            else:
+                others.append(Parameter(each.name, hints[each.name], each.default, filters=False))
+        return [*filters, *others]
+
+    @cached_property
+    def parameters(self) -> Sequence[Parameter]:
+        """Its parameters in the doors."""
+        return [each for each in self.every_parameter if each.name not in self.python_only]
+
+    @property
+    def is_bulk(self) -> bool:
+        """True if it can count what it would change."""
+        return any(each.name == "dry_run" for each in self.parameters)
+
+    def call(self, noun: type[Noun], call: Call, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401 - its result
+        """Run it with arguments that a door has checked by `model_of`."""
+        return self.function(noun(call), **arguments)
+
+    @cached_property
+    def _checks(self) -> type[StrictModel]:
+        return model_of(self.verb, [(each.name, each) for each in self.every_parameter], StrictModel)
+
+    def checked(self, given: Mapping[str, object]) -> dict[str, Any]:
+        """Return arguments as declared; refuse others."""
+        found = checked(self._checks, given)
+        return {name: getattr(found, name) for name in given}
+
+
+def operation(
+    route: str,
+    name: str,
+    *,
+    scope: Scope,
+    python_only: Collection[str] = (),
+    starts: str | None = None,
+    danger: str | None = None,
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make an operation of a method; `Operation` has the meaning of the arguments."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        declared = Operation(function, scope, route, name, python_only, starts, danger)
+        bind = signature(function).bind
+        variable = (each.name for each in signature(function).parameters.values() if each.kind is Argument.VAR_KEYWORD)
+        filters = next(variable, None)
+
+        @wraps(function)
+        def method(*args: P.args, **kwargs: P.kwargs) -> T:
+            (_, noun), *given = bind(*args, **kwargs).arguments.items()
+            flat = {name: value for name, value in given if name != filters}
+            flat |= next((value for name, value in given if name == filters), dict[str, object]())
+            return function(noun, **declared.checked(flat))
+
+        vars(method)["operation"] = declared
+        return method
+
+    return decorate
+
+
+def operations(noun: type[Noun]) -> Mapping[str, Operation]:
+    """Return the operations of a noun by the names of their methods."""
+    found = {name: getattr(each, "operation", None) for name, each in vars(noun).items() if isfunction(each)}
+    return {name: each for name, each in found.items() if isinstance(each, Operation)}
+
+
+def model_of(title: str, named: Sequence[tuple[str, Parameter]], base: type[M], doc: str = "") -> type[M]:
+    """Return the model of some parameters by their names in a door."""
+    declared: dict[str, Any] = {name: (each.kind, ... if each.required else each.default) for name, each in named}
+    return create_model(title, __base__=base, __doc__=doc or None, **declared)
+
+
+def checked(model: type[M], given: Mapping[str, object]) -> M:
+    """Return what a caller has given, as a model.
+
+    Raises:
+        InvalidInput: It does not fit; `errors` names every problem.
+    """
+    try:
+        return validate(model, given)
+    except InvalidValue as error:
+        raise InvalidInput(error.errors) from error
+
+
+def as_document(found: object, declared: Operation) -> object:
+    """Return a result as the doors show it: a list is a field with the name of its noun."""
+    return {declared.route.rpartition("/")[2]: cast("object", found)} if isinstance(found, list) else found
+
+
+def field_values(record: object) -> dict[str, Any]:
+    """Return the fields of a record by their names."""
+    return {each.name: getattr(record, each.name) for each in fields(cast("Any", record))}
+
+
+class Found(Protocol):
+    """The result of a bulk operation, and of its dry run."""
+
+    @property
+    def matched(self) -> int:
+        """The number of matching things, counted up to a bound."""
+        ...
+
+    @property
+    def at_least(self) -> bool:
+        """True if there may be more."""
+        ...
+
+    @property
+    def first(self) -> Sequence[Any]:
+        """The first ten, after a dry run."""
+        ...
+
+
+Place = tuple[datetime, int]
+"""The place of a row in a list: its creation and its id."""
