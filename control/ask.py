@@ -13,6 +13,7 @@ from tidewheel.control.reads.job_keys import key_of_job
 from tidewheel.control.reads.run_detail import show_run
 from tidewheel.control.reads.runs import LOOKED_AT, RunSummary, find_short_id
 from tidewheel.errors import FieldError, Refused, UnknownDeadLetter, UnknownJob, UnknownRun
+from tidewheel.nouns.dead_letters.reads import show_dead_letter
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 

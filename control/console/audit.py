@@ -44,7 +44,7 @@ class AuditLogPage:
 
     template: ClassVar[str] = "audit.html"
     place: ClassVar[str] = "admin"
-    scope: ClassVar[Scope] = Scope.ADMIN
+    scope = Scope.ADMIN
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """List entries, the newest first: those of every tenant, unless the address names one."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import ClassVar, Literal
+from typing import Literal
 from uuid import UUID
 
 from starlette.exceptions import HTTPException
@@ -53,7 +53,7 @@ class ChangeBulk:
     """
 
     verb: Verb
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what the change stops, with the progress so far."""

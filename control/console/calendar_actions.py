@@ -109,7 +109,7 @@ def _words(form: Form, name: str) -> list[str]:
 class NewCalendar:
     """Create a calendar."""
 
-    scope: ClassVar[Scope] = Scope.WRITE
+    scope = Scope.WRITE
     most_bytes: ClassVar[int] = _MOST_BYTES
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
@@ -135,7 +135,7 @@ class NewCalendar:
 class PutCalendar:
     """Replace the days of a calendar."""
 
-    scope: ClassVar[Scope] = Scope.WRITE
+    scope = Scope.WRITE
     most_bytes: ClassVar[int] = _MOST_BYTES
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
@@ -173,7 +173,7 @@ class PutCalendar:
 class DeleteCalendar:
     """Delete a calendar that no job names."""
 
-    scope: ClassVar[Scope] = Scope.WRITE
+    scope = Scope.WRITE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what is deleted."""

@@ -143,7 +143,7 @@ class RunDoctor:
     """
 
     doctor: Doctor
-    scope: ClassVar[Scope] = Scope.ADMIN
+    scope = Scope.ADMIN
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what the checks do."""

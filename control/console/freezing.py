@@ -86,7 +86,7 @@ class ChooseFreezePage:
 class FreezeScope:
     """Freeze a scope."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Count what the freeze stops."""
@@ -150,7 +150,7 @@ class FreezeScope:
 class ThawScope:
     """End a freeze."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what starts again."""

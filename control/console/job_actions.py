@@ -1,7 +1,6 @@
 """Actions on one job: pause and resume."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from starlette.requests import Request
 
@@ -42,7 +41,7 @@ _LONGEST = 100  # characters of a reason in the address of an undo, which a cook
 class PauseJob:
     """Pause a job."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a pause stops."""
@@ -87,7 +86,7 @@ class PauseJob:
 class ResumeJob:
     """Resume a paused job."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what fires again."""

@@ -48,7 +48,7 @@ _CLOCK = "%a %d %b %H:%M"
 class TriggerJob:
     """Run a job once."""
 
-    scope: ClassVar[Scope] = Scope.WRITE
+    scope = Scope.WRITE
     most_bytes: ClassVar[int] = 2 * 1024 * 1024  # a payload of 256 KiB, percent-encoded
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
@@ -125,7 +125,7 @@ def _children(connection: Connection, caller: Caller, key: str) -> str:
 class DeleteJob:
     """Delete a job."""
 
-    scope: ClassVar[Scope] = Scope.WRITE
+    scope = Scope.WRITE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a deletion ends."""
@@ -177,7 +177,7 @@ def _cancelled(connection: Connection, key: str) -> str:
 class RestoreJob:
     """Submit the last version of a deleted job again."""
 
-    scope: ClassVar[Scope] = Scope.WRITE
+    scope = Scope.WRITE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return which version comes back."""
@@ -209,7 +209,7 @@ class RestoreJob:
 class RollBackJob:
     """Give a job the spec of an earlier version again; the address names it."""
 
-    scope: ClassVar[Scope] = Scope.WRITE
+    scope = Scope.WRITE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what the earlier version changes, and when it fires."""
@@ -250,7 +250,7 @@ class RollBackJob:
 class ReleaseJob:
     """Release a quarantined job."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return why it is quarantined."""
@@ -278,7 +278,7 @@ class ReleaseJob:
 class BackfillJob:
     """Run the occurrences of a past range: counted first, then made."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the fields of a range."""

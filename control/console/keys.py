@@ -43,7 +43,7 @@ class KeysPage:
 
     template: ClassVar[str] = "keys.html"
     place: ClassVar[str] = "admin"
-    scope: ClassVar[Scope] = Scope.ADMIN
+    scope = Scope.ADMIN
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """List keys, the newest first: those of every tenant, unless the address names one."""
@@ -70,7 +70,7 @@ class KeysPage:
 class NewKey:
     """Create a key. Its secret is in the answer alone: no cookie, no address and no later page has it."""
 
-    scope: ClassVar[Scope] = Scope.ADMIN
+    scope = Scope.ADMIN
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the fields of a key."""
@@ -106,7 +106,7 @@ class NewKey:
 class RevokeKey:
     """Revoke a key."""
 
-    scope: ClassVar[Scope] = Scope.ADMIN
+    scope = Scope.ADMIN
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a revocation ends."""

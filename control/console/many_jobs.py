@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field as PydanticField
 from starlette.requests import Request
@@ -42,7 +42,7 @@ class SelectedJobsQuery(TenantQuery):
 class PauseJobs:
     """Pause the jobs that are selected in a list."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return how many of them fire."""
@@ -76,7 +76,7 @@ class PauseJobs:
 class ResumeJobs:
     """Resume the jobs that are selected in a list."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return how many of them are paused."""

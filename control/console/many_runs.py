@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 from pydantic import BeforeValidator
@@ -61,7 +61,7 @@ class SelectedQuery(TenantQuery):
 class CancelRuns:
     """Cancel the runs that are selected in a list."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return which of them have started."""
@@ -112,7 +112,7 @@ class CancelRuns:
 class RetryRuns:
     """Retry the runs that are selected in a list."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return which of them have ended."""
@@ -185,7 +185,7 @@ class MatchingQuery(TenantQuery):
 class CancelMatching:
     """Cancel all open runs that match a filter."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Count them by a dry run."""

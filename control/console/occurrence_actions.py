@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import ClassVar
 
 from starlette.requests import Request
 
@@ -45,7 +44,7 @@ class OccurrenceQuery(TenantQuery):
 class SkipOccurrence:
     """Skip one occurrence."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the occurrence that will not fire."""
@@ -75,7 +74,7 @@ class SkipOccurrence:
 class MoveOccurrence:
     """Move one occurrence to another time."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the occurrence, and ask for its new time."""
@@ -105,7 +104,7 @@ class MoveOccurrence:
 class UnskipOccurrence:
     """Undo a skip or a move."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the occurrence that fires again."""

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import ClassVar
 from uuid import UUID
 
 from starlette.requests import Request
@@ -36,7 +35,7 @@ REASON = Field("reason", "Reason (optional)", help="Stored in the audit log.")
 class CancelRun:
     """Cancel an open run."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a cancel ends, and what it leaves."""
@@ -83,7 +82,7 @@ class RetryRun:
     """
 
     settings: ApiSettings
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what the new run has, or which attempt starts."""

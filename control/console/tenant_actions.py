@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from starlette.requests import Request
 
@@ -98,7 +98,7 @@ def _limits(form: Form) -> dict[str, Any]:
 class NewTenant:
     """Create a tenant."""
 
-    scope: ClassVar[Scope] = Scope.ADMIN
+    scope = Scope.ADMIN
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the fields of a tenant."""
@@ -122,7 +122,7 @@ class NewTenant:
 class LimitTenant:
     """Change the limits of a tenant."""
 
-    scope: ClassVar[Scope] = Scope.ADMIN
+    scope = Scope.ADMIN
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the limits beside the usage."""
@@ -165,7 +165,7 @@ class LimitTenant:
 class DeleteTenant:
     """Delete a tenant with all that it has."""
 
-    scope: ClassVar[Scope] = Scope.ADMIN
+    scope = Scope.ADMIN
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what a deletion removes."""
@@ -197,7 +197,7 @@ class DeleteTenant:
 class UndeleteTenant:
     """Take the deletion of a tenant back."""
 
-    scope: ClassVar[Scope] = Scope.ADMIN
+    scope = Scope.ADMIN
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what it keeps."""

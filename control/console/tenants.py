@@ -88,7 +88,7 @@ class TenantsPage:
 
     template: ClassVar[str] = "tenants.html"
     place: ClassVar[str] = "admin"
-    scope: ClassVar[Scope] = Scope.ADMIN
+    scope = Scope.ADMIN
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """List tenants with their usage; lead a key of one tenant to its own."""
@@ -122,7 +122,7 @@ class TenantPage:
 
     template: ClassVar[str] = "tenant.html"
     place: ClassVar[str] = "admin"
-    scope: ClassVar[Scope] = Scope.ADMIN
+    scope = Scope.ADMIN
 
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """Read the tenant, its usage and its periods."""

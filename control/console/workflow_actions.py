@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from starlette.requests import Request
 
@@ -27,7 +26,7 @@ from tidewheel.runs import OPEN
 class PauseWorkflow:
     """Release no further run of an occurrence."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what waits, and what goes on."""
@@ -55,7 +54,7 @@ class PauseWorkflow:
 class ResumeWorkflow:
     """Go on with a paused occurrence, or run the failed part of an ended one again."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the jobs that run again, and those that stay."""
@@ -100,7 +99,7 @@ class ResumeWorkflow:
 class CancelWorkflow:
     """Cancel the runs of an occurrence, and release no further one."""
 
-    scope: ClassVar[Scope] = Scope.OPERATE
+    scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return the runs that are cancelled, and the jobs that get none."""

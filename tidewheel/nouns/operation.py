@@ -227,7 +227,7 @@ def operation(
             (_, noun), *given = bind(*args, **kwargs).arguments.items()
             flat = {name: value for name, value in given if name != filters}
             flat |= next((value for name, value in given if name == filters), dict[str, object]())
-            return function(noun, **declared.checked(flat))
+            return cast("Callable[..., T]", function)(noun, **declared.checked(flat))
 
         vars(method)["operation"] = declared
         return method
