@@ -16,12 +16,7 @@ _PARAMETERS = 32  # of one sequence: more are ignored
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Text in one colour.
-
-    Args:
-        text: The text.
-        colour: Its class; None for the page's ink.
-    """
+    """Text in one colour; None is the page's ink."""
 
     text: str
     colour: str | None = None
@@ -29,10 +24,6 @@ class Span:
 
 def spans(line: str, colour: str | None = None) -> Iterator[Span]:
     r"""Yield the parts of a line, each in one colour.
-
-    Args:
-        line: The line.
-        colour: The colour at its begin.
 
     >>> list(spans("\x1b[1;31mfailed\x1b[0m: \x1b]0;title\x07no\x1b[2K disk"))
     [Span(text='failed', colour='red'), Span(text=': no disk', colour=None)]

@@ -23,8 +23,6 @@ class Line:
 
     Args:
         number: Its number, from the first byte that is stored.
-        text: Its begin.
-        rest: What is folded.
         folded: The number of characters that are folded.
         is_open: True if the attempt may still add to it.
     """
@@ -41,10 +39,8 @@ class Log:
     """The output of an attempt, or what it has written since a part of it was read.
 
     Args:
-        attempt: The attempt.
-        lines: The lines.
-        dropped_bytes: How many bytes before them are no longer stored.
-        left_out: How many lines before them are left out.
+        dropped_bytes: How many bytes before the lines are no longer stored.
+        left_out: How many lines before these are left out.
         end: The number of bytes before the next part, in all that the attempt has written.
         next_line: The number of the line with which the next part begins.
     """

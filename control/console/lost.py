@@ -19,8 +19,6 @@ class Lost(NamedTuple):
     """The thing that an address names.
 
     Args:
-        noun: Its kind.
-        name: Its name, to ask for.
         words: Whether it may be older than what is kept; empty where nothing is known.
     """
 

@@ -72,8 +72,6 @@ class KeyShown(NamedTuple):
     """A key as the frame of a page shows it: without its hash.
 
     Args:
-        name: Its name.
-        expires_at: When it expires.
         warns_at: The instant from which pages warn of that.
         expires_soon: True from then on.
     """
@@ -94,10 +92,7 @@ class Visitor(NamedTuple):
 
     Args:
         sign_in: Its sign-in; None where no key is needed, and before it signs in.
-        key: Its key.
-        tenant: The tenant of the page.
         many: True if it may name other tenants.
-        scopes: Its rights.
         frozen: The freezes that it sees, each with the parts of the address of its thaw.
     """
 
@@ -114,13 +109,7 @@ class Visitor(NamedTuple):
 
 
 class Renderer:
-    """Renders pages.
-
-    Args:
-        settings: The base path, and the name of the installation.
-        signer: Signs the tokens of forms.
-        needs_key: False where the API needs no keys.
-    """
+    """Renders pages; `needs_key` is false where the API needs no keys."""
 
     def __init__(self, settings: ApiSettings, signer: Signer, *, needs_key: bool) -> None:
         self._base, self._signer, self._needs_key = settings.api_base_path or "", signer, needs_key
@@ -154,16 +143,7 @@ class Renderer:
         headers: Mapping[str, str] | None = None,
         values: Mapping[str, object],
     ) -> Response:
-        """Return a page, with the cookie that its forms need if the browser has none.
-
-        Args:
-            request: The request.
-            template: The name of its template.
-            visitor: Its reader.
-            status: The HTTP status.
-            headers: Further headers.
-            values: The values of its template.
-        """
+        """Return a page, with the cookie that its forms need if the browser has none."""
         given = cookie_of(request, FORM_COOKIE)
         form_cookie = given or new_form_cookie()
         page_zone_name, zone = zone_of_page(request)
