@@ -37,12 +37,7 @@ async def answer(
     status: HTTPStatus = HTTPStatus.OK,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Run work on a thread, and return its result as JSON.
-
-    Raises:
-        Refused: The input is refused.
-        Unavailable: All threads are busy, or the database does not answer.
-    """
+    """Run work on a thread, and return its result as JSON; raise Unavailable if all threads are busy."""
     content = await call(workers, caller, lambda connection: encoded(work(connection)))
     return Response(content, status, dict(headers or {}), media_type="application/json")
 
@@ -80,11 +75,7 @@ def entity_tag(version: int) -> dict[str, str]:
 
 
 def idempotency_key(request: Request) -> str | None:
-    """Return the request_id that the caller has given.
-
-    Raises:
-        InvalidInput: It is no request_id.
-    """
+    """Return the request_id that the caller has given, or raise InvalidInput."""
     given = request.headers.get("idempotency-key")
     return None if given is None else as_key(given, "Idempotency-Key")
 
@@ -93,7 +84,6 @@ def expected_version(request: Request, *, creates: bool = False) -> int | None:
     """Return the version that the caller expects: 0 for none, None for any.
 
     Args:
-        request: The request.
         creates: True if the call creates a job that does not exist.
 
     Raises:

@@ -48,12 +48,7 @@ class BackfillList:
 
 @dataclass(frozen=True, slots=True)
 class BackfillsApi:
-    """Calls about existing backfills.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-    """
+    """Calls about existing backfills."""
 
     reads: Workers
     writes: Workers

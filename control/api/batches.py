@@ -73,12 +73,7 @@ class ChangedBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchesApi:
-    """Calls about batches.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-    """
+    """Calls about batches."""
 
     reads: Workers
     writes: Workers

@@ -54,13 +54,7 @@ async def read_document(
 
 
 async def read_body(request: Request, model: type[M]) -> M:
-    """Return the body as a model.
-
-    Raises:
-        InvalidInput: It does not fit the model; `errors` names every problem.
-        HTTPException: As `read_document`.
-        UnreadableBody: As `read_document`.
-    """
+    """Return the body as a model; raise InvalidInput with every problem if it does not fit."""
     document = await read_document(request)
     try:
         return validate(model, document)
@@ -72,14 +66,10 @@ async def read_verb(request: Request, kind: str, **fields: object) -> dict[str, 
     """Return the request of intake that a body and an address describe; the query has the tenant at most.
 
     Args:
-        request: The request.
-        kind: The type of intake's request.
         **fields: The fields that the address and the headers give.
 
     Raises:
         InvalidInput: The body has a field of these, or the query has one that is not documented.
-        HTTPException: As `read_document`.
-        UnreadableBody: As `read_document`.
     """
     read_query(request, TenantQuery)
     body = await read_document(request)
@@ -92,11 +82,7 @@ async def read_verb(request: Request, kind: str, **fields: object) -> dict[str, 
 
 @asynccontextmanager
 async def in_time() -> AsyncGenerator[None]:
-    """Refuse a body that does not come within ten seconds.
-
-    Raises:
-        HTTPException: It does not.
-    """
+    """Refuse a body that does not come within ten seconds."""
     try:
         async with asyncio.timeout(_SECONDS):
             yield

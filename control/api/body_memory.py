@@ -28,11 +28,7 @@ class BodyMemory:
         return Body(self, sharer, receive)
 
     def add(self, sharer: "Sharer", size: int) -> None:
-        """Count bytes, or no longer count them if `size` is negative.
-
-        Raises:
-            Overloaded: The sharer has more than its part.
-        """
+        """Count bytes, or take back a negative `size`; raise Overloaded beyond the sharer's part."""
         kind, whole = sharer.kind, sharer._replace(key=None)
         self._held[kind] += size
         for each in {whole, sharer}:
@@ -62,11 +58,7 @@ class Body:
         self._size = 0
 
     async def receive(self) -> Message:
-        """Return the next message of the request.
-
-        Raises:
-            Overloaded: The body takes more than its share.
-        """
+        """Return the next message of the request."""
         message = await self._receive()
         size = len(message.get("body", b""))
         self._size += size

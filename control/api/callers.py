@@ -23,15 +23,7 @@ from tidewheel.jobs.values import is_traceparent
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request.
-
-    Args:
-        tenant: The tenant of everything that the request reads and writes.
-        scopes: Its rights.
-        actor: Its name for the audit log.
-        all_tenants: True if it may name any tenant, and the whole installation.
-        traceparent: The trace context of the request.
-    """
+    """The sender of a request; with `all_tenants` it may name any tenant, and the whole installation."""
 
     tenant: str
     scopes: frozenset[Scope]
@@ -78,11 +70,7 @@ def ensure_all_tenants(found: Caller, needed: Scope = Scope.ADMIN) -> None:
 
 
 def ensure_shows_key(found: Caller) -> None:
-    """Refuse a new key to a caller without one: it would open the API for ever, also once that needs keys.
-
-    Raises:
-        HTTPException: The caller has shown no key.
-    """
+    """Refuse a new key to a caller without one: it would open the API for ever, also once that needs keys."""
     if found.actor.kind is ActorKind.LOCAL:
         detail = "a caller without a key makes none: run `tidewheel key create` on the installation's database"
         raise HTTPException(HTTPStatus.FORBIDDEN, detail)

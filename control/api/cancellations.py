@@ -42,12 +42,7 @@ class CancellationsPage:
 
 @dataclass(frozen=True, slots=True)
 class CancellationsApi:
-    """Calls about cancellations by filter.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-    """
+    """Calls about cancellations by filter."""
 
     reads: Workers
     writes: Workers

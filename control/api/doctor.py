@@ -27,12 +27,7 @@ _WAIT_SECONDS = 60.0  # for the end of the checks; then the answer has the diagn
 
 @dataclass(frozen=True, slots=True)
 class DoctorApi:
-    """Calls about the checks of doctor.
-
-    Args:
-        reads: The threads of reads.
-        doctor: The last diagnosis of this process.
-    """
+    """Calls about the checks of doctor."""
 
     reads: Workers
     doctor: Doctor

@@ -41,11 +41,7 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class FleetApi:
-    """Calls about the whole installation.
-
-    Args:
-        reads: The threads of reads.
-    """
+    """Calls about the whole installation."""
 
     reads: Workers
 

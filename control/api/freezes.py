@@ -68,12 +68,7 @@ class ChangedFreeze:
 
 @dataclass(frozen=True, slots=True)
 class FreezesApi:
-    """Calls about freezes.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-    """
+    """Calls about freezes."""
 
     reads: Workers
     writes: Workers

@@ -82,11 +82,7 @@ def first_day(month: str) -> date:
 
 @dataclass(frozen=True, slots=True)
 class JobTimesApi:
-    """Calls about the past and the future of a job.
-
-    Args:
-        reads: The threads of reads.
-    """
+    """Calls about the past and the future of a job."""
 
     reads: Workers
 

@@ -253,12 +253,7 @@ class BulkResults:
 
 @dataclass(frozen=True, slots=True)
 class JobsApi:
-    """Calls about jobs.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-    """
+    """Calls about jobs."""
 
     reads: Workers
     writes: Workers

@@ -69,14 +69,7 @@ def schema_of(kind: type[Any], mode: JsonSchemaMode = "serialization") -> dict[s
 
 
 def one_level(kind: type[Any], part: str, title: str, **others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a record with the fields of its part on the same level.
-
-    Args:
-        kind: The record.
-        part: The name of the part.
-        title: The name of the schema.
-        **others: The schemas of fields that are sent in another form.
-    """
+    """Return the schema of a record with its part's fields on the same level; `others` replace fields."""
     schema = schema_of(kind)
     definitions, properties = schema["$defs"], schema["properties"]
     inner = definitions.pop(properties.pop(part)["$ref"].rpartition("/")[2])
@@ -101,10 +94,7 @@ def body_of(
     of the client's release, and submitting it by another door would change it.
 
     Args:
-        model: The model of the body.
-        without: The fields of the address and the headers.
         title: The name of the schema; by default that of the model.
-        typed: The schemas of fields that another model reads.
     """
     schema = schema_of(model, "validation")
     schema["title"] = title or model.__name__
@@ -158,11 +148,7 @@ def in_query(model: type[BaseModel]) -> list[dict[str, Any]]:
 
 
 def hoist(value: object, schemas: dict[str, Any]) -> None:
-    """Make components of definitions, and of the schemas of contents that have a name.
-
-    Raises:
-        ValueError: Two schemas have one name.
-    """
+    """Make components of definitions, and of named schemas of contents; a name must be unique."""
     if (found := as_object(value)) is not None:
         for name, each in (as_object(found.pop("$defs", None)) or {}).items():
             hoist(each, schemas)

@@ -109,12 +109,7 @@ class AuditLogPage:
 
 @dataclass(frozen=True, slots=True)
 class KeysApi:
-    """Calls about keys and the audit log.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-    """
+    """Calls about keys and the audit log."""
 
     reads: Workers
     writes: Workers

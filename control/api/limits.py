@@ -81,12 +81,7 @@ class KeysInUsePage:
 
 @dataclass(frozen=True, slots=True)
 class LimitsApi:
-    """Calls about limits of concurrency keys.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-    """
+    """Calls about limits of concurrency keys."""
 
     reads: Workers
     writes: Workers

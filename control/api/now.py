@@ -94,12 +94,7 @@ class SlowestRuns:
 
 @dataclass(frozen=True, slots=True)
 class NowApi:
-    """Calls about the present of a tenant, and about its figures.
-
-    Args:
-        reads: The threads of reads.
-        shards: The number of shards of the installation.
-    """
+    """Calls about the present of a tenant, and about its figures."""
 
     reads: Workers
     shards: int

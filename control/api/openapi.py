@@ -73,23 +73,14 @@ def add_route(
     """Add a route with its documentation.
 
     Args:
-        router: Gets the route.
-        method: Its method.
-        path: Its path.
-        endpoint: Answers its requests.
         scope: The scope that its caller's API key needs; None for calls with other authorization.
         shows: The token that authorizes a call without an API key, if it needs one.
         answer: The type of its answer, or a JSON schema.
         example: An answer.
-        status: The status of success.
         also: Another status of success, with the same answer.
-        query: The model of its query.
-        body: The schema of its body.
         sent: A body.
-        content: The content types of its body.
         headers: The names of further request headers, each with a description.
         sets: The names of headers of its answer, each with a description.
-        media: The content type of its answer.
     """
     parameters = [_in_path(name) for name in _IN_PATH.findall(re.sub(r":\w+\}", "}", path))]
     if query is not None:

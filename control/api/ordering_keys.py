@@ -50,12 +50,7 @@ class BlockedKeysPage:
 
 @dataclass(frozen=True, slots=True)
 class OrderingKeysApi:
-    """Calls about ordering keys.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-    """
+    """Calls about ordering keys."""
 
     reads: Workers
     writes: Workers

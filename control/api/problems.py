@@ -99,15 +99,7 @@ def problem(
     errors: Sequence[FieldError] = (),
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return a problem document.
-
-    Args:
-        status: The HTTP status.
-        code: The code for programs; also the last part of `type`.
-        detail: A sentence for readers.
-        errors: The fields that do not fit.
-        headers: Headers of the response.
-    """
+    """Return a problem document; `code`, for programs, is also the last part of `type`."""
     content: dict[str, object] = {
         "type": f"urn:tidewheel:problem:{code}",
         "title": _TITLES.get(status, status.phrase),

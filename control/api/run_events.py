@@ -62,12 +62,7 @@ class EventsQuery(TenantQuery):
 
 @dataclass(slots=True)
 class RunEventsApi:
-    """Calls that stream the changes of runs.
-
-    Args:
-        reads: The threads of reads.
-        stop: Ends every stream.
-    """
+    """Calls that stream the changes of runs."""
 
     reads: Workers
     stop: Shutdown
@@ -124,10 +119,7 @@ class _Stream:
     """The position of one stream, used by one thread at a time; its memory is bounded.
 
     Args:
-        tenant: The tenant.
-        job: Only runs of this job.
         since: The end that the client has seen last.
-        turn: Whose it is.
         full: True if later ends can be read at once.
     """
 

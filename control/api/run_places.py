@@ -72,11 +72,7 @@ class RunWhere:
 
 
 def run_where(connection: Connection, settings: ApiSettings, tenant: str, run_id: UUID, *, kafka: bool) -> RunWhere:
-    """Return the places of a run.
-
-    Raises:
-        UnknownRun: The tenant has no run of this id.
-    """
+    """Return the places of a run, or raise UnknownRun."""
     run = show_run_anywhere(connection.snapshot, settings.archive, tenant, run_id)
     claims = claims_of(run)
     try:
@@ -126,12 +122,7 @@ def claims_of(run: RunDetail) -> tuple[ClaimMessage, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RunPlacesApi:
-    """Calls about the places of runs.
-
-    Args:
-        reads: The threads of reads.
-        settings: The archive, the brokers and the names of topics.
-    """
+    """Calls about the places of runs."""
 
     reads: Workers
     settings: ApiSettings

@@ -190,13 +190,7 @@ class RetriedRun:
 
 @dataclass(frozen=True, slots=True)
 class RunsApi:
-    """Calls about runs.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-        archive: The setting of the archive.
-    """
+    """Calls about runs."""
 
     reads: Workers
     writes: Workers

@@ -28,11 +28,7 @@ def _own() -> dict[bytes, str]:
 
 @dataclass(frozen=True, slots=True)
 class SchemasApi:
-    """Calls of consumers.
-
-    Args:
-        workers: The threads that look up schemas of other releases.
-    """
+    """Calls of consumers; `workers` look up schemas of other releases."""
 
     workers: Workers
     _known: dict[bytes, str] = field(default_factory=_own)

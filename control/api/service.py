@@ -88,11 +88,7 @@ class Api:
 
 
 def _listen(settings: ApiSettings) -> socket.socket:
-    """Return the listening socket.
-
-    Raises:
-        SettingsError: The address is not an address of this machine, or is in use.
-    """
+    """Return the listening socket."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             settings.api_host, settings.api_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

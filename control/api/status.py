@@ -19,12 +19,7 @@ from tidewheel.control.reads.status import FleetStatus, read_status
 
 @dataclass(frozen=True, slots=True)
 class StatusApi:
-    """The call about the fleet.
-
-    Args:
-        reads: The threads of reads.
-        shards: The number of shards of the installation.
-    """
+    """The call about the fleet."""
 
     reads: Workers
     shards: int

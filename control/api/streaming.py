@@ -17,7 +17,6 @@ class Places:
     Args:
         kind: The noun of them, in the plural.
         most: Of all; a tenant may have half of them.
-        of_key: Of one key.
     """
 
     def __init__(self, kind: str, most: int, of_key: int) -> None:
@@ -28,7 +27,6 @@ class Places:
         """Take a place; return what gives it back, once however often it is called.
 
         Args:
-            tenant: The tenant of the stream.
             key_id: The key of its client; None where no key is needed.
 
         Raises:

@@ -127,12 +127,7 @@ class ChangedTenant:
 
 @dataclass(frozen=True, slots=True)
 class TenantsApi:
-    """Calls about tenants.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-    """
+    """Calls about tenants."""
 
     reads: Workers
     writes: Workers
@@ -308,7 +303,6 @@ def _named(request: Request, caller: Caller) -> str:
 
     Raises:
         HTTPException: The key belongs to another tenant; the answer is the same whether this one exists or not.
-        UnknownTenant: The text is no name of a tenant.
     """
     name = str(request.path_params["tenant"])
     if not is_tenant(name):

@@ -75,13 +75,7 @@ class Turns(Generic[T]):
 
 
 class Turnstile:
-    """Turns at a limited rate, an address after the other.
-
-    Args:
-        apart_seconds: Between two turns.
-        saved_seconds: For which turns are saved.
-        most: The most that wait.
-    """
+    """Turns `apart_seconds` apart, an address after the other."""
 
     def __init__(self, *, apart_seconds: float, saved_seconds: float, most: int) -> None:
         self._apart, self._saved = apart_seconds, saved_seconds

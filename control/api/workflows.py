@@ -119,12 +119,7 @@ class Parents:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowsApi:
-    """Calls about occurrences of workflows.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-    """
+    """Calls about occurrences of workflows."""
 
     reads: Workers
     writes: Workers

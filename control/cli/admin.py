@@ -81,11 +81,7 @@ def migrate(
 
 
 def _read_passwords(folder: Path | None) -> dict[str, str]:
-    """Return the passwords in a folder, by service.
-
-    Raises:
-        InvalidInput: A file cannot be read, is empty, or is named after no service.
-    """
+    """Return the passwords in a folder, by service."""
     found: dict[str, str] = {}
     try:
         for file in sorted(folder.iterdir()) if folder else ():

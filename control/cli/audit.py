@@ -68,11 +68,7 @@ def audit(
 
 @contextmanager
 def _replacing(path: Path) -> Generator[TextIO]:
-    """Open a file that replaces another one when it is complete.
-
-    Raises:
-        InvalidInput: It cannot be written.
-    """
+    """Open a file that replaces another one when it is complete."""
     part = path.with_name(f"{path.name}.part")
     try:
         if path.is_dir():

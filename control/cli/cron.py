@@ -27,17 +27,7 @@ _MAX_SHOWN = 1000
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Expressions in words, with the instants that they match.
-
-    Args:
-        expressions: The expressions as parsed.
-        words: The meaning of each.
-        timezone: The zone of the clock.
-        dst_gap: The rule for a local time that the clock skips.
-        dst_overlap: The rule for a local time that occurs twice.
-        after: All instants are later than this.
-        occurrences: The instants in order.
-    """
+    """Expressions in words, with the instants that they match, all later than `after`."""
 
     expressions: tuple[str, ...]
     words: tuple[str, ...]
@@ -53,9 +43,7 @@ class Occurrence:
     """One instant, with the effects of clock changes on it.
 
     Args:
-        utc: The instant.
         local: The same instant on the zone's clock.
-        notes: A sentence for each effect.
         expressions: Those of several expressions that match it.
     """
 

@@ -35,11 +35,7 @@ MAX_VALUES = MAX_DOCUMENT_BYTES // 2  # of one job: a value takes two bytes of J
 
 
 def read_job(source: str) -> dict[str, object]:
-    """Return the job that a file describes; `-` is standard input.
-
-    Raises:
-        InvalidInput: As of `read_document`.
-    """
+    """Return the job that a file describes; `-` is standard input."""
     found = read_document(source, "write the job as an object: key, schedule, target")
     if not is_manifest(found):
         return found
@@ -56,7 +52,6 @@ def read_document(source: str, remedy: str) -> dict[str, object]:
     """Return the object that a file contains; `-` is standard input.
 
     Args:
-        source: The file.
         remedy: What to write if it is none.
 
     Raises:
@@ -159,11 +154,7 @@ class JobLoader(yaml.SafeLoader):
 
 
 def _constructed(loader: JobLoader, node: yaml.Node) -> object:
-    """Return the value of a node.
-
-    Raises:
-        ConstructorError: Its aliases make it longer than a request, or endless.
-    """
+    """Return the value of a node."""
     ensure_bounded(node)
     return cast("object", loader.construct_document(node))  # pyright: ignore[reportUnknownMemberType]
 
@@ -248,11 +239,7 @@ class Written(NamedTuple):
 
 
 def ensure_readable(source: str) -> None:
-    """Check that a file can be read, before any other file is applied.
-
-    Raises:
-        InvalidInput: It cannot be read.
-    """
+    """Check that a file can be read, before any other file is applied; raise InvalidInput if not."""
     if not Path(source).is_fifo():  # opening a pipe and closing it would break its writer
         with _opened(source):
             pass

@@ -150,11 +150,7 @@ def described(job: Mapping[str, object], flags: JobFlags) -> dict[str, object]:
 
 
 def without(job: Mapping[str, object], paths: list[str]) -> dict[str, object]:
-    """Return a job without some fields, so that their defaults apply; `labels.team` is one label.
-
-    Raises:
-        InvalidInput: The job does not set such a field.
-    """
+    """Return a job without some of its fields, which then have defaults; `labels.team` is one label."""
     changed = dict(job)
     for path in paths:
         first, _, rest = path.partition(".")
@@ -168,11 +164,7 @@ def without(job: Mapping[str, object], paths: list[str]) -> dict[str, object]:
 
 
 def read_payload(text: str) -> object:
-    """Return the JSON value of a flag, or of the file that it names after an @.
-
-    Raises:
-        InvalidInput: It is not JSON.
-    """
+    """Return the JSON value of a flag, or of the file that it names after an @; refuse what is not JSON."""
     try:
         return json.loads(read_bytes(text[1:], "--payload") if text.startswith("@") else text)
     except ValueError as error:

@@ -119,21 +119,13 @@ def checked_url() -> str:
 
 
 def check_replication(copies: int | None) -> None:
-    """Check the value of --replication.
-
-    Raises:
-        InvalidInput: No topic can have as many copies, as of the setting.
-    """
+    """Check the value of --replication, or raise InvalidInput."""
     if copies is not None and not 1 <= copies <= MOST_COPIES:
         refuse("--replication", f"{copies} is no number of copies", f"write 1 to {MOST_COPIES}; 3 in production")
 
 
 def read_labels(texts: Iterable[str]) -> dict[str, str]:
-    """Return the labels that `NAME=VALUE` texts name.
-
-    Raises:
-        InvalidInput: A text has no `=`.
-    """
+    """Return the labels that `NAME=VALUE` texts name; refuse a text without `=`."""
     labels: dict[str, str] = {}
     for each in texts:
         name, equals, value = each.partition("=")
@@ -149,7 +141,6 @@ def with_options(kind: type, argument: str) -> Callable[[Callable[..., None]], C
     Args:
         kind: A dataclass; each field is an option, annotated and with a default as typer requires. A field with
             the metadata `options`, annotations by name, receives the values of several options as a mapping.
-        argument: The command's argument that receives the dataclass.
     """
     hints = get_type_hints(kind, include_extras=True)
     groups: dict[str, Mapping[str, object]] = {

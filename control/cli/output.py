@@ -71,13 +71,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Cell]], *, spare: Sequence[str] = ()) -> None:
-    """Print rows in columns, or as records where the terminal is too narrow for ids and keys.
-
-    Args:
-        headings: The headings.
-        rows: The cells.
-        spare: Headings of columns that a narrow terminal may go without.
-    """
+    """Print rows in columns, or as records on a narrow terminal, which goes without `spare` columns first."""
     for line in table_lines(
         headings,
         rows,

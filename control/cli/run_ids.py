@@ -43,7 +43,6 @@ def _find(tenant: str, part: _Part) -> UUID:
 
     Raises:
         UnknownRun: The database has no such run; a run of the archive needs its whole id.
-        InvalidInput: Several runs have it.
     """
     from tidewheel.control.reads.runs import find_short_id  # here: a whole id needs no read
 

@@ -148,11 +148,7 @@ def raise_site(
 
 
 def _check_source(source: str, prefix: str | None) -> None:
-    """Check the names of the other site's brokers and topics, before a server is connected.
-
-    Raises:
-        InvalidInput: One of them cannot be such a name.
-    """
+    """Check the names of the other site's brokers and topics, before a server is connected."""
     for broker in source.split(","):
         found = _BROKER.fullmatch(broker)
         if found is None or not 0 < int(found["port"]) <= _LAST_PORT:

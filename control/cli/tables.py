@@ -53,11 +53,9 @@ def table_lines(
     """Yield the lines of a table.
 
     Args:
-        headings: The headings.
         rows: The cells; an instant is shown in whole seconds.
         columns: The terminal's width; None where there is no terminal.
         now: If given, instants of the day before and after are shown relative to it.
-        colour: True to colour headings and states.
         spare: Headings of columns that a narrow terminal may go without, the first one first.
 
     >>> list(table_lines(("key", "state"), [("daily", "active")], columns=80))
@@ -121,7 +119,6 @@ def fact_lines(
     Args:
         facts: The labels and values; a value may have several lines.
         columns: The terminal's width, at which sentences are folded; None where there is no terminal.
-        colour: True if states are coloured.
 
     >>> list(fact_lines([("error", "no such account here"), ("result", None)], columns=20))
     ['error  no such account', '       here']
@@ -190,10 +187,6 @@ def _layout(
     """Return the layout of some columns; None if they do not fit.
 
     Args:
-        headings: The headings.
-        texts: The cells of each row.
-        places: The columns.
-        columns: The terminal's width.
         below: True to move sentences below their rows.
         apart: True to move a few long cells to lines of their own.
     """

@@ -43,11 +43,7 @@ _PLACE = re.compile(r"(\S{20,40})/(\d{1,18})", re.ASCII)
 
 
 def read_place(text: str) -> tuple[datetime, int]:
-    """Parse the place of a row in a list: its instant and its id.
-
-    Raises:
-        InvalidInput: It is none.
-    """
+    """Parse the place of a row in a list: its instant and its id; raise InvalidInput if it is none."""
     if (found := _PLACE.fullmatch(text)) is None:
         refuse("--after", f"{text!r} is no place", "copy it from the last line of a page")
     return read_instant(found[1], "--after"), int(found[2])
@@ -59,11 +55,7 @@ def place_text(at: datetime, number: int) -> str:
 
 
 def read_duration(text: str, path: str) -> timedelta:
-    """Parse a duration; a bare number is seconds.
-
-    Raises:
-        InvalidInput: It names no duration.
-    """
+    """Parse a duration; a bare number is seconds. Raise InvalidInput for other texts."""
     try:
         return parse_duration(float(text) if SECONDS.fullmatch(text) else text)
     except InvalidValue as invalid:

@@ -16,7 +16,6 @@ def with_nearest(unknown: UnknownJob, option: str | None) -> Refused:
     """Return a refusal with a remedy for a reader of the command line.
 
     Args:
-        unknown: What was refused.
         option: The option that has the key, such as `--job`; None for an argument.
     """
     [error] = unknown.errors

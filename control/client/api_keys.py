@@ -70,7 +70,6 @@ class ApiKeys:
         Args:
             name: Shown in lists and in the audit log.
             scopes: Its rights: read, write, operate, admin, which has all of these; execute, for executors.
-            all_tenants: True for a key of all tenants.
             lifetime: The time after which it expires, by default a year; None for a key that never does.
             rate: Its requests a second; by default the setting of the API.
             queues: With the scope execute the queues of its executors; by default all.

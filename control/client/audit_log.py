@@ -25,8 +25,6 @@ class AuditLog:
         Args:
             all_tenants: True for the entries of all tenants, and of the whole installation.
             after: The `next` of the page before.
-            limit: How many at most.
-            **fits: Only the entries that fit all of these.
         """
         with self._connection.snapshot(all_tenants=all_tenants) as connection:
             tenant = None if all_tenants else self._connection.tenant

@@ -36,7 +36,6 @@ class Backfills:
         """Wait until a backfill is finished or cancelled; return it.
 
         Args:
-            backfill_id: The backfill.
             timeout: The most seconds to wait.
             on_progress: Called with the backfill twice a second.
 

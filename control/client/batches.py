@@ -49,7 +49,6 @@ class Batches:
         """Add runs to a batch; return False if it has all of them already.
 
         Args:
-            batch_id: The batch.
             runs: As in `submit`; `after` may also name runs that the batch has.
             from_run_id: A run of the batch that is under way; needed unless the batch is open.
             request_id: A repeated id returns the first answer.
@@ -68,7 +67,6 @@ class Batches:
         """Let an open batch end with its last run; return False if it is closed already.
 
         Args:
-            batch_id: The batch.
             request_id: A repeated id returns the first answer.
 
         Raises:
@@ -92,7 +90,6 @@ class Batches:
         """Go on after a pause, or run the failed part of an ended batch again; return False if it is open.
 
         Args:
-            batch_id: The batch.
             request_id: A repeated id is one resume.
 
         Raises:
@@ -130,7 +127,6 @@ class Batches:
         """Wait until a batch has ended; return it.
 
         Args:
-            batch_id: The batch.
             timeout: The most seconds to wait.
             on_progress: Called with the batch twice a second.
 

@@ -52,7 +52,6 @@ class Pending(NamedTuple):
     """Change of one job that a dry run finds.
 
     Args:
-        key: The job.
         change: `create` or `update`.
         fields: The fields of an update that differ; empty for a new job.
     """
@@ -67,10 +66,8 @@ class LoadResult:
     """Result of submitting jobs.
 
     Args:
-        created: How many were created.
         updated: How many have a new version.
         unchanged: How many did not change; of a bulk load, how many existed.
-        rejected: How many were rejected.
         problems: The first hundred errors, each with the place of the job.
         keys: The keys of the submitted jobs, or of the deleted ones; empty of a bulk load.
         pending: The changes that a dry run found.

@@ -24,10 +24,7 @@ class Calendars:
         """Create or replace a calendar; jobs that name it follow at once.
 
         Args:
-            name: The calendar's name.
-            days: Single days.
             weekdays: Days of every week, such as `SAT`.
-            source: The origin of the days, as text.
 
         Returns:
             True if the calendar has changed.

@@ -63,8 +63,6 @@ class TriggerOptions(TypedDict, total=False):
     Attributes:
         delay: The time to wait: a timedelta, seconds, or a text such as `5m`.
         run_at: The time of the run, instead of `delay`.
-        labels: Names and texts.
-        overlap: The overlap policy.
         concurrency_key: The key whose runs share places; the limit stays the job's, or one at once if it has none.
         ordering_key: The key whose runs start one after another. A failure blocks it, unless it is
             `{"key": ..., "on_failure": "skip"}`.
@@ -116,9 +114,7 @@ def enqueue(
     Args:
         connection: A psycopg connection to Tidewheel's database, with any row factory, or an SQLAlchemy session or
             connection over any driver. The caller commits it or rolls it back; on autocommit it is committed at once.
-        key: The job's key.
         payload: Any JSON value, in place of the job's own; bytes are passed unchanged.
-        tenant: The job's tenant.
         dedupe: Such as `{"key": ..., "window": "10m"}`: one run for the triggers with this key in a window.
         **options: Those of `TriggerOptions`.
 

@@ -13,7 +13,6 @@ class Scope(TypedDict, total=False):
 
     Attributes:
         scope: `fleet`, those of all tenants, or `tenant`, those of the client's tenant.
-        queue: Of this queue.
         labels: Of the tenant's jobs that have all of these labels.
         key_prefix: Of the tenant's jobs whose keys begin so.
     """
@@ -35,7 +34,6 @@ class Freezes:
 
         Args:
             reason: Shown until the thaw.
-            by: The name of the operator.
             **scope: At least one of scope, queue, labels and key_prefix.
 
         Returns:

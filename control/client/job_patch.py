@@ -33,8 +33,6 @@ def patch_job(
     """Apply a merge patch to a job.
 
     Args:
-        connection: The client's.
-        key: The job.
         patch: The fields to change; None resets one.
         if_version: Only while this is the current version. Without it a patch that another change overtakes is
             applied to the new version.

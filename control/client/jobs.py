@@ -30,17 +30,13 @@ class Jobs:
         """List a page of jobs, in the order of their keys.
 
         Args:
-            prefix: Only keys with this prefix.
             labels: Only jobs with all of these.
             paused: True for paused jobs only, False for all others.
             finished: True for jobs without a further occurrence only, False for all others.
             kind: Only schedules of this kind: `once`, `interval`, `fixed_delay`, `cron`, `manual` or `after`.
-            lane: Only jobs of this lane.
-            queue: Only jobs of this queue.
             quarantined: True for quarantined jobs only, False for all others.
             unwell: True for quarantined jobs and those that failed last.
             after: The `next_cursor` of the page before.
-            limit: How many at most.
         """
         with self._connection.snapshot() as connection:
             return list_jobs(

@@ -29,10 +29,8 @@ class LogPiece:
     """Output of one attempt, or its new output since the previous piece.
 
     Args:
-        attempt: Its number.
         outcome: Its outcome; None while it runs.
-        dropped_bytes: How many bytes before these are no longer stored.
-        output: The bytes.
+        dropped_bytes: How many bytes before `output` are no longer stored.
     """
 
     attempt: int
@@ -57,8 +55,6 @@ class _LogReader:
     """Reads a run's output, each byte once.
 
     Args:
-        tenant: The run's tenant.
-        run_id: The run.
         attempt: Only this attempt; None for all.
         after: The bytes of that attempt that were read before.
     """
@@ -76,11 +72,7 @@ class _LogReader:
         return self.state in FINAL or (attempt is not None and self.newest > cast("int", attempt))
 
     def read(self, connection: Conn) -> list[LogPiece]:
-        """Return a page of new output, the older attempts first; empty if there is none.
-
-        Raises:
-            UnknownRun: The tenant has no run of this id.
-        """
+        """Return a page of new output, the older attempts first; empty if there is none."""
         columns = {**self._columns, "read_attempt": self._attempt, "read_bytes": self._read}
         with connection.cursor(row_factory=class_row(_LogRow), binary=True) as cursor:
             rows = cursor.execute(_READ_LOGS, columns).fetchall()

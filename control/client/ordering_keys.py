@@ -38,7 +38,6 @@ class OrderingKeys:
 
         Args:
             after: `blocked_at` and `key` of the last one of the page before.
-            limit: How many at most.
 
         Raises:
             Unavailable: The database does not answer.

@@ -48,7 +48,6 @@ def cancel(connection: "Caller", run_id: UUID, *, reason: str | None = None, ten
         connection: As of `enqueue`.
         run_id: The run; it may be one that this transaction has enqueued.
         reason: Stored, and published with the run.
-        tenant: The run's tenant.
 
     Returns:
         The state in which the transaction sees the run. A terminal run does not change.

@@ -31,7 +31,6 @@ class Polling(Generic[T]):
 
     Args:
         name: The name of the work, such as `backfill`.
-        work_id: The work.
         timeout: The most seconds to wait.
         on_progress: Called with each result of a poll before the last.
     """

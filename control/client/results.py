@@ -17,7 +17,6 @@ class Job:
 
     Args:
         job_id: Derived from tenant and key.
-        version: The current version.
         unchanged: True if the request changed nothing.
         next_run_at: The next occurrence, if there is one and the job is not paused.
     """
@@ -65,13 +64,10 @@ class Run:
     """A run in its current state.
 
     Args:
-        run_id: Its id.
-        job_id: Its job.
         state: Its state; terminal when in `tidewheel.runs.FINAL`.
         attempt: The last attempt begun; 0 before the first.
         scheduled_at: The nominal instant.
         started_at: When the last attempt began.
-        finished_at: When it ended.
         reason: The reason of a skip or a cancellation, or the timeout that fired.
         error_type: The last error's type.
         error_message: The last error's text.

@@ -79,18 +79,12 @@ class Runs:
 
         Args:
             status: Only runs in this state; `scheduled` for queued ones that are not due yet.
-            key: Only this job's.
             labels: Only runs of jobs that have all of these labels now; needs `key` or `since`.
             run_labels: Only runs with all of these labels, their job's or a trigger's instead; needs `key` or `since`.
-            lane: Only runs of this lane.
-            queue: Only runs of this queue.
-            cause: Only runs of this cause.
-            concurrency_key: Only runs with this key.
             ordering_key: Only open runs with this key.
             since: From this instant on.
             until: Up to this instant.
             after: The `next_cursor` of the page before.
-            limit: How many at most.
 
         Raises:
             Refused: A filter does not fit, or there is no such job.
@@ -132,7 +126,6 @@ class Runs:
         """Wait until a run is terminal, and return it.
 
         Args:
-            run_id: The run.
             timeout: How long, as a timedelta or in seconds.
 
         Raises:
@@ -162,7 +155,6 @@ class Runs:
         """Create a new run of a terminal one: same payload, its job's current version.
 
         Args:
-            run_id: The terminal run.
             delay: How long the new run waits, as a timedelta or in seconds.
             request_id: A repeated id returns the same run.
 
@@ -180,8 +172,6 @@ class Runs:
         """Make the next attempt of a retrying run due now; its run, its number and its retry policy stay.
 
         Args:
-            run_id: The retrying run.
-            attempt: The number of the attempt: that of the run, plus one.
             request_id: A repeated id gets the first answer.
 
         Returns:
@@ -260,10 +250,6 @@ class Runs:
 
     def logs(self, run_id: UUID, attempt: int | None = None) -> Sequence[LogPiece]:
         """Return the stored output of a run's attempts, the oldest first; omit attempts without output.
-
-        Args:
-            run_id: The run.
-            attempt: Only this one.
 
         Raises:
             UnknownRun: The tenant has no run of this id.

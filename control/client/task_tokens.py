@@ -16,7 +16,6 @@ class TaskTokens:
         """Report that an attempt has succeeded.
 
         Args:
-            token: Its task token.
             result: Any JSON value, at most 64 KiB.
             request_id: A repeated id returns the first reply.
 
@@ -42,9 +41,7 @@ class TaskTokens:
         """Report that an attempt has failed; the job's retry policy decides on another one.
 
         Args:
-            token: Its task token.
             error_type: Compared with the job's `non_retryable`.
-            error_message: The error's text.
             permanent: Retry no more.
             request_id: A repeated id returns the first reply.
 
@@ -63,7 +60,6 @@ class TaskTokens:
         """Report that an attempt is alive.
 
         Args:
-            token: Its task token.
             progress: Its progress: any JSON value, at most 4 KiB.
             checkpoint: State for the next attempt to continue from: any JSON value, at most 64 KiB.
 

@@ -321,7 +321,6 @@ class Tenants:
         """Keep finished runs of a tenant for so many days; what is older goes day by day, once an hour.
 
         Args:
-            name: The tenant.
             days: The days, 1 to 3650; None for no period of its own.
             state: The state of the runs, or `any`.
 

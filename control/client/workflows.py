@@ -37,7 +37,6 @@ class Workflows:
         """Go on after a pause, or run the failed part again; return False if it is open.
 
         Args:
-            root_run_id: The run of its root.
             request_id: A repeated id is one resume.
 
         Raises:

@@ -44,8 +44,6 @@ class _Bins:
     """The bins of a window.
 
     Args:
-        words: The window in words.
-        bin: A bin in words.
         step: The length of a bin; None if it is a part of a local day.
         parts: The parts of a local day.
         behind: The number of bins up to now.
@@ -80,7 +78,6 @@ class Tick:
 
     Args:
         x: Its place, in percent.
-        text: The time.
         shift: The clock change of the day that begins here, from seven days on.
     """
 
@@ -96,9 +93,6 @@ class Axis:
     Args:
         edges: The begin of each bin, and the end of the last one.
         behind: The number of bins up to now, with that of now.
-        now: The present.
-        zone: The zone of its ticks.
-        window: The window, which names the bins and the ticks.
     """
 
     edges: Sequence[datetime]
@@ -170,9 +164,6 @@ def axis(window: Window, now: datetime, zone: tzinfo = UTC, *, whole: bool = Fal
     """Return the axis of a window.
 
     Args:
-        window: The window.
-        now: The present.
-        zone: The zone of its ticks.
         whole: True to begin with a shorter bin, so that a window of less than seven days begins its length before now.
 
     >>> hour = axis(Window.HOUR, datetime(2026, 11, 21, 22, 16, 10, tzinfo=UTC))

@@ -25,11 +25,7 @@ _FIRST, _LAST = 1970, 2199  # the years of schedules
 
 
 class CalendarQuery(TenantQuery):
-    """The parts of a calendar's address.
-
-    Attributes:
-        year: The year that is shown.
-    """
+    """The parts of a calendar's address."""
 
     year: Whole | None = None
 
@@ -95,11 +91,7 @@ class CalendarPage:
 
 
 def calendar_of_page(connection: Connection, caller: Caller, request: Request) -> CalendarDetail:
-    """Return the calendar that an address names.
-
-    Raises:
-        HTTPException: There is none.
-    """
+    """Return the calendar that an address names, or answer 404."""
     try:
         with connection.snapshot() as reading:
             return show_calendar(reading, caller.tenant, str(request.path_params["name"]))

@@ -21,12 +21,7 @@ FREELY = 100
 
 
 def bound(count: int, until: datetime) -> Sequence[Field]:
-    """Return the hidden fields that bind an action to what its dialog has counted.
-
-    Args:
-        count: The number of things that it shows.
-        until: The instant of the count.
-    """
+    """Return the hidden fields that bind an action to what its dialog has counted."""
     return (
         Field("counted", "", kind="hidden", value=str(count)),
         Field("counted_at", "", kind="hidden", value=format_timestamp(until)),
@@ -42,9 +37,7 @@ def ensure_as_shown(connection: Connection, form: Form, state: str, news: str) -
     """Refuse to change what is no longer as the dialog has shown it. A repeat gets its first reply.
 
     Args:
-        connection: The caller's.
         form: The form of the dialog; one without the field is of no dialog.
-        state: The state now.
         news: The sentence about it.
 
     Raises:
@@ -63,7 +56,6 @@ def confirmation(count: int, what: str = "") -> Sequence[Field]:
     """Return the field that asks for a number; none for a few things.
 
     Args:
-        count: The number.
         what: Its name, if a box of the dialog decides it; empty for the number itself.
     """
     if count <= FREELY:
@@ -81,11 +73,7 @@ def until_of(form: Form, now: datetime) -> datetime:
 
 
 def ensure_counted(form: Form, count: int) -> None:
-    """Refuse a change of more things than the dialog has counted.
-
-    Raises:
-        InvalidInput: There are more.
-    """
+    """Refuse a change of more things than the dialog has counted."""
     counted = counted_of(form)
     if counted is not None and count > counted:
         refuse("typed", f"{count:,} match now, and {counted:,} when they were counted", "read the new number")
@@ -100,10 +88,6 @@ def ensure_confirmed(form: Form, count: int) -> None:
     """Refuse a change of more than a hundred things without their number.
 
     The number may be that which the dialog showed: meanwhile there may be fewer.
-
-    Args:
-        form: The form of the dialog.
-        count: How many things match.
 
     Raises:
         InvalidInput: The number is missing, or is another one, or there are more things than it.

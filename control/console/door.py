@@ -35,11 +35,7 @@ def is_static(path: str) -> bool:
 
 
 class Door:
-    """The console's part of authorization.
-
-    Args:
-        settings: Base path, and whether the API needs keys.
-    """
+    """The console's part of authorization."""
 
     def __init__(self, settings: ApiSettings) -> None:
         self.needs_key = settings.api_token is not None

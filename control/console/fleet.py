@@ -37,12 +37,7 @@ _WAIT_SECONDS = 10.0  # for the checks of doctor before the page is shown withou
 
 
 class FleetQuery(TenantQuery):
-    """The parts of the page's address.
-
-    Attributes:
-        executor: The executor whose runs are shown.
-        find: Only executors whose name, queue or handler is this.
-    """
+    """The parts of the page's address; `find` is a name, a queue or a handler of executors."""
 
     executor: Text | None = None
     find: Text | None = None
@@ -53,8 +48,6 @@ class Row:
     """An executor with its runs.
 
     Args:
-        executor: The executor.
-        busy: How many of its slots have a run.
         version: Its release; None for one in another language.
         skew_seconds: Its clock minus the database's.
         is_unusual: True if it is silent, stopping, full or of another release than most.
@@ -85,12 +78,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class FleetPage:
-    """The fleet.
-
-    Args:
-        shards: The number of shards.
-        doctor: The last diagnosis of this process.
-    """
+    """The fleet."""
 
     shards: int
     doctor: Doctor
@@ -136,11 +124,7 @@ class FleetPage:
 
 @dataclass(frozen=True, slots=True)
 class RunDoctor:
-    """Run the checks of doctor.
-
-    Args:
-        doctor: The last diagnosis of this process.
-    """
+    """Run the checks of doctor."""
 
     doctor: Doctor
     scope = Scope.ADMIN

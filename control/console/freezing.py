@@ -49,11 +49,7 @@ _NARROW = ("queue", "labels", "key_prefix")
 
 
 class BackQuery(TenantQuery):
-    """The page that an operator comes from.
-
-    Attributes:
-        next: The address to go back to.
-    """
+    """The page that an operator comes from, and goes back to."""
 
     next: str | None = None
 

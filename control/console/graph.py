@@ -17,13 +17,7 @@ _SEEN = 540  # the height that is seen at once
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge as a path of SVG.
-
-    Args:
-        parent: The node that it leaves.
-        child: The node that it enters.
-        path: Its curves.
-    """
+    """An edge as a path of SVG."""
 
     parent: int
     child: int
@@ -35,8 +29,6 @@ class Drawing:
     """A graph with its places.
 
     Args:
-        width: The width of all.
-        height: The height of all.
         places: The left upper corner of each node.
         edges: The edges, by child and parent.
     """
@@ -62,11 +54,7 @@ class _Item:
 
 
 def layers_of(parents: Sequence[Sequence[int]]) -> list[int]:
-    """Return the layer of each node: the longest path to it.
-
-    Args:
-        parents: The parents of each node, which come before it.
-    """
+    """Return the layer of each node, the longest path to it; parents come before their children."""
     layers: list[int] = []
     for each in parents:
         layers.append(max((layers[parent] + 1 for parent in each), default=0))
@@ -74,11 +62,7 @@ def layers_of(parents: Sequence[Sequence[int]]) -> list[int]:
 
 
 def draw(parents: Sequence[Sequence[int]]) -> Drawing:
-    """Return the drawing of a graph.
-
-    Args:
-        parents: The parents of each node, which come before it.
-    """
+    """Return the drawing of a graph; parents come before their children."""
     items = [_Item(layer, HEIGHT) for layer in layers_of(parents)]
     chains = {(parent, child): _chain(items, parent, child) for child, each in enumerate(parents) for parent in each}
     layers: list[list[int]] = [[] for _ in range(max((each.layer for each in items), default=-1) + 1)]

@@ -125,21 +125,13 @@ def _next(coming: Upcoming, job: JobDetail) -> str:
 
 
 def _shown(connection: Connection, caller: Caller, key: str) -> JobDetail:
-    """Return a job.
-
-    Raises:
-        UnknownJob: There is none.
-    """
+    """Return a job."""
     with connection.snapshot() as reading:
         return show_job(reading, caller.tenant, key)
 
 
 def _unchanged(connection: Connection, caller: Caller, form: Form, request: Request) -> JobDetail:
-    """Return a job whose pause is as its dialog has shown it.
-
-    Raises:
-        InvalidInput: Another person has paused or resumed it.
-    """
+    """Return a job whose pause is as its dialog has shown it."""
     key = key_of_page(connection, caller, request)
     job = _shown(connection, caller, key)
     ensure_as_shown(connection, form, _state(job), _news(job))

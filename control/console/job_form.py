@@ -56,13 +56,10 @@ class Typed:
         base: The version that the text was made from; 0 for a new job.
         if_version: The version that saving expects; 0 for none.
         view: `form` or `json`.
-        texts: The texts of the form.
-        document: The text of the JSON view.
         under: What the form lacks, as JSON text, if it is not that of the base.
         paste: The text of the field for schedules of others.
         notes: What a pasted schedule was read as.
         errors: What was refused, with paths from the job.
-        check: What saving will do.
         lost: True if another change came first.
     """
 
@@ -82,13 +79,7 @@ class Typed:
 
 @dataclass(frozen=True, slots=True)
 class JobForms:
-    """The pages.
-
-    Args:
-        reads: The threads of reads.
-        writes: The threads of changes.
-        door: Sign-ins and the renderer.
-    """
+    """The pages."""
 
     reads: Workers
     writes: Workers

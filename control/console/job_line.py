@@ -35,11 +35,7 @@ class Mark:
     """A thing on the line.
 
     Args:
-        words: Its words.
-        href: Its page; None without one.
-        bar: Its bar.
         diamond: The middle of a lozenge, in percent.
-        family: The colour family of the lozenge.
         dots: The heights of a dot for each further attempt.
     """
 
@@ -56,13 +52,10 @@ class Line:
     """The drawing.
 
     Args:
-        size: Its heights.
         marks: The runs and the skips, and what comes.
         pauses: The hatched grounds, each with its words.
         versions: The places of new versions, each with its words.
-        ticks: The marks below the axis.
         now_x: The place of now; None if it is outside.
-        scale: The words of the scale.
         words: The sentence of the caption.
     """
 
@@ -93,11 +86,8 @@ def job_line(
     """Return the shapes of a timeline.
 
     Args:
-        along: The axis.
-        timeline: The job's past in the window.
         coming: The number of occurrences in each bin ahead.
         special: Occurrences to come, of which those that do not fire at their time are marked.
-        urls: Writes the links.
         address: Writes the address of the job's page with a query.
     """
     marks = [

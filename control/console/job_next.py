@@ -31,12 +31,7 @@ LIMITS = (10, 50, 100)
 
 
 class NextQuery(TenantQuery):
-    """Query of the page.
-
-    Attributes:
-        month: The month as YYYY-MM.
-        limit: The length of the list.
-    """
+    """Query of the page."""
 
     month: Month | None = None
     limit: Annotated[int, Field(ge=1, le=100), BeforeValidator(whole)] = 10

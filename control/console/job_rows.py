@@ -37,11 +37,9 @@ class Row:
         at: Its instant; of a span the first.
         state: The state of the run, or `skipped`.
         run_id: The run; None of a span.
-        attempt: The last attempt of the run.
         late: The time from its instant to the start of its first attempt, if it was written for that instant.
         took: The time of its last attempt.
         words: The error type, or the reason.
-        span: The span.
     """
 
     at: datetime

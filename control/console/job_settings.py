@@ -33,10 +33,8 @@ class Setting:
     """A setting.
 
     Args:
-        path: Its path in the job.
         value: Its value, or its default; empty without one.
         is_default: True if the job does not have it.
-        meaning: Its meaning in a sentence.
     """
 
     path: str

@@ -31,7 +31,6 @@ class Strip:
     Args:
         bars: From the oldest run on.
         words: The counts in words; they are shown if a run failed.
-        failed: The number of failures.
     """
 
     bars: Sequence[StripBar]

@@ -85,11 +85,8 @@ class Row:
     """A job of the list.
 
     Args:
-        job: The job.
-        schedule: Its schedule in words.
         held: The reason for which its timer does not fire.
         clock: Its next time on its own clock, if that is not UTC.
-        strip: Its last runs.
         last_at: When its last run began; before that, the time in the run's id: of a retry, that of the request.
     """
 

@@ -173,11 +173,7 @@ def _shown(connection: Connection, caller: Caller, request: Request) -> ApiKeySu
 
 
 def _body(form: Form) -> KeyBody:
-    """Return the key that a form describes.
-
-    Raises:
-        InvalidInput: A field does not fit.
-    """
+    """Return the key that a form describes."""
     rate, lifetime = text_of(form, "rate"), text_of(form, "lifetime")
     given: dict[str, object] = {
         "name": form.get("name", "").strip(), "scopes": [str(each) for each in _SCOPES if text_of(form, each)],

@@ -53,12 +53,8 @@ def list_view(
     """Return the view of a list.
 
     Args:
-        place: The name of the page.
-        query: Its filters.
         read: Reads the page of rows, and its cursor.
         errors: Those of filters that do not fit.
-        now: The database's clock.
-        urls: Writes the link of the next page.
         of_page: Values of the template that depend on the rows.
     """
     found: tuple[P, str | None] | Failed = Failed("") if errors else part(read)

@@ -42,10 +42,9 @@ class _Watcher:
     """One open page.
 
     Args:
-        topics: What it shows.
         key_id: The key of its reader; None where no key is needed.
         news: Set when one of the topics has changed, and it is this page's turn.
-        is_compared: True once a look has read them: its page may be older than that look.
+        is_compared: True once a look has read its topics: its page may be older than that look.
     """
 
     topics: frozenset[str]
@@ -70,12 +69,7 @@ class _Tenant:
 
 
 class Live:
-    """The streams of the console.
-
-    Args:
-        reads: The threads of streams.
-        stop: Ends every stream.
-    """
+    """The streams of the console."""
 
     def __init__(self, reads: Workers, stop: Shutdown) -> None:
         self._reads, self._stop = reads, stop

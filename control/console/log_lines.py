@@ -1,13 +1,13 @@
 """The lines of an attempt's output: numbered, in colours, with long ones folded and all of it bounded."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from markupsafe import Markup
 
 from tidewheel.control.client.logs import LogPiece
-from tidewheel.control.console.ansi import Span, spans
 from tidewheel.control.console.words import boxed
 
 LONGEST = 2_000
@@ -16,6 +16,15 @@ LONGEST = 2_000
 _LINES = 1_000  # in a page: the last ones
 _BOXES = 500  # control characters drawn with their numbers; further ones are drawn as one character
 
+COLOURS: Mapping[int, str] = {1: "red", 2: "green", 3: "yellow", 4: "blue", 5: "magenta", 6: "cyan"}
+"""The classes by the numbers of ANSI; black and white are the page's ink."""
+
+# Source: ECMA-48: CSI sequences, OSC and other strings up to their terminator, and escapes of two characters.
+_ESCAPE = re.compile(
+    r"\x1b\[(?P<parameters>[0-?]*)[ -/]*(?P<final>[@-~])|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
+)
+_PARAMETERS = 32  # of one sequence: more are ignored
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -23,8 +32,6 @@ class Line:
 
     Args:
         number: Its number, from the first byte that is stored.
-        text: Its begin.
-        rest: What is folded.
         folded: The number of characters that are folded.
         is_open: True if the attempt may still add to it.
     """
@@ -41,10 +48,8 @@ class Log:
     """The output of an attempt, or what it has written since a part of it was read.
 
     Args:
-        attempt: The attempt.
-        lines: The lines.
-        dropped_bytes: How many bytes before them are no longer stored.
-        left_out: How many lines before them are left out.
+        dropped_bytes: How many bytes before the lines are no longer stored.
+        left_out: How many lines before these are left out.
         end: The number of bytes before the next part, in all that the attempt has written.
         next_line: The number of the line with which the next part begins.
     """
@@ -82,6 +87,32 @@ def log_of(piece: LogPiece, *, after: int = 0, first: int = 1, is_over: bool = T
     return Log(piece.attempt, lines, dropped, left_out, end, first + len(given) - is_open)
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Text in one colour; None is the page's ink."""
+
+    text: str
+    colour: str | None = None
+
+
+def spans(line: str, colour: str | None = None) -> Iterator[Span]:
+    r"""Yield the parts of a line, each in one colour.
+
+    >>> list(spans("\x1b[1;31mfailed\x1b[0m: \x1b]0;title\x07no\x1b[2K disk"))
+    [Span(text='failed', colour='red'), Span(text=': no disk', colour=None)]
+    """
+    at, text = 0, ""
+    for found in _ESCAPE.finditer(line):
+        text += line[at : found.start()]
+        at = found.end()
+        if found["final"] == "m" and (following := _selected(found["parameters"], colour)) != colour:
+            if text:
+                yield Span(text, colour)
+            text, colour = "", following
+    if text := text + line[at:]:
+        yield Span(text, colour)
+
+
 class _Boxes:
     """Draws control characters, and counts them."""
 
@@ -117,3 +148,25 @@ def _markup(parts: Sequence[Span], boxes: _Boxes) -> Markup:
         for each in parts
     )
     return Markup("").join(made)
+
+
+def _selected(parameters: str, colour: str | None) -> str | None:
+    """Return the colour after a sequence that selects one."""
+    codes = [int(each) if each.isdecimal() and len(each) < 4 else 0 for each in re.split("[;:]", parameters)]
+    codes = codes[:_PARAMETERS]
+    at = 0
+    while at < len(codes):
+        code = codes[at]
+        if code in {38, 48}:  # a colour of 256 or of 16 million, of the text or of the ground
+            is_short = codes[at + 1 : at + 2] == [5]
+            if code == 38:
+                number = codes[at + 2] if is_short and at + 2 < len(codes) else 0
+                colour = COLOURS.get(number % 8) if number < 16 else None
+            at += 3 if is_short else 5
+            continue
+        if code in {0, 39}:
+            colour = None
+        elif code // 10 in {3, 9}:
+            colour = COLOURS.get(code % 10)
+        at += 1
+    return colour

@@ -27,12 +27,7 @@ _NONE = FieldError("job", "none of the selected jobs is there", "go back and sel
 
 
 class SelectedJobsQuery(TenantQuery):
-    """The jobs that are selected.
-
-    Attributes:
-        job: Their ids.
-        next: The list of which they are.
-    """
+    """The jobs that are selected."""
 
     next: str | None = None
     job: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()

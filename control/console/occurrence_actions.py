@@ -31,11 +31,7 @@ _REASON = Field("reason", "Reason (optional)", help="Stored with the occurrence 
 
 
 class OccurrenceQuery(TenantQuery):
-    """Query of these actions.
-
-    Attributes:
-        at: The occurrence's nominal instant.
-    """
+    """Query of these actions; `at` is the nominal instant."""
 
     at: Instant
 
@@ -173,12 +169,7 @@ def _clock(at: datetime) -> str:
 
 
 def _explained(connection: Connection, caller: Caller, request: Request) -> Explanation:
-    """Return the explanation of the occurrence.
-
-    Raises:
-        UnknownJob: There is no such job.
-        InvalidInput: The address names no instant.
-    """
+    """Return the explanation of the occurrence."""
     key, at = key_of_page(connection, caller, request), read_query(request, OccurrenceQuery).at
     with connection.snapshot() as reading:
         late = connection.installation.misfire_after

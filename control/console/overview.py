@@ -49,12 +49,7 @@ _PLACES: Mapping[str, str] = {
 
 
 class OverviewQuery(TenantQuery):
-    """The window and the stage of the overview's plots.
-
-    Attributes:
-        window: The time that they show.
-        stage: The stage of the plot of lateness.
-    """
+    """The window and the stage of the overview's plots."""
 
     window: Literal["1h", "6h", "24h", "7d"] = "1h"
     stage: Literal["claimed", "written", "ended"] = "claimed"
@@ -62,13 +57,7 @@ class OverviewQuery(TenantQuery):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The first steps of an installation, each done or not.
-
-    Args:
-        job: A job exists.
-        run: A run exists.
-        ended: One of the latest runs has ended.
-    """
+    """The first steps of an installation, each done or not."""
 
     job: bool
     run: bool
@@ -77,15 +66,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """The tide line for both widths, with its sentence and its table.
-
-    Args:
-        wide: For a screen.
-        narrow: For a phone.
-        words: The sentence.
-        total: The counts of the whole window.
-        coming_at_least: True if more jobs come due than are counted.
-    """
+    """The tide line for both widths; `coming_at_least` if more jobs come due than are counted."""
 
     wide: Tide
     narrow: Tide
@@ -96,11 +77,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class OverviewPage:
-    """The overview.
-
-    Args:
-        shards: The number of shards.
-    """
+    """The overview."""
 
     shards: int
     template: ClassVar[str] = "overview.html"

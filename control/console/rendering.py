@@ -1,6 +1,7 @@
-"""Turn a template and its values into a page: the frame around it, its headers, its cookies."""
+"""Turn a template and its values into a page: frame, headers, cookies, the words of one not found."""
 
 import gzip
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from functools import cached_property
@@ -8,7 +9,8 @@ from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
+from urllib.parse import unquote
+from uuid import UUID, uuid4
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
@@ -16,7 +18,6 @@ from starlette.responses import HTMLResponse, Response
 
 from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.console import json_view, words
-from tidewheel.control.console.lost import lost
 from tidewheel.control.console.sign_in import (
     DONE_COOKIE,
     FORM_COOKIE,
@@ -30,6 +31,8 @@ from tidewheel.control.console.sign_in import (
 )
 from tidewheel.control.console.urls import PATHS, Urls
 from tidewheel.control.reads.freezes import Freeze
+from tidewheel.ids import instant_of
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.settings.api import ApiSettings
 
 CONTENT_SECURITY_POLICY = (
@@ -58,6 +61,12 @@ _LONGEST_WORDS = 400
 _NO_ORIGIN = {PATHS[name] for name in ("overview", "freeze", "freeze_scope", "thaw", "sign_in")}  # no action leads back
 _FOREVER = "public, max-age=31536000, immutable"
 
+_THING = re.compile(r"/(jobs|runs|calendars|dead-letters|workflows|bulk/[a-z]+|admin/tenants|admin/keys)/([^/]+)")
+_NOUNS = {"jobs": "job", "runs": "run", "calendars": "calendar", "dead-letters": "dead letter", "workflows": "workflow",
+          "admin/tenants": "tenant", "admin/keys": "key"}  # fmt: skip
+_KEPT = "By default, finished runs are kept for 90 days. An archive may have older runs."
+_RUN_ID_VERSION = 8
+
 
 class StaticFile(NamedTuple):
     """A file below `/static/`, packed once: strangers read it without a turn."""
@@ -72,8 +81,6 @@ class KeyShown(NamedTuple):
     """A key as the frame of a page shows it: without its hash.
 
     Args:
-        name: Its name.
-        expires_at: When it expires.
         warns_at: The instant from which pages warn of that.
         expires_soon: True from then on.
     """
@@ -94,10 +101,7 @@ class Visitor(NamedTuple):
 
     Args:
         sign_in: Its sign-in; None where no key is needed, and before it signs in.
-        key: Its key.
-        tenant: The tenant of the page.
         many: True if it may name other tenants.
-        scopes: Its rights.
         frozen: The freezes that it sees, each with the parts of the address of its thaw.
     """
 
@@ -114,13 +118,7 @@ class Visitor(NamedTuple):
 
 
 class Renderer:
-    """Renders pages.
-
-    Args:
-        settings: The base path, and the name of the installation.
-        signer: Signs the tokens of forms.
-        needs_key: False where the API needs no keys.
-    """
+    """Renders pages; `needs_key` is false where the API needs no keys."""
 
     def __init__(self, settings: ApiSettings, signer: Signer, *, needs_key: bool) -> None:
         self._base, self._signer, self._needs_key = settings.api_base_path or "", signer, needs_key
@@ -154,16 +152,7 @@ class Renderer:
         headers: Mapping[str, str] | None = None,
         values: Mapping[str, object],
     ) -> Response:
-        """Return a page, with the cookie that its forms need if the browser has none.
-
-        Args:
-            request: The request.
-            template: The name of its template.
-            visitor: Its reader.
-            status: The HTTP status.
-            headers: Further headers.
-            values: The values of its template.
-        """
+        """Return a page, with the cookie that its forms need if the browser has none."""
         given = cookie_of(request, FORM_COOKIE)
         form_cookie = given or new_form_cookie()
         page_zone_name, zone = zone_of_page(request)
@@ -268,6 +257,44 @@ def is_secure(request: Request) -> bool:
     return request.headers.get("origin", "").startswith("https://") or request.url.scheme == "https"
 
 
+class Lost(NamedTuple):
+    """The thing that an address names.
+
+    Args:
+        words: Whether it may be older than what is kept; empty where nothing is known.
+    """
+
+    noun: str
+    name: str
+    words: str
+
+
+def lost(path: str) -> Lost | None:
+    """Return what an address names; None if it names no thing.
+
+    >>> lost("/jobs/a%2Fb/versions")
+    Lost(noun='job', name='a/b', words='')
+    >>> lost("/runs/019d3a1c-7f00-8123-8456-789abcdef012").words.partition(". ")[0]
+    'Its time is 2026-03-29T15:00:39.296000Z'
+    >>> lost("/nowhere")
+    """
+    found = _THING.match(path)
+    if found is None:
+        return None
+    noun, name = _NOUNS.get(found[1], "request"), unquote(found[2])
+    words = _age_of_run(name) if noun in {"run", "workflow"} else ""
+    return Lost(noun, name.removeprefix("id:"), words)
+
+
 def _read(path: Path) -> StaticFile:
     content = path.read_bytes()
     return StaticFile(content, gzip.compress(content, mtime=0), sha256(content).hexdigest()[:12], _TYPES[path.suffix])
+
+
+def _age_of_run(name: str) -> str:
+    try:
+        run_id = UUID(name)
+        at = instant_of(run_id)
+    except (ValueError, OverflowError):
+        return ""
+    return f"Its time is {format_timestamp(at)}. {_KEPT}" if run_id.version == _RUN_ID_VERSION else _KEPT

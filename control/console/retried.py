@@ -10,12 +10,7 @@ _PART = "It runs alone: to start the jobs after it, resume the workflow."
 
 
 def retried_lines(facts: Sequence[RetryFacts], noun: str) -> Sequence[str]:
-    """Return a sentence about each fact that some of these runs have.
-
-    Args:
-        facts: Of each run that gets a new one.
-        noun: What the dialog calls one.
-    """
+    """Return a sentence about each fact that some of these runs have; a run is called `noun`."""
     parts, retried = sum(each.is_part for each in facts), sum(each.retries > 0 for each in facts)
     still_open = count_open_retries(facts)
     part = agreed(parts, "is a part of a workflow", "are parts of workflows")

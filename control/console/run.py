@@ -62,11 +62,7 @@ class RunQuery(TenantQuery):
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """The page of a run.
-
-    Args:
-        settings: The archive, and the names of topics.
-    """
+    """The page of a run."""
 
     settings: ApiSettings
     template: ClassVar[str] = "run.html"

@@ -31,7 +31,6 @@ class LogQuery(TenantQuery):
     """Query of the output of an attempt.
 
     Attributes:
-        attempt: The attempt.
         after: The bytes that the reader has.
         line: The number of the line that comes next.
     """
@@ -42,11 +41,7 @@ class LogQuery(TenantQuery):
 
 
 def run_id_of(request: Request) -> UUID:
-    """Return the run that an address names.
-
-    Raises:
-        HTTPException: It names none.
-    """
+    """Return the run that an address names, or answer 404."""
     try:
         return UUID(str(request.path_params["run_id"]))
     except ValueError:
@@ -102,11 +97,7 @@ def more_of(urls: Urls, run_id: UUID, log: Log) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RawLog:
-    """The stored output of an attempt, byte for byte.
-
-    Args:
-        reads: The threads of reads.
-    """
+    """The stored output of an attempt, byte for byte."""
 
     reads: Workers
 

@@ -48,12 +48,9 @@ def about_job(
     """Return how a job is, and when it fires next.
 
     Args:
-        job: The job.
         latest: Its latest runs, the last one first.
         coming: Its next instants; None if they could not be read.
-        now: The database's clock.
         unfired: The occurrences of the time shown that did not fire.
-        more_unfired: True if there are more.
         resumption: What a resume of the paused job does; None if it is not paused.
     """
     coming_words = _coming(job, coming, now) if resumption is None else _meanwhile(resumption)

@@ -59,8 +59,6 @@ class SignIn:
     """A sign-in as a cookie shows it: it may have ended.
 
     Args:
-        key_id: The id of its key.
-        secret: Its secret.
         name: The person's own name for the audit log, which nothing verifies; known once the key has been read.
     """
 

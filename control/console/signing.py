@@ -31,8 +31,6 @@ class SignInPage:
     """The sign-in page.
 
     Args:
-        door: Sign-ins and the renderer.
-        keys: The check of API keys, the same as of Bearer keys.
         allows_plain_http: True if keys may be typed into pages that others can read on their way.
     """
 
@@ -70,11 +68,7 @@ class SignInPage:
         return self.door.renderer.guarded(answer)
 
     async def _check(self, request: Request, form: Mapping[str, str]) -> SignIn | str:
-        """Return the sign-in that begins now, or the reason why none does.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Return the sign-in that begins now, or the reason why none does."""
         if not self.allows_plain_http and _is_plain(request):
             return _PLAIN
         if (key := read_key(form.get("key", "").strip())) is None:

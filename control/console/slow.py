@@ -21,11 +21,7 @@ _RUNNING = 10
 
 
 class SlowQuery(TenantQuery):
-    """The time of the page of slow runs.
-
-    Attributes:
-        last: Only runs that ended within this time before now.
-    """
+    """The time of the page of slow runs: it has those that ended within it before now."""
 
     last: Literal["1h", "24h", "7d"] = "24h"
 

@@ -33,7 +33,6 @@ class Instant:
     """An instant of the job as it is, of the job as typed, or of both.
 
     Args:
-        at: The instant.
         now: On the clock of the job in force, if it fires then.
         then: On the clock of the job as typed, if it fires then.
         mark: `gone`, `new`, or empty.
@@ -66,10 +65,7 @@ class Check:
         zones: The zones of the job in force, None for a new one, and of the job as typed.
         instants: The next instants of both, in order.
         until: The end of their time, in words; empty for a new job.
-        changes: The fields that differ from the version in force.
         payload: The lines of the payload that differ, each with its sign.
-        effects: What happens to runs.
-        unchanged: True if nothing differs.
     """
 
     version: int
@@ -84,11 +80,7 @@ class Check:
 
 
 def check(connection: Connection, tenant: str, job: Job, in_force: JobDetail | None) -> Check:
-    """Return the effect of saving a job.
-
-    Raises:
-        Refused: A submit would be refused.
-    """
+    """Return the effect of saving a job; raise Refused where a submit would."""
     allowed, late = connection.installation.allow_lists, connection.installation.misfire_after
     with connection.snapshot() as reading:
         found = preview(reading, tenant, dict(job), _SHOWN, allow_lists=allowed, misfire_after=late)

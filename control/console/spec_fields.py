@@ -33,12 +33,9 @@ class SpecField:
 
     Args:
         path: Its place in the job, which is its name in the form.
-        label: Its label.
-        kind: How its text becomes a value.
         only: The kind of schedule or target that has it.
         options: Its values, if it is a choice.
         default: What holds while it is empty.
-        help: A line below it.
         meanings: What each of its values does, if it is a choice.
         rows: The lines of its text area; 0 for a single line.
     """

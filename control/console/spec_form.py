@@ -22,12 +22,7 @@ NOTHING = object()
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A job as it was typed.
-
-    Args:
-        job: The job that it describes, as far as it can be read.
-        errors: What cannot be read, with paths from the job.
-    """
+    """A job as it was typed, with what cannot be read: errors with paths from the job."""
 
     job: dict[str, object]
     errors: tuple[FieldError, ...] = ()

@@ -76,11 +76,7 @@ def _below(usage: TenantUsage, limits: Mapping[str, Any]) -> Sequence[FieldError
 
 
 def _limits(form: Form) -> dict[str, Any]:
-    """Return the limits that were typed; an empty one is lifted.
-
-    Raises:
-        InvalidInput: A text is no number.
-    """
+    """Return the limits that were typed; an empty one is lifted."""
     found: dict[str, Any] = {}
     wrong: list[FieldError] = []
     for name in _HELP:

@@ -33,11 +33,8 @@ class Gauge:
     """A usage beside its limit.
 
     Args:
-        name: The limit, as REST writes it.
-        label: What is counted.
         used: The usage; None where nothing counts it.
         limit: The limit; None for no bound.
-        unit: Behind the limit.
         has_ended: True if the deletion of the tenant has ended its limits.
     """
 

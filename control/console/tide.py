@@ -28,14 +28,7 @@ Link = Callable[[datetime, datetime], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The heights of a plot in pixels.
-
-    Args:
-        above: Above the axis.
-        below: Below it.
-        foot: For the ticks.
-        joined: The number of bins that one bar shows.
-    """
+    """The heights of a plot in pixels; one bar shows `joined` bins."""
 
     above: int
     below: int
@@ -99,11 +92,6 @@ class Column:
     """One bin with something in it.
 
     Args:
-        at: Its begin.
-        counts: Its counts.
-        words: Its time and its counts.
-        href: The list of its runs.
-        bars: Its bars.
         diamond: The middle of its lozenge, along the axis and from the top; None without one.
     """
 
@@ -120,11 +108,8 @@ class Tide:
     """A tide line.
 
     Args:
-        size: Its heights.
         columns: The bins with something in them, the earliest first.
         links: Bars that join neighbouring lozenges.
-        ticks: The marks below the axis.
-        now_x: The place of now.
         top: The words of the highest bar, and its place; None without a bar.
         moving: The bar of the runs under way, at the edge of now.
         frozen: The bars of the times in which a scope was frozen.
@@ -148,16 +133,7 @@ class Tide:
 def tide(
     along: Axis, bins: Sequence[Counts], size: Size, link: Link, *, running: int = 0, frozen: Sequence[Span] = ()
 ) -> Tide:
-    """Return the shapes of a tide line.
-
-    Args:
-        along: The axis.
-        bins: The counts of each of its bins.
-        size: The heights.
-        link: The address of a bin.
-        running: The runs under way.
-        frozen: The times in which a scope was frozen.
-    """
+    """Return the shapes of a tide line."""
     joined = _joined(along, bins, size.joined)
     most = max((max(counts.succeeded, counts.coming) for _, _, counts in joined), default=0)
     worst = max((counts.bad for _, _, counts in joined), default=0)

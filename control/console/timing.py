@@ -21,13 +21,9 @@ class Stage:
     """A stage of a run; its bar has places in percent of the axis.
 
     Args:
-        name: Its name.
         words: Its duration or its instant, and what came of it.
-        family: The colour family of its bar.
         shape: `bar`, `tick`, `hollow` for another clock than the database's, or `dotted` if not recorded.
         x: The left edge of its bar; None outside of the axis.
-        width: The width of its bar.
-        took: Its duration.
     """
 
     name: str
@@ -47,7 +43,6 @@ class Timing:
         stages: In the order of time.
         total: From its time to its end, or to now.
         slowest: The stage that took the longest, all of its name together; None if none has a duration.
-        slowest_took: Its duration.
         left_out: The number of earlier attempts without a row.
     """
 

@@ -32,7 +32,6 @@ class VersionsQuery(LimitQuery):
     """The query of the page.
 
     Attributes:
-        limit: How many versions.
         before: Only versions before this one.
         a: The first of two versions to compare.
         b: The second.
@@ -46,13 +45,7 @@ class VersionsQuery(LimitQuery):
 
 @dataclass(frozen=True, slots=True)
 class VersionRow:
-    """A version in the list.
-
-    Args:
-        version: The version.
-        by: Its author; None if the audit log has none.
-        changed: The fields that it changed, in words.
-    """
+    """A version in the list; `by` is None if the audit log has no author."""
 
     version: Version
     by: str | None

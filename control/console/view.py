@@ -25,8 +25,6 @@ class View:
     """The values of a page.
 
     Args:
-        values: By their names in the template.
-        status: The HTTP status.
         moved_to: The address of the page, if the request has another one.
         document: What is sent as JSON in place of a page.
     """
@@ -38,12 +36,7 @@ class View:
 
 
 class Page(Protocol):
-    """A page.
-
-    Attributes:
-        template: The name of its template.
-        place: Its place in the rail.
-    """
+    """A page."""
 
     template: ClassVar[str]
     place: ClassVar[str]
@@ -59,7 +52,6 @@ class Failed:
 
     Args:
         words: Why; empty if the page names the reason elsewhere.
-        refused: The errors of a refusal.
     """
 
     words: str

@@ -52,11 +52,7 @@ class WorkflowQuery(TenantQuery):
 
 
 def root_of(request: Request) -> UUID:
-    """Return the root's run that an address names.
-
-    Raises:
-        HTTPException: It names none.
-    """
+    """Return the root's run that an address names, or answer 404."""
     try:
         return UUID(str(request.path_params["root_run_id"]))
     except ValueError:

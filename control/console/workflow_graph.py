@@ -18,13 +18,7 @@ _ENDED = {str(each) for each in (*DEAD_LETTERED, RunState.SUCCEEDED, RunState.CA
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A node of the picture: a job, or several of one state below the same parents.
-
-    Args:
-        nodes: The jobs.
-        state: Their state.
-        name: What is written in it.
-    """
+    """A node of the picture: a job, or several of one state below the same parents."""
 
     nodes: Sequence[WorkflowNode]
     state: str
@@ -38,7 +32,6 @@ class Link:
     Args:
         when: The condition on the parent's end.
         is_met: False if the parent has ended, and not so.
-        path: Its curves.
     """
 
     when: str
@@ -51,9 +44,7 @@ class Picture:
     """A graph that can be drawn.
 
     Args:
-        drawing: The places.
         parts: The nodes, in the order of the places.
-        links: The edges.
         is_folded: True if a node has several jobs.
     """
 

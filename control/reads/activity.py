@@ -106,12 +106,7 @@ def read_activity(
     """Return the runs of a tenant that ended between the first and the last edge.
 
     Args:
-        connection: Reads the rows.
-        tenant: The tenant.
         edges: The begin of each bin, and the end of the last one, in ascending order.
-        stages: The stages whose lateness is read.
-        queue: Only runs of this queue.
-        lane: Only runs of this lane.
     """
     columns: dict[str, object] = {
         "tenant": tenant, "edges": list(edges), "look": LOOKED_AT, "queue": queue, "lane": lane,

@@ -56,7 +56,6 @@ class ApiKeyPage:
     """A page of keys, the newest first.
 
     Args:
-        keys: The keys.
         next: The place behind the last one, if there may be more.
     """
 
@@ -65,11 +64,7 @@ class ApiKeyPage:
 
 
 def show_api_key(connection: Conn, tenant: str | None, key_id: str) -> ApiKeySummary:
-    """Return a key of a tenant, or of any.
-
-    Raises:
-        UnknownApiKey: There is none.
-    """
+    """Return a key of a tenant, or of any; raise UnknownApiKey if there is none."""
     with connection.cursor(row_factory=class_row(ApiKeySummary), binary=True) as cursor:
         found = cursor.execute(_SHOW_API_KEY, {"tenant": tenant, "key_id": key_id}).fetchone()
     if found is None:
@@ -83,10 +78,8 @@ def list_api_keys(
     """Return a page of the keys of a tenant, or of all.
 
     Args:
-        connection: The reader's.
         tenant: The tenant; `*` for keys of all tenants, None for every key.
         after: The place behind the last key of the page before.
-        limit: How many at most.
     """
     at, key_id = after or (_LATEST, "")
     columns: dict[str, object] = {"tenant": tenant, "before_at": at, "before_id": key_id, "limit": limit}

@@ -29,7 +29,6 @@ class AuditFilter(TypedDict, total=False):
     Attributes:
         since: From this instant on.
         until: Before this instant.
-        actor: By this actor, this named person or the key of this id.
         object: Of this object, such as `job/nightly`.
         action: Of this action, such as `job.submit`.
         door: By this door, such as `rest`.
@@ -91,7 +90,6 @@ class AuditPage:
     """A page of the audit log.
 
     Args:
-        entries: The entries that fit.
         next: The place at which the next page begins; None at the end. A page may be empty and have one.
     """
 
@@ -105,11 +103,8 @@ def list_audit_log(
     """Return a page of the audit log, the newest first.
 
     Args:
-        connection: The reader's.
         tenant: The tenant; None for all of them.
         after: The `next` of the page before.
-        limit: How many at most.
-        **fits: Only the entries that fit all of these.
     """
     indexed = {"object"} if tenant is not None else set[str]()
     is_filtered = any(fits.get(name) for name in {"actor", "object", "action", "door"} - indexed)

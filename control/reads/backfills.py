@@ -123,12 +123,6 @@ class BackfillProgress:
 def backfills(connection: Conn, tenant: str, key: str | None = None, *, limit: int = 100) -> list[BackfillSummary]:
     """Return a tenant's backfills, or those of one job, the newest first.
 
-    Args:
-        connection: Reads the rows.
-        tenant: The tenant.
-        key: Only this job's.
-        limit: How many at most.
-
     Raises:
         InvalidInput: There is no such tenant.
         UnknownJob: There is no such job and never was one.
@@ -142,11 +136,7 @@ def backfills(connection: Conn, tenant: str, key: str | None = None, *, limit: i
 
 
 def backfill(connection: Conn, tenant: str, backfill_id: UUID) -> BackfillProgress:
-    """Return one backfill.
-
-    Raises:
-        UnknownBackfill: The tenant has no backfill of this id.
-    """
+    """Return one backfill, or raise UnknownBackfill."""
     columns = {"tenant": tenant, "backfill_id": backfill_id}
     with connection.cursor(row_factory=class_row(BackfillSummary), binary=True) as cursor:
         summary = cursor.execute(_SHOW_BACKFILL, columns).fetchone()

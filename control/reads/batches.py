@@ -119,10 +119,7 @@ def batches(connection: Conn, tenant: str, *, after: UUID | None = None, limit: 
     """Return a page of a tenant's batches, the newest first.
 
     Args:
-        connection: Reads the rows.
-        tenant: The tenant.
         after: The last batch of the page before.
-        limit: How many at most.
 
     Raises:
         InvalidInput: There is no such tenant.
@@ -137,9 +134,6 @@ def batch(connection: Conn, tenant: str, batch_id: UUID, *, limit: int = 1000) -
     """Return one batch with its runs.
 
     Args:
-        connection: Reads the rows.
-        tenant: The tenant.
-        batch_id: The batch.
         limit: How many runs at most.
 
     Raises:

@@ -21,13 +21,10 @@ class CalendarSummary:
     """A calendar as lists show it.
 
     Args:
-        name: Unique in its tenant.
         version: Raised by every change.
         days: How many single days it has.
         weekdays: Days of every week, such as `SAT`.
         jobs: How many jobs name it.
-        source: The origin of its days.
-        updated_at: When it was last changed.
     """
 
     name: str
@@ -44,14 +41,11 @@ class CalendarDetail:
     """A calendar with its days.
 
     Args:
-        name: Unique in its tenant.
         version: Raised by every change.
         days: Single days, ascending.
         weekdays: Days of every week, such as `SAT`.
         jobs: How many jobs name it.
         keys: The first hundred of their keys.
-        source: The origin of its days.
-        updated_at: When it was last changed.
     """
 
     name: str
@@ -65,22 +59,14 @@ class CalendarDetail:
 
 
 def list_calendars(connection: Conn, tenant: str) -> list[CalendarSummary]:
-    """Return the calendars of a tenant, by name.
-
-    Raises:
-        InvalidInput: There is no such tenant.
-    """
+    """Return the calendars of a tenant, by name; raise InvalidInput if there is no such tenant."""
     require_tenant(connection, tenant)
     with connection.cursor(row_factory=class_row(CalendarSummary), binary=True) as cursor:
         return cursor.execute(_LIST_CALENDARS, {"tenant": tenant}).fetchall()
 
 
 def show_calendar(connection: Conn, tenant: str, name: str) -> CalendarDetail:
-    """Return one calendar.
-
-    Raises:
-        UnknownCalendar: The tenant has no calendar of this name.
-    """
+    """Return one calendar, or raise UnknownCalendar."""
     with connection.cursor(row_factory=class_row(CalendarDetail), binary=True) as cursor:
         found = cursor.execute(_SHOW_CALENDAR, {"tenant": tenant, "name": name}).fetchone()
     if found is None:

@@ -28,7 +28,6 @@ class MatchingRuns(NamedTuple):
     """The open runs that a cancellation would end, without those whose cancel is accepted already.
 
     Args:
-        matched: Their number.
         at_least: True if there may be more.
     """
 
@@ -42,12 +41,7 @@ class CancelFilter(TypedDict, total=False):
     At least one field other than the last two is required.
 
     Attributes:
-        key: Of this job.
         labels: Of the jobs that have all of these labels now.
-        queue: Of this queue.
-        lane: Of this lane.
-        handler: Of this handler.
-        cause: Of this cause.
         created_before: Created before this instant; by default now.
         include_started: True (the default) to cancel started runs too.
     """
@@ -104,8 +98,6 @@ def count_matching(connection: Conn, request: RunsCancel, *, look: int | None = 
     """Return how many open runs a cancellation would end, without those whose cancel is accepted already.
 
     Args:
-        connection: Reads the rows.
-        request: The cancellation.
         look: How many open runs to look at; None for all of them.
 
     Raises:
@@ -131,10 +123,7 @@ def cancellations(connection: Conn, tenant: str, *, after: int | None = None, li
     """Return a page of a tenant's cancellations, the newest first.
 
     Args:
-        connection: Reads the rows.
-        tenant: The tenant.
         after: The last cancellation of the page before.
-        limit: How many at most.
 
     Raises:
         InvalidInput: There is no such tenant.
@@ -146,11 +135,7 @@ def cancellations(connection: Conn, tenant: str, *, after: int | None = None, li
 
 
 def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellation:
-    """Return one cancellation.
-
-    Raises:
-        UnknownCancellation: The tenant has no cancellation of this id.
-    """
+    """Return one cancellation, or raise UnknownCancellation."""
     with connection.cursor(row_factory=class_row(Cancellation), binary=True) as cursor:
         found = cursor.execute(_READ_CANCELLATION, {"id": number, "tenant": tenant}).fetchone()
     if found is None:

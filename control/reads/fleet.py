@@ -103,13 +103,7 @@ def count_runs(connection: Conn) -> dict[UUID, int]:
 
 @dataclass(frozen=True, slots=True)
 class AbleExecutors:
-    """The live executors that can run a handler of a queue.
-
-    Args:
-        executors: Each of them.
-        busy: Their slots in use.
-        slots: All their slots.
-    """
+    """The live executors that can run a handler of a queue."""
 
     executors: Sequence[ExecutorSummary]
     busy: int

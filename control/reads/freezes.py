@@ -109,14 +109,7 @@ def _in_words(parts: Iterable[str]) -> str:
 
 
 class FreezeChange(NamedTuple):
-    """A freeze or a thaw as the audit log has it.
-
-    Args:
-        at: Its instant.
-        begins: True for a freeze.
-        object: The scope, such as `freeze/queue=reports`.
-        by: The operator.
-    """
+    """A freeze or a thaw as the audit log has it; a scope is such as `freeze/queue=reports`."""
 
     at: datetime
     begins: bool
@@ -175,8 +168,6 @@ def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> l
     """Return the standing freezes of a tenant and of the fleet, the oldest first.
 
     Args:
-        connection: The reader's.
-        tenant: The tenant.
         counts_all: False to count only this tenant's runs and jobs under a freeze of the fleet.
     """
     columns: dict[str, object] = {
@@ -263,11 +254,8 @@ def count_freezable(
     """Count the runs of a scope among the first 20,000 open ones.
 
     Args:
-        connection: Reads the rows.
         tenant: The tenant; None for all of them.
-        queue: Only runs of this queue.
         labels: Only runs of jobs that have all of these labels.
-        key_prefix: Only runs of jobs whose keys begin so.
     """
     columns: dict[str, object] = {
         "tenant": tenant, "queue": queue, "labels": Jsonb(dict(labels)) if labels else None, "key_prefix": key_prefix,
@@ -279,14 +267,7 @@ def count_freezable(
 
 
 def freezes_of(connection: Conn, tenant: str, job_id: UUID, queue: str | None = None) -> tuple[Freeze, ...]:
-    """Return the standing freezes that name runs of a job, the oldest first.
-
-    Args:
-        connection: The reader's.
-        tenant: The job's tenant.
-        job_id: The job.
-        queue: The queue of the runs; None for that of the job's current version.
-    """
+    """Return the standing freezes of a job's runs, the oldest first; by default in its current queue."""
     columns: dict[str, object] = {"tenant": tenant, "queue": queue, "job_id": job_id}
     with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
         return tuple(cursor.execute(_FIND_FREEZES_OF, columns))

@@ -118,9 +118,6 @@ def job_statistics(connection: Conn, tenant: str, key: str, days: int = 30) -> J
     """Return the counts of the last days of a job, also of one that was removed.
 
     Args:
-        connection: Reads the rows.
-        tenant: The tenant.
-        key: The job's key.
         days: How many days back from today; today is not counted yet.
 
     Raises:

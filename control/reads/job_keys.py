@@ -23,11 +23,7 @@ class SelectedJob(NamedTuple):
 
 
 def key_of_job(connection: Conn, tenant: str, job_id: UUID) -> str:
-    """Return the key of a job, deleted or not.
-
-    Raises:
-        UnknownJob: The tenant has no job of this id.
-    """
+    """Return the key of a job, deleted or not, or raise UnknownJob."""
     row = connection.execute(_FIND_JOB_KEY, {"job_id": job_id, "tenant": tenant}).fetchone()
     if row is None:
         raise UnknownJob(tenant, f"id:{job_id}")

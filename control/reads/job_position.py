@@ -37,11 +37,7 @@ class JobPosition:
 
 
 def read_job_position(connection: Conn, tenant: str, key: str) -> JobPosition:
-    """Read the state of a job, deleted or not, and of its timer.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
-    """
+    """Read the state of a job, deleted or not, and of its timer; UnknownJob if there never was one."""
     with connection.cursor(row_factory=class_row(JobPosition), binary=True) as cursor:
         found = cursor.execute(_READ_JOB_POSITION, {"job_id": job_id(tenant, key)}).fetchone()
     if found is None:

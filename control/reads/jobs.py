@@ -107,7 +107,6 @@ class JobPage:
     """Jobs in the order of their keys.
 
     Args:
-        jobs: The page.
         next_cursor: The key to continue after; None on the last page.
         total: How many all pages have, or a lower bound.
         at_least: True if there may be more than `total`.
@@ -172,20 +171,13 @@ def list_jobs(
     A page looks at 20,000 jobs at most. With a filter that few match, it may be short, or empty, and have a cursor.
 
     Args:
-        connection: Reads the rows.
-        tenant: The tenant.
-        prefix: Only keys with this prefix.
         labels: Only jobs with all of these.
         paused: True for paused jobs only, False for all others.
         finished: True for jobs without a further occurrence only, False for all others.
-        kind: Only schedules of this kind.
-        lane: Only jobs of this lane.
-        queue: Only jobs of this queue.
         quarantined: True for quarantined jobs only, False for all others.
         unwell: True for quarantined jobs, and those of the newest 500 failures whose last run within 7 days failed.
         occurs: True for jobs whose schedule has a further occurrence only: no manual ones.
         after: Begin after this key.
-        limit: How many at most.
 
     Raises:
         InvalidInput: There is no such tenant.

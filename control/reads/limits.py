@@ -98,10 +98,7 @@ def list_limits(connection: Conn, tenant: str, *, after: str | None = None, limi
     """Return a page of a tenant's limits: those of keys by key, then those of prefixes.
 
     Args:
-        connection: The reader's.
-        tenant: The tenant.
         after: The last one of the page before.
-        limit: How many at most.
 
     Raises:
         UnknownTenant: There is no such tenant.
@@ -128,11 +125,7 @@ def list_keys(
     """Return a page of a tenant's keys in use, by key.
 
     Args:
-        connection: The reader's.
-        tenant: The tenant.
-        prefix: Only keys that begin so.
         after: The last one of the page before.
-        limit: How many at most.
 
     Raises:
         UnknownTenant: There is no such tenant.

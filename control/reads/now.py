@@ -89,9 +89,6 @@ def read_now_of(
     """Return the present of a tenant.
 
     Args:
-        connection: Reads the rows.
-        tenant: The tenant.
-        shards: The number of shards of the installation.
         fleet: The fleet, for a reader who sees all tenants.
         sees_slots: True for a reader of all tenants.
         open_runs: The tenant's open runs, if the caller has read them.

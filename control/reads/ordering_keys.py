@@ -44,10 +44,7 @@ def list_blocked_keys(
     """Return a page of a tenant's blocked keys, the longest first.
 
     Args:
-        connection: The reader's.
-        tenant: The tenant.
         after: `blocked_at` and `key` of the last one of the page before.
-        limit: How many at most.
     """
     columns: dict[str, object] = {
         "tenant": tenant,

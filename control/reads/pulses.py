@@ -16,13 +16,7 @@ _OF_JOBS = _SQL["read_job_pulses"]
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The watched things of one tenant.
-
-    Args:
-        now: True for all its runs.
-        runs: Runs by id.
-        jobs: Jobs by id.
-    """
+    """The watched things of one tenant; with `now` all its runs."""
 
     now: bool
     runs: Sequence[UUID]

@@ -46,8 +46,6 @@ def retry_chain_of(run_id: UUID, parent: UUID | None, root: UUID | None, related
     """Return the retry chain of a run.
 
     Args:
-        run_id: The run.
-        parent: The run that it retries.
         root: The first run of the chain.
         related: The runs of the same instant, in the order of their creation.
     """

@@ -14,10 +14,8 @@ class RetryFacts(NamedTuple):
     """The facts about a stored run.
 
     Args:
-        run_id: The run.
         is_deleted: True if its job is deleted: no new run can be made.
         is_part: True if it belongs to an occurrence of a workflow.
-        retries: How many runs retry it.
         open_retries: The other runs of its retry chain that have not ended.
         dead_letter: Its dead letter, if that is not redriven.
     """

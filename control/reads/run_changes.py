@@ -26,12 +26,7 @@ ENDS = 1000  # of one read
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """The end of a run.
-
-    Args:
-        run_id: The run.
-        finished_at: The time of its end.
-    """
+    """The end of a run."""
 
     run_id: UUID
     finished_at: datetime
@@ -42,7 +37,6 @@ class RunChanges:
     """Open runs as they are, and ends.
 
     Args:
-        now: The database's clock.
         open_runs: State and last attempt of the newest open runs.
         ends: The oldest ends of the span that were not known.
     """

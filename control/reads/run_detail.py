@@ -148,11 +148,7 @@ class RunDetail:
 
 
 def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
-    """Return one run.
-
-    Raises:
-        UnknownRun: The tenant has no run of this id.
-    """
+    """Return one run, or raise UnknownRun."""
     with connection.cursor(row_factory=class_row(_RunDetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
     if row is None:
@@ -199,11 +195,7 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
 
 
 def show_failed_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
-    """Return what is left of a failed run whose day retention has dropped.
-
-    Raises:
-        UnknownRun: There is no copy of such a run of the tenant.
-    """
+    """Return what is left of a failed run whose day retention has dropped, or raise UnknownRun."""
     with connection.cursor(row_factory=class_row(_FailedRunRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_FAILED_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
     if row is None:

@@ -14,13 +14,7 @@ _READ_RUN_PAYLOAD = Statements("tidewheel.control")["read_run_payload"]
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A payload.
-
-    Args:
-        content: Its bytes.
-        content_type: Its type.
-        is_own: True if the run was created with it; False if it is that of its job's version.
-    """
+    """A payload: the run's own, or that of its job's version."""
 
     content: bytes
     content_type: str

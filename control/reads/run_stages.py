@@ -45,7 +45,6 @@ def run_stages(
     """Return the stages that a run has passed.
 
     Args:
-        summary: The run.
         attempts: Its ended attempts, the oldest first.
         claimed_from: The message by which the current attempt was claimed.
     """

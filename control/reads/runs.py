@@ -105,7 +105,6 @@ class RunPage:
     """Runs whose time has come, the latest first, and then those whose time is ahead.
 
     Args:
-        runs: The page.
         next_cursor: The place to continue after; None on the last page.
         total: How many all pages have, or a lower bound.
         at_least: True if there may be more than `total`.
@@ -147,13 +146,8 @@ class RunFilter:
 
     Args:
         status: Only runs in this state, or `scheduled`.
-        key: Only this job's.
         labels: Only runs of jobs that have all of these labels now, as for cancellations and freezes.
         run_labels: Only runs with all of these labels, which are their job's overridden by their trigger's.
-        lane: Only runs of this lane.
-        queue: Only runs of this queue.
-        cause: Only runs of this cause.
-        concurrency_key: Only runs with this key.
         ordering_key: Only open runs with this key; a run that has ended is in no order.
         since: From this instant on.
         until: Up to this instant.
@@ -187,11 +181,7 @@ def list_runs(
     short, or empty, and have a cursor.
 
     Args:
-        connection: Reads the rows.
-        tenant: The tenant.
-        filters: Only runs that match all of these.
         after: The `next_cursor` of the page before.
-        limit: How many at most.
 
     Raises:
         InvalidInput: There is no such tenant, status or place, or the filter would have to read every run.
@@ -239,8 +229,6 @@ def find_short_id(connection: Conn, tenant: str, begin: str, end: str) -> tuple[
     """Return the runs of a tenant whose ids have this begin and end, and True if some were not looked at.
 
     Args:
-        connection: Reads the rows.
-        tenant: The tenant.
         begin: The first digits, without hyphens; eight are a minute, by the upper 32 of the 48 bits of milliseconds.
         end: The last digits.
     """
@@ -366,8 +354,7 @@ class _FoundRow(NamedTuple):
     Args:
         run_ids: The first matching ids.
         matching: How many of the looked at match.
-        looked_at: Their number.
-        last_seen: The last of them.
+        last_seen: The last run looked at.
     """
 
     run_ids: Sequence[UUID]

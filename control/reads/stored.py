@@ -29,12 +29,8 @@ def readable(form: str, row: object, read: Callable[[], T], instead: D) -> T | D
 
     Args:
         form: The kind of stored form, as the metric has it.
-        row: What names the row in the log.
-        read: Decodes the form.
-        instead: The substitute.
 
     Raises:
-        Unavailable: The database does not answer.
         psycopg.Error: A statement failed, and with it the transaction.
     """
     try:

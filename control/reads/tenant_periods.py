@@ -42,11 +42,7 @@ class _Row:
 
 
 def tenant_periods(connection: Conn, tenant: str) -> list[TenantPeriod]:
-    """Return the shorter periods of a tenant.
-
-    Raises:
-        UnknownTenant: There is none, or it was deleted.
-    """
+    """Return the shorter periods of a tenant; raise UnknownTenant if it does not exist any more."""
     require_tenant(connection, tenant)
     with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
         rows = cursor.execute(_READ_TENANT_PERIODS, {"tenant": tenant}).fetchall()

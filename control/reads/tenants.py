@@ -145,11 +145,7 @@ class TenantUsage:
 
 
 def require_tenant(connection: Conn, tenant: str) -> None:
-    """Check that a tenant exists.
-
-    Raises:
-        UnknownTenant: There is none, or it was deleted.
-    """
+    """Check that a tenant exists and is not deleted, or raise UnknownTenant."""
     if connection.execute(_FIND_TENANT, {"tenant": tenant}).fetchone() is None:
         raise refusals_of(connection, [tenant])[tenant]
 
@@ -160,11 +156,7 @@ def list_tenants(connection: Conn, *, after: str = "", limit: int = 50) -> list[
 
 
 def show_tenant(connection: Conn, tenant: str) -> TenantSummary:
-    """Return a tenant; also one that is being deleted, or whose name is reserved.
-
-    Raises:
-        UnknownTenant: There is none.
-    """
+    """Return a tenant, even one being deleted or with a reserved name, or raise UnknownTenant."""
     found = _summaries(connection.execute(_SHOW_TENANT, {"tenant": tenant}, binary=True).fetchall())
     if not found:
         raise UnknownTenant(tenant)
@@ -172,11 +164,7 @@ def show_tenant(connection: Conn, tenant: str) -> TenantSummary:
 
 
 def tenant_usage(connection: Conn, tenant: str) -> TenantUsage:
-    """Return what a tenant uses; no read looks at more than some thousand rows.
-
-    Raises:
-        UnknownTenant: There is none.
-    """
+    """Return what a tenant uses, or raise UnknownTenant; no read looks at more than some thousand rows."""
     summary = show_tenant(connection, tenant)
     columns: dict[str, object] = {
         "tenant": tenant,

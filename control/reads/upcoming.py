@@ -48,9 +48,6 @@ def read_upcoming(connection: Conn, tenant: str, shards: int, edges: Sequence[da
     """Return the jobs whose timers come due between the first and the last edge.
 
     Args:
-        connection: Reads the rows.
-        tenant: The tenant.
-        shards: The number of shards of the installation.
         edges: The begin of each bin, and the end of the last one, in ascending order.
     """
     per_shard = max(COUNTED // shards, _LEAST_OF_SHARD)

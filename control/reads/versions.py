@@ -80,9 +80,6 @@ def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before
     """Return a job's versions, the newest first; also those of a deleted job.
 
     Args:
-        connection: Reads the rows.
-        tenant: The tenant.
-        key: The job.
         limit: How many, up to 100.
         before: Only versions with lower numbers, for the next page.
 

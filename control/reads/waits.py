@@ -96,21 +96,12 @@ class WaitFacts:
     """The rows that decide for what an open run waits.
 
     Args:
-        run_id: The run.
-        tenant: Its tenant.
-        state: Its state.
-        queue: Its queue.
         handler: The handler or capability that its executor must have.
         attempt: The last attempt begun.
         publish_at: When it may be claimed.
         is_ahead: True if that is in the future.
-        started_at: When the last attempt began.
-        external_deadline_at: Until when it waits for an external completion.
         behind_run_id: Its job's active run, if that is another.
-        behind_state: That run's state.
-        executor_id: The executor that owns its attempt.
-        executor: That executor's name.
-        seen_at: That executor's last heartbeat.
+        seen_at: The last heartbeat of the executor that owns its attempt.
         is_silent: True if its lease is over, or it has no row.
         cancel_requested: True if a cancel waits for the row of the run.
         cancellation_id: The first cancellation by filter that names it.
@@ -122,13 +113,9 @@ class WaitFacts:
         key_at_once: The places of that key; None for no bound.
         key_wake_at: When the rate of that key lets the next run start.
         workflow_run_id: The root's run of its occurrence of a workflow.
-        workflow_is_paused: True if that occurrence is paused.
         is_batch: True if it is a batch, which has no root.
-        parents: The number of its parents there.
-        parents_ended: The number of those that have ended.
-        order_key: The ordering key in whose order it waits.
         order_head: The run that is first in that order.
-        order_blocked_by: The failed run that blocks that key.
+        order_blocked_by: The failed run that blocks its ordering key.
         behind_workflow: The occurrence that keeps the place of its job's active run, which has ended.
         rate_per_second: The runs a second of its tenant, if that rate holds it.
         rate_first_bucket: The first bucket of the places that are taken.
@@ -136,8 +123,6 @@ class WaitFacts:
         rate_ahead: The number of held runs before it, `rate_look` at most.
         rate_look: The number of held runs that are counted.
         waits_from: Its own time, if it is held.
-        now: The database's clock.
-        created_at: When the run was written.
     """
 
     run_id: UUID
@@ -450,15 +435,7 @@ class _Able:
 
 @dataclass(frozen=True, slots=True)
 class _LastAttempt:
-    """The last attempt of a retrying run.
-
-    Args:
-        run_id: The run.
-        outcome: How it ended.
-        error_type: The type of its error.
-        failed_attempts: The number of attempts that count against the limit.
-        definition: The definition of its version.
-    """
+    """The last attempt of a retrying run, and the number of those that count against the limit."""
 
     run_id: UUID
     outcome: str | None

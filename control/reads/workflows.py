@@ -115,7 +115,6 @@ class WorkflowPage:
     """Occurrences of workflows, the newest first.
 
     Args:
-        workflows: The page.
         next_place: The instant and the root's run to continue after; None on the last page.
     """
 
@@ -125,12 +124,6 @@ class WorkflowPage:
 
 def workflows(connection: Conn, tenant: str, key: str | None = None, *, limit: int = 100) -> list[WorkflowSummary]:
     """Return a tenant's occurrences of workflows, or those of one root, the newest first.
-
-    Args:
-        connection: Reads the rows.
-        tenant: The tenant.
-        key: Only those of this root.
-        limit: How many at most.
 
     Raises:
         InvalidInput: There is no such tenant.
@@ -153,12 +146,7 @@ def list_workflows(
     A page looks at a limited number of rows. With a state that few have, it may be short, or empty, and have a place.
 
     Args:
-        connection: Reads the rows.
-        tenant: The tenant.
-        key: Only those of this root.
-        state: Only those in this state.
         after: The `next_place` of the page before.
-        limit: How many at most.
 
     Raises:
         InvalidInput: There is no such tenant.

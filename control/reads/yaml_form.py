@@ -34,7 +34,6 @@ def as_yaml(value: object, *, starts: bool = False) -> str:
       'on': 'no'
 
     Args:
-        value: The value.
         starts: Begin with the line that starts a document.
     """
     return yaml.dump(value, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=_WIDTH, explicit_start=starts)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.control.client.logs import LogPiece
-from tidewheel.control.console.ansi import COLOURS, Span, spans
-from tidewheel.control.console.log_lines import LONGEST, Line, Log, log_of
+from tidewheel.control.console.log_lines import COLOURS, LONGEST, Line, Log, Span, log_of, spans
 
 
 def piece(output: bytes, dropped: int = 0) -> LogPiece:

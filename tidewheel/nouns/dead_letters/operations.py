@@ -101,7 +101,9 @@ class DeadLetters(Noun):
     def redrive(
         self,
         *,
-        rate: Annotated[Rate | None, Field(description="How many a second at most.")] = None,
+        rate: Annotated[
+            Rate | None, Field(description="Maximum dead letters per second; unlimited by default.")
+        ] = None,
         dry_run: DryRun = False,
         reason: RedriveReason = None,
         request_id: str | None = None,
@@ -148,13 +150,15 @@ class DeadLetters(Noun):
         self,
         *,
         dry_run: DryRun = False,
-        on_progress: Callable[[int], None] | None = None,
+        on_progress: Annotated[
+            Callable[[int], None] | None, Field(description="Called after each batch with the number done.")
+        ] = None,
         reason: Annotated[Reason | None, Field(description="Stored in the audit log.")] = None,
         **filters: Unpack[DeadLetterFilter],
     ) -> PurgeResult:
         """Delete dead letters; their runs stay.
 
-        `on_progress` is called after each batch with the number done. A repeat deletes what is left.
+        A repeat deletes what is left.
 
         Raises:
             Refused: A filter does not fit, or there is no such job.
