@@ -25,7 +25,7 @@ from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import RunCancel, RunsCancel
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, OwnConnection
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Move, RunState
 from tidewheel.schemas.generated.records import Reply
@@ -164,6 +164,8 @@ def block_claims(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
     Raises:
         RowLocked: A claim has been under way for longer: roll back and try again.
     """
+    if isinstance(connection, OwnConnection) and connection.on_block is not None:
+        connection.on_block()
     if not (try_lock(connection, _BLOCK_CLAIMS, {}) and try_lock(connection, _BLOCK_OLD_CLAIMS, {})):
         claims = "the lock on claims"
         raise RowLocked(claims, batch)

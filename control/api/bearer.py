@@ -34,7 +34,7 @@ TRUSTED = "tidewheel.trusted"  # in a request's scope: it may use the calls of e
 HEAD = "tidewheel.head"  # in a request's scope: only the head of its answer is sent
 SAFE = frozenset({"GET", "HEAD"})
 KEY = "tidewheel.key"  # in a request's scope: the API key that it has shown
-SPEND = "tidewheel.spend"  # in a request's scope: takes further requests from the rate of that key
+SPEND = "tidewheel.spend"  # in a request's scope: takes further requests from the rates of that key and of its tenant
 IS_OPEN = "tidewheel.is_open"  # in a request's scope: checks that key again, for answers that take long
 
 # Paths without the configured token: probes, schemas, and runs, which need an attempt's task token.
@@ -107,7 +107,8 @@ class Guard:
         if isinstance(who, Response):
             await self._console.shown(Request(scope), who)(scope, receive, send)
         elif isinstance(who, ApiKey | SignIn) and isinstance(use, KeyUse):
-            scope[KEY], scope[SPEND], scope[IS_OPEN] = use.stored, use.spend, partial(self._keys.is_open, who)
+            scope[KEY], scope[IS_OPEN] = use.stored, partial(self._keys.is_open, who)
+            scope[SPEND] = partial(self._keys.spend, use)
             try:
                 await self._serve(Sharer("keys", use.stored.tenant, use.stored.key_id), scope, receive, send)
             finally:

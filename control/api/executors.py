@@ -210,7 +210,7 @@ class ExecutorsApi:
                 body.name, body.queues, body.handlers, body.slots, lease=self.settings.lease, key_id=key_id,
                 acts_for=acts_for,
             ),
-            Turn("new executors"),
+            _turn(key, "new executors"),
         )  # fmt: skip
         registered = RegisteredExecutor(
             executor_id,
@@ -229,7 +229,7 @@ class ExecutorsApi:
         body, executor_id = await read_body(request, Heartbeat), _executor_id(request)
         key_id = _key_id(request)
         stops = await self._do(
-            executor_id,
+            request,
             lambda state: state.executors.heartbeat(executor_id, stopping=body.stopping, key_id=key_id),
         )
         return _json(Signals(tuple(stops)))
@@ -238,7 +238,7 @@ class ExecutorsApi:
         """Claim runs."""
         body, executor_id = await read_body(request, ClaimRequest), _executor_id(request)
         key = _key(request)
-        claimed = await self._do(executor_id, lambda state: self._claim(state, executor_id, body, key))
+        claimed = await self._do(request, lambda state: self._claim(state, executor_id, body, key))
         return _json(StartedAttempts(tuple(self._started(each, claimed) for each in claimed.started)))
 
     async def finish_attempts(self, request: Request) -> Response:
@@ -250,7 +250,7 @@ class ExecutorsApi:
         for tried in range(_TRIES):
             if tried:
                 await asyncio.sleep(_LOCKED_SECONDS)
-            answers |= await self._do(executor_id, partial(_finish, executor_id, left, key_id))
+            answers |= await self._do(request, partial(_finish, executor_id, left, key_id))
             left = [each for each in left if answers[each.fence] == "busy"]
             if not left or self.stop.requested():
                 break
@@ -261,11 +261,11 @@ class ExecutorsApi:
         """Unregister an executor."""
         await read_body(request, Heartbeat)
         executor_id, key_id = _executor_id(request), _key_id(request)
-        await self._do(executor_id, lambda state: state.executors.leave(executor_id, key_id=key_id))
+        await self._do(request, lambda state: state.executors.leave(executor_id, key_id=key_id))
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
-    async def _do(self, executor_id: UUID, work: Callable[[WorkerState], T]) -> T:
-        return await self.workers.do(work, Turn(str(executor_id)))
+    async def _do(self, request: Request, work: Callable[[WorkerState], T]) -> T:
+        return await self.workers.do(work, _turn(_key(request), str(_executor_id(request))))
 
     def _claim(
         self, state: WorkerState, executor_id: UUID, body: ClaimRequest, key: StoredKey | None
@@ -313,6 +313,11 @@ def _executor_id(request: Request) -> UUID:
 def _key(request: Request) -> StoredKey | None:
     """Return the API key of a call; None if it has shown the token of all."""
     return cast("StoredKey | None", request.scope.get(KEY))
+
+
+def _turn(key: StoredKey | None, executor: str) -> Turn:
+    """Return the turn of a key's tenant; for the token of all, that of an executor."""
+    return Turn(executor) if key is None else Turn(key.tenant, key.key_id)
 
 
 def _key_id(request: Request) -> str | None:

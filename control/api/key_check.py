@@ -122,7 +122,7 @@ class KeyUse:
         return 1.0 if self.in_progress >= _MOST_AT_ONCE else self._bucket.take(now)
 
     def spend(self, requests: int) -> None:
-        """Take further requests from the rate, which may go into debt: one was the work of many."""
+        """Take further requests from the rate, which may go into debt."""
         self._bucket.spend(requests)
 
 
@@ -168,13 +168,19 @@ class KeyCheck:
         use.in_progress += 1
         return use
 
+    def spend(self, use: KeyUse, requests: int) -> None:
+        """Take further requests from the rates of a key and of its tenant: one was the work of many."""
+        use.spend(requests)
+        if use.stored.max_rate is not None and (bucket := self._tenants.get(use.stored.tenant)) is not None:
+            bucket.spend(requests)
+
     async def is_open(self, key: ShownKey) -> bool:
-        """Return False once a key that was accepted has been revoked or has expired."""
+        """Return False once a key that was accepted has been revoked or has expired, or its sign-in is over."""
         try:
             use = await self._read(key)
         except Unavailable:
             return True  # then there is nothing to read either
-        return use is not None and not (use.stored.revoked or use.stored.expired)
+        return use is not None and use.stored.opens_to(key) and not (use.stored.revoked or use.stored.expired)
 
     async def _read(self, key: ShownKey) -> KeyUse | None:
         now = asyncio.get_running_loop().time()

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from tidewheel.audit import Actor, Door, process_actor
+from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api.problems import Busy, Overloaded
 from tidewheel.control.api.turns import Turns
 from tidewheel.control.client.connection import Connection
@@ -41,7 +42,7 @@ _STREAM_OPTIONS = f"{_READ_LIMIT} -c enable_bitmapscan=on"  # a BRIN index has n
 _QUEUED = 16  # requests per thread: at some milliseconds each, more would wait for seconds
 _PARKED_SECONDS = 5.0  # for which a request is repeated that met a lock: half of what clients wait for an answer
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0  # between two tries
-_REST = 4  # times the time that a blocker of claims took, until the next one begins: claims have four fifths
+_REST = 4  # times the time for which claims waited, until the next request blocks them: claims have four fifths
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,14 @@ class _Work(Generic[T]):
         turn: Whose it is.
         blocks_claims: True if no run starts while it writes.
         result: Its result.
+        blocked_at: When claims began to wait for it, or for its try.
     """
 
     run: "Callable[[WorkerState], T]"
     turn: Turn
     blocks_claims: bool
     result: "asyncio.Future[T]"
+    blocked_at: float | None = None
 
 
 class _BlocksClaims(Exception):
@@ -88,6 +91,7 @@ class WorkerState:
         self._url, self._options, self._shared = url, options, installation
         self._connection: Connection | None = None
         self._may_block_claims, self._writes = False, 0
+        self.blocked_at: float | None = None
         self.session = Session(url, "tidewheel-api", options=options, renews=True)
         self.executors = RemoteExecutors(self.session, installation, notify=notifier.notify)
 
@@ -103,7 +107,7 @@ class WorkerState:
             self._connection = Connection(
                 self._url, application="tidewheel-api", options=self._options, shared=self._shared, lock_seconds=0.0
             )
-            self._connection.before_blocking = self._before_blocking
+            self._connection.before_blocking, self._connection.on_block = self._before_blocking, self._on_block
         self._connection.tenant, self._connection.actor = tenant, actor or process_actor(Door.REST)
         self._connection.traceparent = traceparent
         return self._connection
@@ -117,6 +121,7 @@ class WorkerState:
             _BlocksClaims: It has a request that blocks claims, and may not block them; nothing was written.
         """
         self._may_block_claims, self._writes = may_block_claims, self._connection.writes if self._connection else 0
+        self.blocked_at = None
         try:
             return work(self)
         except _LOCKED as error:
@@ -131,6 +136,9 @@ class WorkerState:
     def _before_blocking(self) -> None:
         if not (self._may_block_claims or self._has_written):
             raise _BlocksClaims
+
+    def _on_block(self) -> None:
+        self.blocked_at = self.blocked_at or monotonic_seconds()
 
     def close(self) -> None:
         """Close its connections."""
@@ -223,7 +231,7 @@ class Workers:
             self._busy[tenant] += 1
             self._may_block &= not work.blocks_claims
             done = loop.run_in_executor(self._pool, self._on_thread, work)
-            done.add_done_callback(partial(self._over, work, loop.time()))
+            done.add_done_callback(partial(self._over, work))
 
     def _end_rest(self) -> None:
         self._may_block = True
@@ -232,12 +240,13 @@ class Workers:
     def _may_begin(self, tenant: str) -> bool:
         return self._free > 1 or not self._busy[tenant]
 
-    def _over(self, work: _Work[T], began: float, done: "asyncio.Future[T]") -> None:
+    def _over(self, work: _Work[T], done: "asyncio.Future[T]") -> None:
         loop = asyncio.get_running_loop()
         self._free += 1
         _less(self._busy, work.turn.tenant)
         if work.blocks_claims:
-            loop.call_later(_REST * (loop.time() - began), self._end_rest)
+            waited = 0.0 if work.blocked_at is None else monotonic_seconds() - work.blocked_at
+            loop.call_later(_REST * waited, self._end_rest)
         if (error := done.exception()) is None:
             work.result.set_result(done.result())
         else:
@@ -249,7 +258,10 @@ class Workers:
         if state is None:
             state = self._local.state = WorkerState(self._url, self._installation, self._notifier, self._options)
             self._states.append(state)
-        return state.do(work.run, may_block_claims=work.blocks_claims)
+        try:
+            return state.do(work.run, may_block_claims=work.blocks_claims)
+        finally:
+            work.blocked_at = state.blocked_at
 
 
 class Pools:

@@ -56,7 +56,8 @@ class Connection:
 
     Attributes:
         writes: The number of transactions that it has committed by `write`.
-        before_blocking: Called before a request is applied while which no run can start.
+        before_blocking: Called before a request is applied that blocks claims.
+        on_block: Called when claims begin to wait for such a request.
         traceparent: The trace context of the requests that have none of their own.
         archive: The setting of the archive.
     """
@@ -79,6 +80,7 @@ class Connection:
         self.traceparent: str | None = None
         self.writes, self._lock_seconds = 0, lock_seconds
         self.before_blocking: Callable[[], None] = lambda: None
+        self.on_block: Callable[[], None] | None = None
         self.archive = settings.archive
         self._session = Session(self.url, application, options=f"{FOR_LISTS} {options}", renews=True)
         try:
@@ -245,6 +247,7 @@ class Connection:
         role = self.installation.tenant_role
         if isinstance(connection, OwnConnection):
             connection.tenant = role and tenant
+            connection.on_block = self.on_block
         if role is not None and tenant is not None:
             begin_for_tenant(connection, role, tenant, self._search_path, first=first)
             return

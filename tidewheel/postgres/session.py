@@ -115,6 +115,7 @@ class OwnConnection(Connection[tuple[object, ...]]):
         tenant: The tenant for which its transaction acts; None if it acts as the role that connected.
         settings: The server settings that were set after connecting, through a pooler; None without one.
         committing: What `Session.transaction` calls once its transaction has committed.
+        on_block: Called before the transaction blocks claims until its end.
     """
 
     tenant: str | None = None
@@ -122,6 +123,7 @@ class OwnConnection(Connection[tuple[object, ...]]):
     settings: str | None = None
     committing: Sequence[Callable[[], None]] = ()
     has_events: bool = False
+    on_block: Callable[[], None] | None = None
 
     def at_commit(self, act: Callable[[], None]) -> None:
         """Call something once the transaction of `Session.transaction` has committed, and never if it has not."""

@@ -14,13 +14,15 @@ import httpx
 import pytest
 
 import tidewheel
-from tests.control.api.answering import NO_ROOTS, ApiClient, answer_of, answering, enter, refusal
+from tests.control.api.answering import NO_ROOTS, ApiClient, Executor, answer_of, answering, enter, refusal
 from tests.control.api.test_keys import TOKEN, created, with_key
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.waiting import token_of, waiting
 from tests.transitions.acts import apply_batch, submission, submit
+from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import bearer, bodies, key_check, run_events, workers
+from tidewheel.control.client.client import Client
 
 LOCKS: LiteralString = """
 SELECT coalesce(max(extract(epoch FROM clock_timestamp() - state_change)), 0)::float
@@ -149,6 +151,50 @@ def test_bulk_of_500_jobs_costs_its_key_500_requests(door: ApiClient) -> None:
     assert door.get("/api/v1/jobs", headers=with_key(other)).status_code == HTTPStatus.OK
 
 
+def test_bulk_of_500_jobs_costs_its_tenant_500_requests(door: ApiClient) -> None:
+    with Client(door.database.url) as operator:
+        operator.tenants.limit("acme", key_rate=100)
+    key, other = (with_key(created(door.database, tenant="acme", rate=100)) for _ in range(2))
+    jobs = [job_of(f"bulk-{number}") for number in range(500)]
+    answer_of(door.post("/api/v1/jobs:bulk", json={"jobs": jobs}, headers=key))
+    refused = refusal(door.get("/api/v1/jobs", headers=other), HTTPStatus.TOO_MANY_REQUESTS)
+    assert "the API keys of tenant acme have sent too many" in refused["detail"]
+
+
+@pytest.mark.parametrize("call", ["heartbeat", "register"])
+def test_executors_of_a_tenant_fill_no_queue_for_those_of_others(database: Database, call: str) -> None:
+    """A key may register a thousand executors: each of its requests is of another one."""
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    over = Event()
+    with answering(database, token=TOKEN, api_threads=1) as door, ExitStack() as stack:
+
+        def client_of(tenant: str) -> httpx.Client:
+            headers = with_key(created(database, "execute", tenant=tenant, rate=10_000))
+            own = httpx.Client(base_url=door.base_url, timeout=60, trust_env=False, verify=NO_ROOTS, headers=headers)
+            return stack.enter_context(own)
+
+        def flood(executor: Executor) -> None:
+            while not over.is_set():
+                if executor.ask("heartbeat").status_code != HTTPStatus.OK:
+                    over.wait(0.01)
+
+        greedy = [client_of("default"), client_of("default")]
+        beats = [enter(greedy[number % 2]) for number in range(36)]
+        own = client_of("acme")
+        executor = enter(own)
+        with ThreadPoolExecutor(36) as threads:
+            asked = [threads.submit(flood, each) for each in beats]
+            try:
+                for _ in range(40):
+                    if call == "heartbeat":
+                        assert executor.heartbeat() == []
+                    else:
+                        enter(own)
+            finally:
+                over.set()
+            assert [each.result() for each in asked] == [None] * 36
+
+
 def test_queue_that_one_tenant_has_filled_takes_the_requests_of_others(door: ApiClient) -> None:
     greedy = [created(door.database, "read") for _ in range(5)]
     other = created(door.database, "read", tenant="acme")
@@ -273,6 +319,22 @@ def test_cancellations_of_a_tenant_leave_most_of_the_time_to_claims(door: ApiCli
             over.set()
         assert [each.result() for each in asked] == [None] * 12
     assert 0 < sum(blocked) < 200
+
+
+def test_time_before_claims_are_blocked_keeps_no_freeze_waiting(
+    door: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The jobs of a freeze by labels are written first: claims go on, so they need no rest."""
+    monkeypatch.setattr(workers, "_REST", 100)
+    door.database.execute("CREATE FUNCTION wait() RETURNS trigger AS 'BEGIN PERFORM pg_sleep(1); RETURN NULL; END'"
+                          " LANGUAGE plpgsql")  # fmt: skip
+    door.database.execute("CREATE TRIGGER wait BEFORE INSERT ON frozen_jobs EXECUTE FUNCTION wait()")
+    key = with_key(created(door.database))
+    with httpx.Client(base_url=door.base_url, timeout=60, trust_env=False, verify=NO_ROOTS, headers=key) as client:
+        answer_of(client.post("/api/v1/freezes", json={"key_prefix": "j"}))
+        since = monotonic_seconds()
+        answer_of(client.post("/api/v1/freezes", json={"queue": "reports"}))
+        assert monotonic_seconds() - since < 50
 
 
 def test_forgotten_keys_are_those_of_the_tenant_that_has_most(door: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.control.api.answering import NO_ROOTS, answering
-from tests.control.console.pages import console, key_of, signed_in
+from tests.control.console.pages import console, form_of, key_of, signed_in
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import about, apply_batch, begun, submit, succeed, trigger
@@ -131,6 +131,16 @@ def test_revoked_key_ends_the_stream_and_says_so(database: Database) -> None:
             with Client(database.url) as keys:
                 [key] = keys.api_keys.list().keys
                 keys.api_keys.revoke(key.key_id)
+            assert news(events) == "gone"
+            assert list(events) == []
+
+
+def test_sign_out_ends_the_stream_and_says_so(database: Database) -> None:
+    with console(database) as client:
+        signed_in(client, key_of(database))
+        form = form_of(client.get("/"))
+        with watching(client, "now") as events:
+            assert client.post("/sign-out", data=form).status_code == HTTPStatus.SEE_OTHER
             assert news(events) == "gone"
             assert list(events) == []
 
