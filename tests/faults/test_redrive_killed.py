@@ -26,7 +26,7 @@ def test_killed_redrive_is_continued_by_the_next_scheduler(point: str, fleet: Fl
     oracle.wait_answered()
     fleet.until(lambda: fleet.database.count("dead_letters") == LETTERS, "each run is a dead letter")
     with Client(fleet.database.url) as client:
-        redrive_id = client.dead_letters.redrive(rate=RATE).redrive_id
+        redrive_id = client.dead_letters.redrive(everything=True, rate=RATE).redrive_id
         assert redrive_id is not None
         fleet.start("scheduler", failpoint=f"{point}:exit:3").wait_killed()
         begun = client.redrives.get(redrive_id)

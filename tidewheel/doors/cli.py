@@ -1,7 +1,7 @@
 """Commands of operations: arguments, flags and help of each, from its signature.
 
-A parameter without a default is an argument, and so are the ids of a filter. All others are flags. A bulk operation by
-a filter needs an id, a flag of the filter or `--all`; one that nothing can undo also needs `--yes`.
+A parameter without a default is an argument, and so are the ids of a filter. All others are flags. An operation that
+nothing can undo needs `--yes`.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -116,9 +116,6 @@ class _Command:
         """Return the arguments and flags: the filter's, the others, those of every command."""
         parameters = self.declared.parameters
         own = [_argument(each, self.flags.get(each.name, Flag())) for each in parameters]
-        if self._selects:
-            words = f"All {self.table.noun if self.table else 'thing'}s; needed without an id or a filter."
-            own.append(_flag("everything", Annotated[bool, typer.Option("--all", help=words)], default=False))
         if self.declared.danger:
             words = "Confirm it; needed without --dry-run."
             own.append(_flag("yes", Annotated[bool, typer.Option("--yes", help=words)], default=False))
@@ -133,7 +130,7 @@ class _Command:
         """Run it, and show the result."""
         zone, tenant, output = given.get("timezone"), given["tenant"], given["output"]
         arguments = {each.name: self._value(each, given[each.spoken], zone) for each in self.declared.parameters}
-        self._ensure_meant(arguments, given)
+        self._ensure_meant(given)
         with self._call(tenant) as call:
             found = self._run(call, arguments)
             if arguments.get("dry_run"):
@@ -141,11 +138,6 @@ class _Command:
                 return
         options = {name: given[name] for name in self.options}
         self.show(Shown(as_document(found, self.declared), arguments, options, zone, tenant, output))
-
-    @property
-    def _selects(self) -> bool:
-        """True if it changes all that a filter matches."""
-        return self.declared.is_bulk and any(each.filters for each in self.declared.parameters)
 
     def _value(self, each: Parameter, given: Any, zone: str | None) -> object:  # noqa: ANN401 - as typer has read it
         flag = self.flags.get(each.name, Flag())
@@ -157,11 +149,7 @@ class _Command:
             return read_place(given)
         return read_instant(given, f"--{each.spoken}", zone) if each.accepts(datetime) else given
 
-    def _ensure_meant(self, arguments: Mapping[str, object], given: Mapping[str, object]) -> None:
-        by_filter = [arguments[each.name] for each in self.declared.parameters if each.filters]
-        if self._selects and not given["everything"] and all(value is None for value in by_filter):
-            noun = self.table.noun if self.table else "thing"
-            refuse("ID", f"no {noun} is selected", "write ids, or filters such as --job, or --all")
+    def _ensure_meant(self, given: Mapping[str, object]) -> None:
         if self.declared.danger and not given["dry_run"] and not given["yes"]:
             refuse("--yes", f"is missing: {self.declared.danger}", "try --dry-run, then add --yes")
 
@@ -220,6 +208,8 @@ def _argument(each: Parameter, flag: Flag) -> Argument:
 def _option(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation
     name = f"--{each.spoken.replace('_', '-')}"
     words = flag.help or _with_choices(each)
+    if each.accepts(bool) and each.default is False:
+        return Annotated[bool, typer.Option(name, help=words)]
     if each.accepts(bool):
         return Annotated[bool | None, typer.Option(f"{name}/--not-{each.spoken}", help=words)]
     kind: Any = int if each.accepts(int) else str

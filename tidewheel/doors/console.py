@@ -109,7 +109,7 @@ class Confirm:
     @cached_property
     def _typed(self) -> Sequence[Parameter]:
         """The parameters that are fields of the form."""
-        return [each for each in self._declared.parameters if not each.filters and each.name != "dry_run"]
+        return [each for each in self._declared.parameters if not each.filters and not each.accepts(bool)]
 
     @cached_property
     def _query(self) -> type[TenantQuery]:
@@ -119,7 +119,8 @@ class Confirm:
     def _filter(self, query: TenantQuery, now: datetime) -> dict[str, Any]:
         """Return the filter of an address, up to an instant."""
         parameters = [each for each in self._declared.parameters if each.filters]
-        given = {each.name: getattr(query, _in_address(each)[0]) or None for each in parameters if each.name != "until"}
+        found = {each.name: getattr(query, _in_address(each)[0]) for each in parameters if each.name != "until"}
+        given = {name: None if value == () else value for name, value in found.items()}
         until: datetime | None = getattr(query, "until", None)
         return {**given, "until": min(until or now, now)}
 

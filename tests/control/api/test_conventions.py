@@ -134,7 +134,7 @@ def test_what_was_created_or_accepted_has_its_location(client: httpx.Client, dat
         (client.post("/api/v1/jobs", json={**spec, "key": "c"}), created),
         (client.post("/api/v1/jobs/c:trigger"), created),
         (client.post("/api/v1/jobs/c:backfill", json=past), HTTPStatus.ACCEPTED),
-        (client.post("/api/v1/dead-letters:redrive", json={}), HTTPStatus.ACCEPTED),
+        (client.post("/api/v1/dead-letters:redrive", json={"all": True}), HTTPStatus.ACCEPTED),
         (client.post(f"/api/v1/runs/{started.run_id}:retry"), created),
     ):
         assert answer.status_code == status, answer.text
@@ -185,7 +185,7 @@ def test_pause_of_a_redrive_records_its_reason_and_refuses_other_fields(
     client: httpx.Client, database: Database
 ) -> None:
     end(database, ending(begun(database), RunState.FAILED, error_type="ValueError", error_message="no"))
-    path = client.post("/api/v1/dead-letters:redrive", json={}).headers["location"]
+    path = client.post("/api/v1/dead-letters:redrive", json={"all": True}).headers["location"]
     told = refusal(client.post(f"{path}:pause", json={"raeson": "a"}), HTTPStatus.UNPROCESSABLE_ENTITY)
     assert told["errors"][0]["remedy"] == "did you mean 'reason'?"
     assert answer_of(client.post(f"{path}:pause", json={"reason": "lunch"}))["status"] == "paused"

@@ -83,7 +83,7 @@ def work_off(database: Database) -> None:
 
 def redrive(client: Client, database: Database, **filters: Unpack[DeadLetterFilter]) -> Redriving:
     """Redrive dead letters and return the finished redrive."""
-    requested = client.dead_letters.redrive(**filters)
+    requested = client.dead_letters.redrive(everything=not filters, **filters)
     assert requested.redrive_id is not None
     work_off(database)
     return client.redrives.wait(requested.redrive_id, timeout=60)
@@ -199,7 +199,7 @@ def test_each_dead_letter_is_redriven_once(client: Client, database: Database) -
 def test_interrupted_redrive_goes_on(client: Client, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redrive_loop, "_BATCH", 2)
     failed = [fail(database) for _ in range(5)]
-    requested = client.dead_letters.redrive()
+    requested = client.dead_letters.redrive(everything=True)
     assert requested.redrive_id is not None
     with closing(Session(database.url, "scheduler")) as session:
         for _ in range(2):
@@ -227,7 +227,7 @@ def test_concurrent_redrives_create_one_run_of_each_and_wait_for_no_lock(client:
 
 def test_dead_letter_of_a_retry_that_rolls_back_is_redriven(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(2)]
-    assert client.dead_letters.redrive().matched == 2
+    assert client.dead_letters.redrive(everything=True).matched == 2
     with database.session().transaction() as connection:
         apply_batch_within(connection, database, {"type": "run.retry", "run_id": str(failed[0])})
         with closing(Session(database.url, "scheduler")) as session:
@@ -250,7 +250,7 @@ def test_purge_of_dead_letters_not_redriven_leaves_those_redriven_meanwhile(clie
 
 def test_each_change_of_a_redrive_has_one_entry_in_the_audit_log(client: Client, database: Database) -> None:
     fail(database)
-    redrive_id = client.dead_letters.redrive(rate=1).redrive_id
+    redrive_id = client.dead_letters.redrive(everything=True, rate=1).redrive_id
     assert redrive_id is not None
     for _ in range(2):  # the second one changes nothing
         client.redrives.pause(redrive_id)
@@ -325,7 +325,7 @@ def test_rejected_dead_letter_does_not_stop_the_others(client: Client, database:
 
 def test_messages_are_redriven_only_on_request(client: Client, database: Database) -> None:
     garble(database)
-    assert client.dead_letters.redrive().matched == 0
+    assert client.dead_letters.redrive(everything=True).matched == 0
     [letter] = client.dead_letters.list().dead_letters
     assert client.dead_letters.redrive(ids=[letter.id], dry_run=True).matched == 1
     assert redrive(client, database, kind="message").redriven_count == 1
@@ -359,8 +359,8 @@ def test_another_tenant_cannot_read_or_redrive(client: Client, database: Databas
     garble(database)
     [_, letter] = client.dead_letters.list().dead_letters
     with Client(database.url, tenant="acme") as other:
-        assert (other.dead_letters.list().total, other.dead_letters.redrive().matched) == (0, 0)
-        assert other.dead_letters.purge().purged == 0
+        assert (other.dead_letters.list().total, other.dead_letters.redrive(everything=True).matched) == (0, 0)
+        assert other.dead_letters.purge(everything=True).purged == 0
         with pytest.raises(UnknownDeadLetter):
             other.dead_letters.get(letter.id)
     assert database.count("dead_letters") == 2
@@ -373,11 +373,11 @@ def test_reason_that_no_request_may_have_is_refused(
     fail(database)
     fail(database)
     letters, redrives = client.dead_letters, client.redrives
-    redrive_id = letters.redrive(rate=0.1).redrive_id
+    redrive_id = letters.redrive(everything=True, rate=0.1).redrive_id
     assert redrive_id is not None
     for change in (
-        lambda: letters.redrive(reason=reason),
-        lambda: letters.purge(reason=reason),
+        lambda: letters.redrive(everything=True, reason=reason),
+        lambda: letters.purge(everything=True, reason=reason),
         lambda: redrives.pause(redrive_id, reason=reason),
         lambda: redrives.cancel(redrive_id, reason=reason),
     ):

@@ -422,6 +422,11 @@ def test_purge_concerns_what_the_list_shows(pages: ApiClient) -> None:
         assert "/dead-letters/redrive" not in shown(pages, path)
     assert posted(pages, "/dead-letters/purge?redriven=true").status_code == HTTPStatus.UNPROCESSABLE_ENTITY
     assert pages.database.value("SELECT count(*) FROM dead_letters") == 1
+    pages.database.execute("UPDATE dead_letters SET redriven_at = tidewheel_now()")
+    fail(pages.database)
+    path = "/dead-letters/purge?redriven=false"
+    done(posted(pages, path, **counted(pages, path)))
+    assert pages.database.rows("SELECT redriven_at IS NULL FROM dead_letters") == [(False,)]
 
 
 def test_pages_of_dead_letters_hold_each_once(pages: ApiClient) -> None:

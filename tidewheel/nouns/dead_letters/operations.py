@@ -26,6 +26,7 @@ from tidewheel.nouns.dead_letters.model import (
     DeadLetterGroups,
     DeadLettersPage,
     DeadLetterSurvey,
+    Number,
     PurgeResult,
     Rate,
     RedriveChange,
@@ -43,7 +44,7 @@ from tidewheel.nouns.dead_letters.reads import (
     show_redrive,
     survey_dead_letters,
 )
-from tidewheel.nouns.operation import DryRun, Noun, Place, operation
+from tidewheel.nouns.operation import DryRun, InDoors, Noun, Place, operation
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
@@ -57,6 +58,7 @@ _REDRIVE = f"{_REDRIVES}/{{redrive_id:uuid}}"
 _PURGE_BATCH = 1000
 
 RedriveId = Annotated[UUID, BeforeValidator(partial(as_id, name="redrive_id"))]
+Everything = Annotated[bool, InDoors("all"), Field(description="All dead letters; needed without an id or a filter.")]
 RedriveReason = Annotated[Reason | None, Field(description="Stored with the redrive.")]
 
 
@@ -85,7 +87,7 @@ class DeadLetters(Noun):
             return group_dead_letters(connection, self._call.tenant, since=since, redriven=redriven)
 
     @operation(f"GET {_LETTERS}/{{number}}", "get_dead_letter", scope=Scope.READ)
-    def get(self, number: Annotated[int, Field(description="The dead letter's id.")]) -> DeadLetterDetail:
+    def get(self, number: Annotated[Number, Field(description="The dead letter's id.")]) -> DeadLetterDetail:
         """Show a dead letter: its run with attempts and retry chain, or its message.
 
         Raises:
@@ -105,6 +107,7 @@ class DeadLetters(Noun):
             Rate | None, Field(description="Maximum dead letters per second; unlimited by default.")
         ] = None,
         dry_run: DryRun = False,
+        everything: Everything = False,
         reason: RedriveReason = None,
         request_id: str | None = None,
         **filters: Unpack[DeadLetterFilter],
@@ -118,6 +121,7 @@ class DeadLetters(Noun):
             Refused: A filter does not fit, or there is no such job.
             Unavailable: The database does not answer.
         """
+        _ensure_selected(filters, chosen=everything or dry_run)
         tenant = self._call.tenant
         redrive_id = uuid4() if request_id is None else hashed_id(f"redrive/{tenant}/{request_id}".encode())
         if request_id is not None and not dry_run and (first := self._first(redrive_id, rate)) is not None:
@@ -150,6 +154,7 @@ class DeadLetters(Noun):
         self,
         *,
         dry_run: DryRun = False,
+        everything: Everything = False,
         on_progress: Annotated[
             Callable[[int], None] | None, Field(description="Called after each batch with the number done.")
         ] = None,
@@ -164,6 +169,7 @@ class DeadLetters(Noun):
             Refused: A filter does not fit, or there is no such job.
             Unavailable: The database does not answer; repeat the call to continue.
         """
+        _ensure_selected(filters, chosen=everything or dry_run)
         found = self._survey(filters)
         if dry_run or found.newest_at is None:
             return PurgeResult(found.counted, found.at_least, found.first)
@@ -283,6 +289,11 @@ class Redrives(Noun):
         done = self._call.write(change)
         self._call.notify(Channel.TIMERS)
         return done
+
+
+def _ensure_selected(filters: DeadLetterFilter, *, chosen: bool) -> None:
+    if not chosen and all(value is None for value in filters.values()):
+        refuse("ids", "no dead letter is selected", "give ids, a filter, or `all` (`everything` in Python)")
 
 
 def _kind_to_redrive(filters: DeadLetterFilter) -> Literal["run", "message"] | None:
