@@ -10,11 +10,11 @@ import base64
 import math
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
@@ -262,7 +262,7 @@ def json_payload(value: object) -> bytes:
     """Return a JSON value as the text that is stored and delivered."""
     if isinstance(value, UnreadableValue):
         raise InvalidValue(problem=value.problem, remedy=value.remedy)
-    return _bounded(compact(value))
+    return _bounded(_named(value, compact(value)))
 
 
 def bounded_json(most_bytes: int) -> Callable[[object], bytes]:
@@ -271,9 +271,27 @@ def bounded_json(most_bytes: int) -> Callable[[object], bytes]:
     def read(value: object) -> bytes:
         if isinstance(value, UnreadableValue):
             raise InvalidValue(problem=value.problem, remedy=value.remedy)
-        return _bounded(compact(value), most_bytes)
+        return _bounded(_named(value, compact(value)), most_bytes)
 
     return read
+
+
+def _named(value: object, text: bytes) -> bytes:
+    """Return the text of a value; refuse a name that Python allows and JSON does not: `1` and `"1"` would be one."""
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if (members := as_object(part)) is not None:
+            try:
+                "".join(members)  # without a loop in Python
+            except TypeError:
+                wrong = next(name for name in cast("Mapping[object, object]", members) if not isinstance(name, str))
+                problem = f"the name {shown(wrong)} in it is a {type(wrong).__name__}, and JSON's names are text"
+                raise InvalidValue(problem=problem, remedy=f'write it as "{wrong}"') from None
+            pending += members.values()
+        elif isinstance(part, list | tuple):
+            pending += cast("Sequence[object]", part)
+    return text
 
 
 def few(value: object) -> object:

@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit, trigger
 from tidewheel.control.client.client import Client
-from tidewheel.errors import Refused, UnknownJob
+from tidewheel.errors import InvalidInput, Refused, UnknownJob
 
 
 def methods(client: Client) -> Iterator[tuple[str, Callable[..., object]]]:
@@ -78,6 +78,28 @@ def test_refusal_is_one_error_of_a_public_class(database: Database, act: Callabl
     text = "".join(traceback.format_exception(caught.value))
     assert text.count("Traceback (most recent call last)") == 1, text
     assert type(caught.value).__module__ == "tidewheel.errors"
+
+
+@pytest.mark.parametrize("payload", [{1: 2, "1": 3}, {"a": [{None: 1}]}])
+def test_payload_with_a_name_that_is_no_text_is_refused(database: Database, payload: object) -> None:
+    submit(database)
+    job = {"key": "a", "schedule": "manual", "target": "x", "payload": payload}
+    with Client(database.url) as client:
+        for act, path in (
+            (lambda: client.submit(job), "job.payload"),
+            (lambda: client.trigger("job", payload), "payload"),
+        ):
+            with pytest.raises(InvalidInput, match="JSON's names are text") as caught:
+                act()
+            assert [error.path for error in caught.value.errors] == [path]
+
+
+def test_empty_patch_makes_no_version(database: Database) -> None:
+    submit(database)
+    with Client(database.url) as client:
+        before = client.jobs.get("job").summary.version
+        reply = client.patch("job", {})
+        assert (reply.unchanged, client.jobs.get("job").summary.version) == (True, before)
 
 
 def test_jobs_are_listed_and_read(database: Database) -> None:
