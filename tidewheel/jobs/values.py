@@ -277,7 +277,7 @@ def bounded_json(most_bytes: int) -> Callable[[object], bytes]:
 
 
 def _named(value: object, text: bytes) -> bytes:
-    """Return the text of a value; refuse a name that Python allows and JSON does not: `1` and `"1"` would be one."""
+    """Return the text of a value, or refuse a name that is not text: as JSON `1` and `"1"` are one."""
     pending = [value]
     while pending:
         part = pending.pop()
