@@ -174,7 +174,9 @@ def read_payload(text: str) -> object:
         InvalidInput: It is not JSON.
     """
     try:
-        return json.loads(read_bytes(text[1:], "--payload") if text.startswith("@") else text)
+        return json.loads(read_bytes(text[1:], "--payload") if text.startswith("@") else text.encode())
+    except UnicodeError:
+        refuse("--payload", f"{text[:60]!r} is not valid UTF-8", "write JSON text in UTF-8")
     except ValueError as error:
         problem = f"{text[:60]!r} is not valid JSON ({error})"
         refuse("--payload", problem, 'write JSON text, such as \'{"to": "ann"}\' or \'"ann"\'')
