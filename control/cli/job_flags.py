@@ -166,7 +166,9 @@ def without(job: Mapping[str, object], paths: list[str]) -> dict[str, object]:
 def read_payload(text: str) -> object:
     """Return the JSON value of a flag, or of the file that it names after an @; refuse what is not JSON."""
     try:
-        return json.loads(read_bytes(text[1:], "--payload") if text.startswith("@") else text)
+        return json.loads(read_bytes(text[1:], "--payload") if text.startswith("@") else text.encode())
+    except UnicodeError:
+        refuse("--payload", f"{text[:60]!r} is not valid UTF-8", "write JSON text in UTF-8")
     except ValueError as error:
         problem = f"{text[:60]!r} is not valid JSON ({error})"
         refuse("--payload", problem, 'write JSON text, such as \'{"to": "ann"}\' or \'"ann"\'')

@@ -64,8 +64,9 @@ RequestId = Annotated[
     str | None,
     typer.Option(metavar="ID", help="The request's id; a repeated id returns the first reply and changes nothing."),
 ]
+MAX_INT = 2**31 - 1  # of an `integer` column
 IfVersion = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Fail unless this is the job's current version.")
+    int | None, typer.Option(metavar="N", min=1, max=MAX_INT, help="Fail unless this is the job's current version.")
 ]
 Limit = Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Show at most this many.")]
 Replication = Annotated[int | None, typer.Option(metavar="N", help="Copies of each new partition; 3 in production.")]

@@ -18,6 +18,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
+    MAX_INT,
     Limit,
     Reason,
     RequestId,
@@ -218,7 +219,8 @@ def retry(
         str | None, typer.Option(metavar="DURATION", help="The delay before the run, such as 10m.")
     ] = None,
     attempt: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Of a retrying run: make its next attempt due now.")
+        int | None,
+        typer.Option(metavar="N", min=1, max=MAX_INT, help="Of a retrying run: make its next attempt due now."),
     ] = None,
     wait: Wait = False,
     yes: Yes = False,
@@ -264,7 +266,7 @@ _UTF8 = getincrementaldecoder("utf-8")
 def logs(
     run_id: RunId,
     *,
-    attempt: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only this attempt.")] = None,
+    attempt: Annotated[int | None, typer.Option(metavar="N", min=1, max=MAX_INT, help="Only this attempt.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run has ended.")] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -75,6 +76,9 @@ def create(
     )
     with requesting(DEFAULT_TENANT) as client:
         made = client.tenants.create(name, **limits)
+        if not made and not limits.items() <= asdict(client.tenants.get(name)).items():
+            remedy = f"change them with `tidewheel tenant limits {name}`"
+            refuse("NAME", f"tenant {name} exists, with other limits", remedy)
     text = "created" if made else "unchanged: it exists already"
     print_result([f"tenant {name}: {text}"], {"tenant": name, "unchanged": not made}, output)
 
@@ -268,7 +272,9 @@ def _number(flag: str, text: str) -> float:
 
 
 def _whole(flag: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+    if text.isascii() and text.isdecimal() and len(text) > 9:
+        refuse(flag, f"{text[:20]} is too large", "write a number of at most 999999999, or none")
+    if not (text.isascii() and text.isdecimal()):
         refuse(flag, f"{text!r} is not a whole number", "write a number such as 500, or none")
     return int(text)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tidewheel.control.cli.job_edit import print_job_change
-from tidewheel.control.cli.options import DEFAULT_TENANT, IfVersion, Key, Tenant, reading, requesting
+from tidewheel.control.cli.options import DEFAULT_TENANT, MAX_INT, IfVersion, Key, Tenant, reading, requesting
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table, wrapped
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import rfc3339
@@ -20,7 +20,9 @@ def versions(
     number: Annotated[
         int, typer.Option("-n", metavar="N", min=1, max=read.MAX_VERSIONS, help="Show at most this many.")
     ] = 20,
-    before: Annotated[int | None, typer.Option(metavar="VERSION", min=1, help="Only versions before this one.")] = None,
+    before: Annotated[
+        int | None, typer.Option(metavar="VERSION", min=1, max=MAX_INT, help="Only versions before this one.")
+    ] = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -35,9 +37,10 @@ def versions(
 
 def diff(
     key: Key,
-    first: Annotated[int, typer.Argument(metavar="A", min=1, help="A version's number.")],
+    first: Annotated[int, typer.Argument(metavar="A", min=1, max=MAX_INT, help="A version's number.")],
     second: Annotated[
-        int | None, typer.Argument(metavar="B", min=1, help="Another version's number; the newest by default.")
+        int | None,
+        typer.Argument(metavar="B", min=1, max=MAX_INT, help="Another version's number; the newest by default."),
     ] = None,
     *,
     tenant: Tenant = DEFAULT_TENANT,
@@ -53,7 +56,7 @@ def diff(
 
 def rollback(
     key: Key,
-    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version to restore.")],
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, max=MAX_INT, help="The version to restore.")],
     *,
     if_version: IfVersion = None,
     tenant: Tenant = DEFAULT_TENANT,

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tidewheel.api_keys import Scope, new_key
 from tidewheel.audit import ALL_TENANTS, Change, record_change
+from tidewheel.control.client.arguments import as_int
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.api_keys import ApiKeyPage, ApiKeySummary, list_api_keys
 from tidewheel.control.reads.tenants import require_tenant
@@ -118,7 +119,7 @@ class ApiKeys:
         """List the keys of the client's tenant, the newest first; with `all_tenants` every key."""
         with self._connection.snapshot(all_tenants=all_tenants) as connection:
             tenant = None if all_tenants else self._connection.tenant
-            return list_api_keys(connection, tenant, after=after, limit=limit)
+            return list_api_keys(connection, tenant, after=after, limit=as_int(limit, "limit"))
 
     def revoke(self, key_id: str, *, all_tenants: bool = False) -> bool:
         """Revoke a key of the client's tenant, or of any; API processes refuse it within a second.

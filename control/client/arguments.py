@@ -1,11 +1,16 @@
 """Arguments of the client: one of a wrong type is refused by its name, before anything reads it."""
 
+import math
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import cast
 from uuid import UUID
 
 from tidewheel.errors import refuse
 from tidewheel.jobs.validation import shown
+
+MAX_INT = 2**31 - 1  # of an `integer` column
+MAX_BIGINT = 2**63 - 1
 
 
 def as_id(value: UUID | str, name: str) -> UUID:
@@ -33,3 +38,29 @@ def as_document(value: object, name: str) -> dict[str, object]:
     if not isinstance(value, Mapping):
         refuse(name, f"{shown(value)} is not a mapping", f"pass the fields of the {name} by their names")
     return dict(cast("Mapping[str, object]", value))
+
+
+def as_int(value: int, name: str, most: int = MAX_INT) -> int:
+    """Return a number that a column holds.
+
+    >>> as_int(3, "attempt")
+    3
+
+    Raises:
+        InvalidInput: The value is no whole number from 0 to `most`; the error has the argument's name.
+    """
+    if type(value) is not int or not 0 <= value <= most:
+        refuse(name, f"{shown(value)} does not fit", f"pass a whole number from 0 to {most}")
+    return value
+
+
+def as_seconds(timeout: timedelta | float) -> float:
+    """Return a timeout in seconds.
+
+    Raises:
+        InvalidInput: It is negative, infinite or no number.
+    """
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if type(seconds) not in {int, float} or not (0 <= seconds < math.inf):
+        refuse("timeout", f"{shown(seconds)} is not a timeout", "pass a number of seconds, 0 or more")
+    return seconds

@@ -12,6 +12,7 @@ from uuid import UUID
 from tidewheel.audit import Actor
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.api_keys import ApiKeys
+from tidewheel.control.client.arguments import as_seconds
 from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.batches import Batches
@@ -81,7 +82,7 @@ class AsyncRuns(_Part[Runs]):
 
     async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
         """See `Runs.wait`."""
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        seconds = as_seconds(timeout)
         deadline, pause = monotonic_seconds() + seconds, FIRST_POLL_SECONDS
         while not (run := await self.get(run_id)).final:
             if monotonic_seconds() >= deadline:

@@ -2,6 +2,7 @@
 
 from typing import Unpack
 
+from tidewheel.control.client.arguments import as_int
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.audit_log import AuditFilter, AuditPage, Place, list_audit_log
 
@@ -28,4 +29,4 @@ class AuditLog:
         """
         with self._connection.snapshot(all_tenants=all_tenants) as connection:
             tenant = None if all_tenants else self._connection.tenant
-            return list_audit_log(connection, tenant, after=after, limit=limit, **fits)
+            return list_audit_log(connection, tenant, after=after, limit=as_int(limit, "limit"), **fits)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
-from tidewheel.control.client.arguments import as_id
+from tidewheel.control.client.arguments import as_id, as_int
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.reads.batches import Batch, BatchSummary, batch, batches
@@ -109,13 +109,13 @@ class Batches:
         """
         batch_id = as_id(batch_id, "batch_id")
         with self._connection.snapshot() as connection:
-            return batch(connection, self._connection.tenant, batch_id, limit=limit)
+            return batch(connection, self._connection.tenant, batch_id, limit=as_int(limit, "limit"))
 
     def list(self, *, after: UUID | None = None, limit: int = 100) -> list[BatchSummary]:
         """Return the batches of the tenant, the newest first; of a further page those after the last one."""
         after = None if after is None else as_id(after, "after")
         with self._connection.snapshot() as connection:
-            return batches(connection, self._connection.tenant, after=after, limit=limit)
+            return batches(connection, self._connection.tenant, after=after, limit=as_int(limit, "limit"))
 
     def wait(
         self,

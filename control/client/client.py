@@ -11,7 +11,7 @@ from uuid import UUID
 
 from tidewheel.audit import Actor
 from tidewheel.control.client.api_keys import ApiKeys
-from tidewheel.control.client.arguments import as_document
+from tidewheel.control.client.arguments import as_document, as_int
 from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.batches import Batches
@@ -34,7 +34,7 @@ from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
-from tidewheel.control.reads.job_days import JobStatistics, job_statistics
+from tidewheel.control.reads.job_days import MAX_DAYS, JobStatistics, job_statistics
 from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
@@ -369,7 +369,7 @@ class Client:
             UnknownJob: There is no such job, and no counted day of it.
         """
         with self._connection.snapshot() as connection:
-            return job_statistics(connection, self._connection.tenant, key, days)
+            return job_statistics(connection, self._connection.tenant, key, as_int(days, "days", MAX_DAYS))
 
     def preview(self, job: Mapping[str, object] | JobSpec, n: int = 10, *, after: datetime | None = None) -> Preview:
         """Return what an unsaved job would do: its policies in words, and its next `n` occurrences.
@@ -388,7 +388,7 @@ class Client:
             UnknownJob: There is no such job and there never was.
         """
         with self._connection.snapshot() as connection:
-            return versions(connection, self._connection.tenant, key, limit=limit, before=before)
+            return versions(connection, self._connection.tenant, key, limit=as_int(limit, "limit"), before=before)
 
     def diff(self, key: str, a: int, b: int) -> list[Change]:
         """Compare version `b` of a job with version `a`.
@@ -398,7 +398,7 @@ class Client:
             InvalidInput: It has no such version.
         """
         with self._connection.snapshot() as connection:
-            return diff(connection, self._connection.tenant, key, a, b)
+            return diff(connection, self._connection.tenant, key, as_int(a, "a"), as_int(b, "b"))
 
     def _about_job(self, kind: str, key: str, **fields: object) -> Job:
         return job_of(self._connection.request({"type": kind, "key": key, **fields}))

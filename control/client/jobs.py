@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from tidewheel.control.client.arguments import as_int
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.jobs import JobDetail, JobPage, list_jobs, show_job
 
@@ -41,7 +42,8 @@ class Jobs:
         with self._connection.snapshot() as connection:
             return list_jobs(
                 connection, self._connection.tenant, prefix=prefix, labels=labels, paused=paused, finished=finished,
-                kind=kind, lane=lane, queue=queue, quarantined=quarantined, unwell=unwell, after=after, limit=limit,
+                kind=kind, lane=lane, queue=queue, quarantined=quarantined, unwell=unwell, after=after,
+                limit=as_int(limit, "limit"),
             )  # fmt: skip
 
     def get(self, key: str) -> JobDetail:

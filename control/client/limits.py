@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.client.arguments import as_int
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.reads.limits import KeyInUse, LimitSummary, list_keys, list_limits
 from tidewheel.control.reads.tenants import require_tenant
@@ -86,12 +87,14 @@ class Limits:
     def list(self, *, after: str | None = None, limit: int = 50) -> Sequence[LimitSummary]:
         """List limits: those of keys by key, then those of prefixes; each with what runs and waits."""
         with self._connection.snapshot() as connection:
-            return list_limits(connection, self._connection.tenant, after=after, limit=limit)
+            return list_limits(connection, self._connection.tenant, after=after, limit=as_int(limit, "limit"))
 
     def keys(self, *, prefix: str = "", after: str = "", limit: int = 50) -> Sequence[KeyInUse]:
         """List keys in use by key, each with its limit in force, and what runs and waits."""
         with self._connection.snapshot() as connection:
-            return list_keys(connection, self._connection.tenant, prefix=prefix, after=after, limit=limit)
+            return list_keys(
+                connection, self._connection.tenant, prefix=prefix, after=after, limit=as_int(limit, "limit")
+            )
 
     def _change(self, key: str, action: str, change: Callable[[Conn, KeyPattern], bool]) -> ChangedLimit:
         own = self._connection

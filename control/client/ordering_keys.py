@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from tidewheel.control.client.arguments import as_int
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.ordering_keys import BlockedKey, list_blocked_keys, read_blocked_key
 from tidewheel.errors import refuse
@@ -43,7 +44,7 @@ class OrderingKeys:
             Unavailable: The database does not answer.
         """
         with self._connection.snapshot() as connection:
-            return list_blocked_keys(connection, self._connection.tenant, after=after, limit=limit)
+            return list_blocked_keys(connection, self._connection.tenant, after=after, limit=as_int(limit, "limit"))
 
     def unblock(self, key: str, *, skip: bool = False, request_id: str | None = None) -> UnblockedKey:
         """Retry the failed run of a blocked key, whose success lets the next one start.

@@ -6,6 +6,7 @@ from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.client.arguments import as_seconds
 
 T = TypeVar("T")
 
@@ -39,6 +40,8 @@ class Polling(Generic[T]):
         self, name: str, work_id: UUID, timeout: float | None, on_progress: Callable[[T], None] | None
     ) -> None:
         self._name, self._work_id, self._timeout, self._on_progress = name, work_id, timeout, on_progress
+        if timeout is not None:
+            as_seconds(timeout)
         self._started = monotonic_seconds()
 
     def goes_on(self, found: T, work: Work) -> bool:

@@ -10,7 +10,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.archive.show import show_run_anywhere
-from tidewheel.control.client.arguments import as_id
+from tidewheel.control.client.arguments import MAX_BIGINT, as_id, as_int, as_seconds
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.logs import LogFollower, LogPiece, read_logs
 from tidewheel.control.client.results import Run
@@ -93,7 +93,7 @@ class Runs:
             status, key, labels, run_labels, lane, queue, cause, concurrency_key, ordering_key, since, until
         )
         with self._connection.snapshot() as connection:
-            return list_runs(connection, self._connection.tenant, filters, after=after, limit=limit)
+            return list_runs(connection, self._connection.tenant, filters, after=after, limit=as_int(limit, "limit"))
 
     def get(self, run_id: UUID) -> Run:
         """Return a run.
@@ -131,7 +131,7 @@ class Runs:
         Raises:
             TimeoutError: It was not terminal in time; the message names its state.
         """
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        seconds = as_seconds(timeout)
         deadline, pause = monotonic_seconds() + seconds, FIRST_POLL_SECONDS
         while not (run := self.get(run_id)).final:
             if monotonic_seconds() >= deadline:
@@ -237,7 +237,7 @@ class Runs:
     def cancellations(self, *, after: int | None = None, limit: int = 50) -> Sequence[Cancellation]:
         """List cancellations by filter after one of them, the newest first."""
         with self._connection.snapshot() as connection:
-            return cancellations(connection, self._connection.tenant, after=after, limit=limit)
+            return cancellations(connection, self._connection.tenant, after=after, limit=as_int(limit, "limit"))
 
     def cancellation(self, number: int) -> Cancellation:
         """Return the progress of a `cancel_all`.
@@ -246,7 +246,7 @@ class Runs:
             UnknownCancellation: The tenant has no cancellation of this id.
         """
         with self._connection.snapshot() as connection:
-            return show_cancellation(connection, self._connection.tenant, number)
+            return show_cancellation(connection, self._connection.tenant, as_int(number, "number", MAX_BIGINT))
 
     def logs(self, run_id: UUID, attempt: int | None = None) -> Sequence[LogPiece]:
         """Return the stored output of a run's attempts, the oldest first; omit attempts without output.
@@ -256,7 +256,7 @@ class Runs:
             InvalidInput: The run has no such attempt.
         """
         run_id = as_id(run_id, "run_id")
-        return read_logs(self._connection, run_id, attempt)
+        return read_logs(self._connection, run_id, _attempt(attempt))
 
     def follow_logs(self, run_id: UUID, attempt: int | None = None) -> LogFollower:
         """Iterate over the output of a run's attempts, and new output until the run (or that attempt) ends.
@@ -265,4 +265,8 @@ class Runs:
             UnknownRun: The tenant has no run of this id.
         """
         run_id = as_id(run_id, "run_id")
-        return LogFollower(self._connection, run_id, attempt)
+        return LogFollower(self._connection, run_id, _attempt(attempt))
+
+
+def _attempt(number: int | None) -> int | None:
+    return None if number is None else as_int(number, "attempt")

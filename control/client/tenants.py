@@ -12,6 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from tidewheel.audit import ALL_TENANTS, Change, record_change
 from tidewheel.control.client.api_keys import MAX_RATE as MAX_KEY_RATE
+from tidewheel.control.client.arguments import as_int
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.tenant_periods import KEPT_STATES, MAX_PERIOD, TenantPeriod, tenant_periods
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants, show_tenant, tenant_usage
@@ -118,7 +119,7 @@ class Tenants:
     def list(self, *, after: str = "", limit: int = 50) -> list[TenantSummary]:
         """Return a page of the tenants, in the order of their names."""
         with self._connection.snapshot(all_tenants=True) as connection:
-            return list_tenants(connection, after=after, limit=limit)
+            return list_tenants(connection, after=after, limit=as_int(limit, "limit"))
 
     def get(self, name: str) -> TenantSummary:
         """Return a tenant with its limits.

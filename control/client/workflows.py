@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from tidewheel.control.client.arguments import as_id
+from tidewheel.control.client.arguments import as_id, as_int
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.workflows import Workflow, WorkflowSummary, workflow, workflows
 
@@ -16,7 +16,7 @@ class Workflows:
     def list(self, key: str | None = None, *, limit: int = 100) -> list[WorkflowSummary]:
         """Return the occurrences of the tenant, or of one root, the newest first."""
         with self._connection.snapshot() as connection:
-            return workflows(connection, self._connection.tenant, key, limit=limit)
+            return workflows(connection, self._connection.tenant, key, limit=as_int(limit, "limit"))
 
     def get(self, root_run_id: UUID, *, generation: int | None = None) -> Workflow:
         """Return an occurrence with the latest run of each of its jobs, of all generations or up to one.

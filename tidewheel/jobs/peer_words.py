@@ -88,6 +88,8 @@ def our_field(name: str, known: Collection[str]) -> str | None:
         place = f"write it as {field}"
     elif parent in known:
         place = f'write it as {parent}: {{"{field}": ...}}'
+    elif "payload" not in known:
+        return None  # the body of another thing, such as a freeze
     elif ours.path == "request_id":
         place = "write request_id beside job"
     elif ours.path in {"delay", "run_at"}:

@@ -171,7 +171,8 @@ def _words(details: ErrorDetails, names: list[str], model: type[StrictModel]) ->
         key, words = _BOUNDS[kind]
         is_length = key.endswith("_length")
         problem = f"there are {len(value)} elements" if is_length else f"{shown(value)} is not valid"
-        return problem, f"write {words} {context[key]:g}"
+        bound = context[key]
+        return problem, f"write {words} {int(bound) if bound == int(bound) else bound}"
     if context.get("class") == "UUID":
         thing = next((each for each in reversed(names) if not each.isdecimal()), "")
         problem, remedy = f"{shown(value)} is not the id of a {thing}", "write a UUID"

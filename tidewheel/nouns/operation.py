@@ -40,6 +40,9 @@ M = TypeVar("M", bound=StrictModel)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Rows = Annotated[int, Field(ge=1, le=2**31 - 1)]
+"""The most rows of a list."""
+
 DryRun = Annotated[bool, Field(description="Only count them, and return the first ten.")]
 
 

@@ -136,6 +136,7 @@ def test_target_flag_sets_the_target(database: Database, arguments: tuple[str, .
         (("a", "--shell", "a 'b", "--manual"), ("--shell: ", "quotation")),
         (("a", "--shell", "a", "--method", "PUT", "--manual"), ("target: ", "--method", "--shell")),
         (("a", "--handler", "h", "--manual", "--payload", "{"), ("--payload:", "is not valid JSON")),
+        (("a", "--handler", "h", "--manual", "--payload", '"\udcff"'), ("--payload:", "is not valid UTF-8")),
         (("a", "--handler", "h", "--manual", "--label", "x"), ("--label:", "x=VALUE")),
         (("a", "--handler", "h", "--at", "2999-01-01T00:00"), ("--at:", "--tz", "2999-01-01T00:00:00Z")),
         (

@@ -3,6 +3,7 @@
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, get_args, get_type_hints
 from uuid import UUID
 
@@ -11,7 +12,7 @@ import pytest
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit, trigger
 from tidewheel.control.client.client import Client
-from tidewheel.errors import Refused, UnknownJob
+from tidewheel.errors import InvalidInput, Refused, UnknownJob
 
 
 def methods(client: Client) -> Iterator[tuple[str, Callable[..., object]]]:
@@ -24,7 +25,9 @@ def methods(client: Client) -> Iterator[tuple[str, Callable[..., object]]]:
 
 
 _VALUES: Mapping[str, object] = {
-    "key": "job", "runs": [{"ref": "a", "key": "job"}], "attempt": 1, "version": 1, "request_id": "r", "patch": {},
+    "key": "job", "runs": [{"ref": "a", "key": "job"}], "attempt": 1, "version": 1, "a": 1, "b": 1, "number": 1,
+    "days": 1,
+    "request_id": "r", "patch": {},
     "document": {}, "job": {"key": "job", "schedule": "manual", "target": "x"},
 }  # fmt: skip
 
@@ -50,6 +53,41 @@ def test_every_id_and_every_mapping_of_a_wrong_type_is_refused_by_name(database:
                 assert [error.path for error in caught.value.errors] == [wrong], (name, caught.value)
                 tried += 1
     assert tried > 20
+
+
+def numbers(method: Callable[..., object]) -> Iterator[str]:
+    """Yield the parameters of a method that are whole numbers."""
+    hints = get_type_hints(method)
+    for name in inspect.signature(method).parameters:
+        kinds = {hints.get(name), *get_args(hints.get(name))}
+        if int in kinds and float not in kinds:
+            yield name
+
+
+def test_every_whole_number_beyond_its_column_is_refused(database: Database) -> None:
+    submit(database)
+    tried = 0
+    with Client(database.url) as client:
+        for name, method in methods(client):
+            parameters = inspect.signature(method).parameters.values()
+            required = [each.name for each in parameters if each.default is inspect.Parameter.empty]
+            for number in numbers(method):
+                given: dict[str, Any] = {each: _VALUES.get(each, UUID(int=1)) for each in required}
+                for huge in (2**31, 2**63, 10**30):
+                    with suppress(Refused):  # any other error, such as psycopg's, fails the test
+                        method(**given | {number: huge})
+                    tried += 1
+    assert tried > 50
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1, True])
+def test_timeout_that_is_no_duration_is_refused(database: Database, timeout: float) -> None:
+    some = UUID(int=1)
+    with Client(database.url) as client:
+        for wait in (client.runs.wait, client.backfills.wait, client.batches.wait):
+            with pytest.raises(InvalidInput) as caught:
+                wait(some, timeout=timeout)
+            assert [error.path for error in caught.value.errors] == ["timeout"]
 
 
 def test_id_may_be_its_text(database: Database) -> None:
@@ -78,6 +116,14 @@ def test_refusal_is_one_error_of_a_public_class(database: Database, act: Callabl
     text = "".join(traceback.format_exception(caught.value))
     assert text.count("Traceback (most recent call last)") == 1, text
     assert type(caught.value).__module__ == "tidewheel.errors"
+
+
+def test_empty_patch_makes_no_version(database: Database) -> None:
+    submit(database)
+    with Client(database.url) as client:
+        before = client.jobs.get("job").summary.version
+        reply = client.patch("job", {})
+        assert (reply.unchanged, client.jobs.get("job").summary.version) == (True, before)
 
 
 def test_jobs_are_listed_and_read(database: Database) -> None:

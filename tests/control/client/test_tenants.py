@@ -186,6 +186,12 @@ def test_usage_counts_runs_and_jobs(client: Client, database: Database) -> None:
 def test_command_line_and_rest_are_the_same(database: Database) -> None:
     made = tidewheel(database, "tenant", "create", "acme", "--jobs", "1000", "--weight", "3")
     assert made.lines == ["tenant acme: created"]
+    again = tidewheel(database, "tenant", "create", "acme", "--jobs", "1000")
+    assert again.lines == ["tenant acme: unchanged: it exists already"]
+    [refusal] = tidewheel(database, "tenant", "create", "acme", "--jobs", "7").refusals
+    assert "exists, with other limits; change them with `tidewheel tenant limits acme`" in refusal
+    [refusal] = tidewheel(database, "tenant", "limits", "acme", "--jobs", "9" * 30).refusals
+    assert "is too large; write a number of at most 999999999" in refusal
     done = tidewheel(database, "tenant", "limits", "acme", "--payload", "64KiB", "--in-flight", "500", "--jobs", "none")
     assert done.lines[0] == "tenant acme: changed"
     for text in ("inf", "nan", "1e3", "1_0", "-1"):  # Python's own reader accepts them all

@@ -52,6 +52,13 @@ def test_refusal_of_a_peers_field_names_ours(word: str, ours: str) -> None:
     assert ours in submitted(**{word: "x"})[word]
 
 
+def test_other_bodies_name_no_field_of_a_job() -> None:
+    assert (
+        "of the job"
+        not in refused({"type": "freeze", "scope": "queue", "key": "q", "concurrencyPolicy": "x"})["concurrencyPolicy"]
+    )
+
+
 def test_field_inside_its_own_object_is_named_alone() -> None:
     assert submitted(retry={"maximumAttempts": 3})["retry.maximumAttempts"].startswith("write it as max_attempts")
     assert submitted(schedule={"cron": "0 8 * * *", "tz": "UTC"})["schedule.tz"] == "write it as timezone"

@@ -44,7 +44,7 @@ from tidewheel.nouns.dead_letters.reads import (
     show_redrive,
     survey_dead_letters,
 )
-from tidewheel.nouns.operation import DryRun, InDoors, Noun, Place, operation
+from tidewheel.nouns.operation import DryRun, InDoors, Noun, Place, Rows, operation
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
@@ -67,7 +67,7 @@ class DeadLetters(Noun):
 
     @operation(f"GET {_LETTERS}", "list_dead_letters", scope=Scope.READ, python_only=("ids",))
     def list(
-        self, *, after: Place | None = None, limit: int = 50, **filters: Unpack[DeadLetterFilter]
+        self, *, after: Place | None = None, limit: Rows = 50, **filters: Unpack[DeadLetterFilter]
     ) -> DeadLettersPage:
         """List dead letters, the newest first."""
         with self._call.snapshot() as connection:
@@ -214,7 +214,7 @@ class Redrives(Noun):
     """Redrives of dead letters."""
 
     @operation(f"GET {_REDRIVES}", "list_redrives", scope=Scope.READ)
-    def list(self, *, limit: int = 50) -> list[Redriving]:
+    def list(self, *, limit: Rows = 50) -> list[Redriving]:
         """List redrives, the newest first."""
         with self._call.snapshot() as connection:
             return list_redrives(connection, self._call.tenant, limit=limit)
