@@ -68,7 +68,7 @@ def test_every_whole_number_beyond_its_column_is_refused(database: Database) -> 
     submit(database)
     tried = 0
     with Client(database.url) as client:
-        for name, method in methods(client):
+        for _, method in methods(client):
             parameters = inspect.signature(method).parameters.values()
             required = [each.name for each in parameters if each.default is inspect.Parameter.empty]
             for number in numbers(method):
