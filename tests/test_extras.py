@@ -23,7 +23,7 @@ from tidewheel import AsyncClient, Client, handler
 from tidewheel.control.cli.commands import COMMANDS, Command
 from tidewheel.control.supervise.child import CODE
 groups = [{"": each} if isinstance(each, Command) else each.commands for each in COMMANDS.values()]
-commands = {f"tidewheel.control.cli.{each.module}" for group in groups for each in group.values() if not each.extra}
+commands = {each.path for group in groups for each in group.values() if not each.extra}
 for module in [*commands, *(code for role, code in CODE.items() if role != "api")]:
     import_module(module)
 """

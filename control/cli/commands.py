@@ -44,6 +44,11 @@ class Command(NamedTuple):
     extra: str | None = None
     passes_arguments: bool = False
 
+    @property
+    def path(self) -> str:
+        """The full name of its module."""
+        return self.module if "." in self.module else f"{_PACKAGE}.{self.module}"
+
 
 class Group(NamedTuple):
     """A group of commands.
@@ -488,7 +493,7 @@ class _LazyCommand(TyperCommand):
         """Import the command."""
         if self._command.extra is not None:
             require(self._command.extra, f"`tidewheel {self.name}`")
-        module = import_module(name if "." in (name := self._command.module) else f"{_PACKAGE}.{name}")
+        module = import_module(self._command.path)
         app = _app()
         context = {**_CONTEXT, "ignore_unknown_options": self._command.passes_arguments}
         function = getattr(module, self._command.function)

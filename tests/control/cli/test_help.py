@@ -53,8 +53,7 @@ NEVER_FOR_HELP = (*NEVER_FOR_LISTS, "tidewheel.settings", "pydantic_settings", "
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
 def test_help_line_of_the_table_is_the_docstring_of_the_command(words: tuple[str, ...]) -> None:
     command = ALL[words]
-    module = command.module if "." in command.module else f"tidewheel.control.cli.{command.module}"
-    function = getattr(import_module(module), command.function)
+    function = getattr(import_module(command.path), command.function)
     assert command.help == (inspect.getdoc(function) or "").partition("\n")[0]
 
 

@@ -230,8 +230,7 @@ TAKES_A_RUN: dict[str, list[str]] = {
 
 
 def takes_a_run(command: Command) -> bool:
-    module = command.module if "." in command.module else f"tidewheel.control.cli.{command.module}"
-    function = getattr(import_module(module), command.function)
+    function = getattr(import_module(command.path), command.function)
     hints = get_type_hints(function, include_extras=True).values()
     return any(getattr(part, "metavar", None) == "RUN" for hint in hints for part in get_args(hint)[1:])
 
