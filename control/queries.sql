@@ -1020,9 +1020,14 @@ UPDATE tenants SET delete_at = NULL WHERE tenant = %(tenant)s AND delete_at IS N
 INSERT INTO tenant_roles (role, acts_for) VALUES (%(role)s, %(tenant)s) ON CONFLICT DO NOTHING
 
 -- name: revoke_role
--- Deletes that row.
--- Index: tenant_roles_pkey. Lock: the row.
-DELETE FROM tenant_roles WHERE role = %(role)s AND acts_for = %(tenant)s
+-- Deletes that row, and writes one that acts for no tenant: none is named ''. A role without any row would act for `default`.
+-- Index: tenant_roles_pkey. Lock: the rows.
+WITH revoked AS (
+    DELETE FROM tenant_roles WHERE role = %(role)s AND acts_for = %(tenant)s RETURNING role
+), kept AS (
+    INSERT INTO tenant_roles (role, acts_for) SELECT role, '' FROM revoked ON CONFLICT DO NOTHING
+)
+SELECT FROM revoked
 
 -- name: add_tenant
 -- Writes a tenant; no row if it exists.

@@ -130,7 +130,7 @@ def limits(
         str | None, typer.Option(metavar="ROLE", help="Let a database role call the SQL functions for the tenant.")
     ] = None,
     revoke_role: Annotated[
-        str | None, typer.Option(metavar="ROLE", help="Revoke that; a role without any has default again.")
+        str | None, typer.Option(metavar="ROLE", help="Revoke that; a role without another one has no tenant.")
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:

@@ -259,7 +259,7 @@ class Tenants:
     def grant_role(self, name: str, role: str) -> bool:
         """Let a database role call the SQL functions for a tenant, `*` for all.
 
-        A role without any such grant acts for `default`.
+        A role that never had such a grant acts for `default`.
 
         Returns:
             False if it has the grant already.
@@ -283,7 +283,7 @@ class Tenants:
         return self._connection.write(grant, all_tenants=True)
 
     def revoke_role(self, name: str, role: str) -> bool:
-        """Revoke such a grant, also one of a deleted tenant; a role without another one has `default` again.
+        """Revoke such a grant, also one of a deleted tenant; a role without another one acts for no tenant.
 
         Returns:
             False if it had no such grant.

@@ -121,6 +121,29 @@ def test_role_with_execute_alone_acts_for_default_until_it_is_granted_a_tenant(s
             connection.execute(ENQUEUE, [tenant])
 
 
+def test_a_role_whose_last_tenant_is_revoked_does_not_become_one_of_default(shop: Database, role: str) -> None:
+    own = trigger(shop, "charge")
+    with calling(shop, role) as connection, Client(shop.url) as client:
+        client.tenants.grant_role("acme", role)
+        assert client.tenants.revoke_role("acme", role)
+        assert not client.tenants.revoke_role("acme", role)
+        calls: Sequence[tuple[LiteralString, Sequence[object]]] = (
+            (ENQUEUE, ["default"]),
+            (ENQUEUE, [None]),
+            (ENQUEUE, ["acme"]),
+            (STATUS, [own, "default"]),
+            (CANCEL, [own, "default"]),
+        )
+        for statement, arguments in calls:
+            with pytest.raises(InsufficientPrivilege, match="may not act for tenant"):
+                connection.execute(statement, arguments)
+        with pytest.raises(psycopg.errors.NoDataFound, match="has no job"):
+            connection.execute(ENQUEUE, [""])
+        assert client.tenants.grant_role("default", role)
+        assert client.tenants.get("default").roles == [role]
+        connection.execute(ENQUEUE, ["default"])
+
+
 def test_grants_belong_to_the_login_and_to_the_groups_of_which_it_is_a_member(shop: Database, role: str) -> None:
     group = f"group_{uuid4().hex[:12]}"
     shop.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(group)))
