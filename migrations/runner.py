@@ -34,7 +34,7 @@ from tidewheel.migrations.service_roles import (
     require_prefix,
     roles_of_default,
 )
-from tidewheel.postgres.held_lock import begin_lasting, try_table_lock
+from tidewheel.postgres.held_lock import HeldLock, begin_lasting, try_table_lock
 from tidewheel.postgres.partitions import ensure_coming_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements, trusted
@@ -202,7 +202,10 @@ def migrate(
         store_schemas,  # imports the codec, which `require_current` does not need
     )
 
-    with connect(url, "tidewheel-migrate", options=_NO_HURRY) as connection, _alone(url, connection, dry_run=dry_run):
+    with (
+        connect(url, "tidewheel-migrate", options=_NO_HURRY) as connection,
+        _alone(url, connection, dry_run=dry_run) as lock,
+    ):
         connection.execute(_LOCK_TIMEOUT)
         connection.commit()
         pending, is_new = _to_apply(connection, post=post), not _read_applied(connection)
@@ -211,12 +214,14 @@ def migrate(
         connection.rollback()
 
         def apply(migration: Migration) -> None:
+            lock.check()
             if migration.is_post and not is_new:
                 _require_no_other_release(connection, migration.name)
                 connection.rollback()
             _apply(connection, migration)
 
         def finish() -> None:
+            lock.check()
             if post and not is_new:
                 _require_no_other_release(connection, "the revoked rights")
             store_schemas(connection)
@@ -280,12 +285,12 @@ def _newer(applied: Iterable[str]) -> set[str]:
 
 
 @contextmanager
-def _alone(url: str, connection: Conn, *, dry_run: bool) -> Generator[None]:
+def _alone(url: str, connection: Conn, *, dry_run: bool) -> Generator[HeldLock]:
     """Keep other runners waiting for all files; a rehearsal on a new database needs no lock."""
     if connection.execute(_TABLE_EXISTS).fetchone() != (True,):
         connection.rollback()
         if dry_run:
-            yield
+            yield HeldLock(connection, is_alone=True)
             return
         _make_table(connection)
     connection.rollback()
@@ -294,7 +299,7 @@ def _alone(url: str, connection: Conn, *, dry_run: bool) -> Generator[None]:
         begin_lasting(holding)
         while not try_table_lock(holding, _LOCK_MIGRATIONS):
             never.wait(_LOOK_SECONDS)
-        yield
+        yield HeldLock(holding, is_alone=True)
 
 
 def _make_table(connection: Conn) -> None:

@@ -20,7 +20,7 @@ from typing import LiteralString, cast
 import psycopg
 
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.held_lock import held_lock
+from tidewheel.postgres.held_lock import HeldLock, held_lock
 from tidewheel.postgres.partitions import StoredDay, day_of, drop_day, start_of, stored_days
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
@@ -118,12 +118,12 @@ class Retention:
 
         A table or a partition that cannot be removed delays no other one: its error is raised at the end.
         """
-        with held_lock(self._url, "tidewheel-retention-lock", _LOCK_RETENTION, _LOCK_OLD_RETENTION) as is_alone:
-            if not is_alone:
+        with held_lock(self._url, "tidewheel-retention-lock", _LOCK_RETENTION, _LOCK_OLD_RETENTION) as lock:
+            if not lock.is_alone:
                 return []
             with self._session.transaction() as connection:
                 connection.execute(_LOCK_TIMEOUT)
-                return self._pass(connection)
+                return self._pass(connection, lock)
 
     def close(self) -> None:
         """Close the session."""
@@ -139,22 +139,24 @@ class Retention:
             self.close()
         return self._pause
 
-    def _pass(self, connection: Conn) -> list[StoredDay]:
+    def _pass(self, connection: Conn, lock: HeldLock) -> list[StoredDay]:
         failures: list[psycopg.Error] = []
+        try_step = partial(_try, connection, lock, failures)
         pace, now = Pace(self._stop), read_now(connection)
         stored = stored_days(connection)
-        _try(connection, failures, partial(_close_days, connection, stored))
-        _try(connection, failures, partial(_measure_archive, connection, stored, now))
-        _try(connection, failures, partial(count_days, connection, pace))
-        _try(connection, failures, partial(merge_activity, connection, now, pace))
+        try_step(partial(_close_days, connection, stored))
+        try_step(partial(_measure_archive, connection, stored, now))
+        try_step(partial(count_days, connection, pace))
+        try_step(partial(merge_activity, connection, now, pace))
         before = self._facts_before(connection, stored, now)
         for rule in RULES.values():
             if isinstance(rule, Rows):
                 ended = before if rule.period is Period.RUNS else now - self._periods.of(rule.period)
-                _try(connection, failures, partial(_delete_rows, connection, rule, ended, pace))
-        _try(connection, failures, partial(_remove_jobs, connection, before, pace))
-        dropped = self._drop(connection, stored, now, failures)
-        _try(connection, failures, partial(self._remove_early, connection, stored, now, pace))
+                try_step(partial(_delete_rows, connection, rule, ended, pace))
+        try_step(partial(_remove_jobs, connection, before, pace))
+        lock.check()
+        dropped = self._drop(connection, stored, now, try_step)
+        try_step(partial(self._remove_early, connection, stored, now, pace))
         if failures:
             raise failures[0]
         return dropped
@@ -177,7 +179,11 @@ class Retention:
             _LOG.info("%d runs are removed by the limits of their jobs", removed)
 
     def _drop(
-        self, connection: Conn, stored: Iterable[StoredDay], now: datetime, failures: list[psycopg.Error]
+        self,
+        connection: Conn,
+        stored: Iterable[StoredDay],
+        now: datetime,
+        try_step: Callable[[Callable[[], None]], bool],
     ) -> list[StoredDay]:
         """Drop the partitions whose period is over, and that nothing needs."""
         first_kept = self._first_kept(now)
@@ -213,7 +219,7 @@ class Retention:
         for each in old:
             if each in kept or self._stop.requested():
                 continue
-            if _try(connection, failures, partial(drop_day, connection, each)):
+            if try_step(partial(drop_day, connection, each)):
                 dropped.append(each)
                 _LOG.info("the partition of %s for %s is dropped", each.table, each.day)
             else:
@@ -243,8 +249,9 @@ class Retention:
         connection.execute(_RECORD_PASS, {"behind": behind if held_by else None, "held_by": held_by})
 
 
-def _try(connection: Conn, failures: list[psycopg.Error], work: Callable[[], None]) -> bool:
-    """Do work; keep an error of the database for the end of the pass, and return False."""
+def _try(connection: Conn, lock: HeldLock, failures: list[psycopg.Error], work: Callable[[], None]) -> bool:
+    """Do work under the lock; keep an error of the database for the end of the pass, and return False."""
+    lock.check()
     try:
         work()
     except psycopg.Error as error:

@@ -38,10 +38,10 @@ def archive_closed_days(url: str, store: Store, keep: timedelta) -> Round:
         ArchiveDamaged: The archive has a day with other rows, or a block that cannot be read.
         Unavailable: Another process archives, or a server does not answer.
     """
-    with locked_archive(url), closing(archive_session(url)) as session, session.transaction() as connection:
-        exported = export_days(connection, store, url)
-        removed = remove_old_days(connection, store, day_of(read_now(connection) - keep))
-        tenants = remove_tenants(connection, store)
+    with locked_archive(url) as lock, closing(archive_session(url)) as session, session.transaction() as connection:
+        exported = export_days(connection, store, url, lock)
+        removed = remove_old_days(connection, store, day_of(read_now(connection) - keep), lock)
+        tenants = remove_tenants(connection, store, lock)
         if tenants:
             remove_restored_tenants(connection, tenants)
         return Round(exported.days, exported.adopted, removed, tenants)

@@ -8,6 +8,8 @@ retention drop the day. Files without a manifest are written again or deleted. A
 it has no fewer runs of any tenant than the database.
 
 Retention spares a day because another one is recorded. Until the first record it is locked out.
+
+Two processes that write one day would delete each other's files, so the lock is checked before each change.
 """
 
 from collections import defaultdict
@@ -26,7 +28,7 @@ from tidewheel.control.archive.records import ArchivedDay, list_days
 from tidewheel.control.archive.stores import MANIFEST, SETTING, MissingFile, Store
 from tidewheel.errors import ArchiveDamaged, Unavailable
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.held_lock import held_lock
+from tidewheel.postgres.held_lock import HeldLock, held_lock
 from tidewheel.postgres.partitions import start_of, stored_days
 from tidewheel.postgres.session import BY_KEY, Conn, Session
 from tidewheel.postgres.statements import Statements
@@ -83,24 +85,27 @@ def archive_session(url: str) -> Session:
     return session
 
 
-def export_days(connection: Conn, store: Store, url: str) -> Exported:
+def export_days(connection: Conn, store: Store, url: str, lock: HeldLock) -> Exported:
     """Archive each closed day that is not archived yet, the oldest first.
 
     Args:
-        connection: With autocommit; this process has locked the archive.
+        connection: With autocommit.
+        lock: Of the archive.
     """
     result = Exported([], [])
     recorded = list_days(connection)
     if recorded:
         _check_archive(store, recorded[-1].day)
     else:
-        with _without_retention(url):
-            _adopt_dropped(connection, store, result)
+        with _without_retention(url) as retention:
+            with connection.transaction():
+                _adopt_dropped(connection, store, result, lock)
+                retention.check()
             first = _days(connection, _FIND_DAYS_TO_ARCHIVE)[:1]
             if first and not result.days:
-                _archive(connection, store, first[0], result)
+                _archive(connection, store, first[0], result, lock)
     for day in _days(connection, _FIND_DAYS_TO_ARCHIVE):
-        _archive(connection, store, day, result)
+        _archive(connection, store, day, result, lock)
     return result
 
 
@@ -116,62 +121,74 @@ def _check_archive(store: Store, day: date) -> None:
         raise ArchiveDamaged(message) from error
 
 
-def record_day(connection: Conn, manifest: Manifest) -> None:
+def record_day(connection: Conn, manifest: Manifest, lock: HeldLock) -> None:
     """Record that a day is archived."""
+    lock.check()
     columns = {"day": manifest.day, "runs": manifest.runs, "bytes": manifest.size, "id_days": list(manifest.id_days)}
     connection.execute(_RECORD_ARCHIVED_DAY, columns)
 
 
-def delete_others(store: Store, manifest: Manifest) -> None:
+def write_manifest(store: Store, manifest: Manifest, replaces: bytes | None, lock: HeldLock) -> None:
+    """Write the manifest of a day, and delete the files that it does not name."""
+    lock.check()
+    store.write_manifest(manifest.day.isoformat(), manifest.encode(), replaces)
+    delete_others(store, manifest, lock)
+
+
+def delete_others(store: Store, manifest: Manifest, lock: HeldLock) -> None:
     """Delete the files of a day that its manifest does not name."""
     day = manifest.day.isoformat()
     named = {MANIFEST, *(file.name for file in manifest.files)}
     for name in store.files(day).keys() - named:
+        lock.check()
         store.delete(f"{day}/{name}")
 
 
 @contextmanager
-def _without_retention(url: str) -> Generator[None]:
+def _without_retention(url: str) -> Generator[HeldLock]:
     """Keep retention from dropping and shortening days; a pass that is under way ends first."""
-    with held_lock(url, "tidewheel-archive-retention", _LOCK_RETENTION, _LOCK_OLD_RETENTION) as is_alone:
-        if not is_alone:
+    with held_lock(url, "tidewheel-archive-retention", _LOCK_RETENTION, _LOCK_OLD_RETENTION) as lock:
+        if not lock.is_alone:
             message = "retention is at work; repeat the command when its pass has ended"
             raise Unavailable(message)
-        yield
+        yield lock
 
 
-def _adopt_dropped(connection: Conn, store: Store, result: Exported) -> None:
-    """Record the days of an archive without records that only the archive has; all at once, or none."""
+def _adopt_dropped(connection: Conn, store: Store, result: Exported, lock: HeldLock) -> None:
+    """Record the days of an archive without records that only the archive has.
+
+    Args:
+        connection: In a transaction, so that all are recorded at once, or none.
+    """
     stored = {each.day for each in stored_days(connection) if each.table == "finished_runs"}
     stored -= set(_days(connection, _FIND_DROPPED_DAYS))
-    with connection.transaction():
-        for name in store.days():
-            try:
-                manifest = read_manifest(name, store.read(f"{name}/{MANIFEST}"))
-            except MissingFile:
-                continue
-            if manifest.runs and manifest.day not in stored:  # without runs it was beyond the archive's period
-                _record(connection, manifest, result)
-                result.adopted.append(manifest.day)
+    for name in store.days():
+        try:
+            manifest = read_manifest(name, store.read(f"{name}/{MANIFEST}"))
+        except MissingFile:
+            continue
+        if manifest.runs and manifest.day not in stored:  # without runs it was beyond the archive's period
+            _record(connection, manifest, result, lock)
+            result.adopted.append(manifest.day)
 
 
-def _archive(connection: Conn, store: Store, day: date, result: Exported) -> None:
+def _archive(connection: Conn, store: Store, day: date, result: Exported, lock: HeldLock) -> None:
     """Write a day, or adopt it; record it."""
-    manifest = _standing(connection, store, day)
+    manifest = _standing(connection, store, day, lock)
     if manifest is not None:
         result.adopted.append(day)
     else:
-        manifest = _export(connection, store, day, _since(connection, day))
+        manifest = _export(connection, store, day, lock)
     failpoint("archiving.before_record")
-    _record(connection, manifest, result)
+    _record(connection, manifest, result, lock)
 
 
-def _record(connection: Conn, manifest: Manifest, result: Exported) -> None:
-    record_day(connection, manifest)
+def _record(connection: Conn, manifest: Manifest, result: Exported, lock: HeldLock) -> None:
+    record_day(connection, manifest, lock)
     result.days.append(ArchivedDay(manifest.day, manifest.runs, manifest.size, read_now(connection)))
 
 
-def _standing(connection: Conn, store: Store, day: date) -> Manifest | None:
+def _standing(connection: Conn, store: Store, day: date, lock: HeldLock) -> Manifest | None:
     """Return the manifest that the archive has of a day without a record; None if it has none.
 
     It may have more runs than the database, where the period of a tenant has removed some.
@@ -187,15 +204,16 @@ def _standing(connection: Conn, store: Store, day: date) -> Manifest | None:
                 f"days/{day} of the archive away, and repeat the command"
             )
             raise ArchiveDamaged(message)
-    delete_others(store, manifest)
+    delete_others(store, manifest, lock)
     return manifest
 
 
-def _export(connection: Conn, store: Store, day: date, since: datetime | None) -> Manifest:
+def _export(connection: Conn, store: Store, day: date, lock: HeldLock) -> Manifest:
     """Write the files of a day, and then its manifest."""
-    name, scratch = day.isoformat(), store.prepare()
+    name, scratch, since = day.isoformat(), store.prepare(), _since(connection, day)
 
     def keep(path: Path, file: str) -> None:
+        lock.check()
         store.keep(path, f"{name}/{file}")
 
     tenants: dict[str, int] = {}
@@ -220,8 +238,7 @@ def _export(connection: Conn, store: Store, day: date, since: datetime | None) -
         day, since is None, tzdata, written, tenants, tuple(sorted(id_days)), (*runs.files, *facts.files)
     )
     failpoint("archiving.before_manifest")
-    store.write_manifest(name, manifest.encode(), None)
-    delete_others(store, manifest)
+    write_manifest(store, manifest, None, lock)
     return manifest
 
 

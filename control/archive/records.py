@@ -11,7 +11,7 @@ from psycopg.rows import class_row
 
 from tidewheel.control.archive.manifest import id_day
 from tidewheel.errors import Unavailable
-from tidewheel.postgres.held_lock import held_lock
+from tidewheel.postgres.held_lock import HeldLock, held_lock
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
@@ -51,13 +51,13 @@ def forget_days(connection: Conn) -> int:
 
 
 @contextmanager
-def locked_archive(url: str) -> Generator[None]:
+def locked_archive(url: str) -> Generator[HeldLock]:
     """Keep the archive to this process; raise Unavailable if another process writes it."""
-    with held_lock(url, "tidewheel-archive-lock", _LOCK_ARCHIVE) as is_alone:
-        if not is_alone:
+    with held_lock(url, "tidewheel-archive-lock", _LOCK_ARCHIVE) as lock:
+        if not lock.is_alone:
             message = "another process writes the archive; repeat the command when it has ended"
             raise Unavailable(message)
-        yield
+        yield lock
 
 
 def is_locked(connection: Conn) -> bool:

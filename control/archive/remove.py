@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import cast
 
 from tidewheel.control.archive.containers import Parts, raw_block, read_block
-from tidewheel.control.archive.export import delete_others, record_day
+from tidewheel.control.archive.export import delete_others, record_day, write_manifest
 from tidewheel.control.archive.manifest import FACTS, RUNS, ArchiveFile, Block, Manifest, read_manifest
 from tidewheel.control.archive.records import list_days
 from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store
+from tidewheel.postgres.held_lock import HeldLock
 from tidewheel.postgres.partitions import stored_days
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -25,7 +26,7 @@ _RECORD_TENANT_REMOVED = _SQL["record_tenant_removed"]
 _DELETE_ARCHIVED_DAY = _SQL["delete_archived_day"]
 
 
-def remove_tenants(connection: Conn, store: Store) -> list[str]:
+def remove_tenants(connection: Conn, store: Store, lock: HeldLock) -> list[str]:
     """Remove the deleted tenants whose rows have left the database; return their names.
 
     The database has no row of them, so no day that is archived later has one.
@@ -36,15 +37,16 @@ def remove_tenants(connection: Conn, store: Store) -> list[str]:
         return []
     recorded = {each.day.isoformat() for each in list_days(connection)}
     for day in store.days():
-        changed = _without(store, day, set(tenants))
+        changed = _without(store, day, set(tenants), lock)
         if changed is not None and day in recorded:
-            record_day(connection, changed)
+            record_day(connection, changed, lock)
+    lock.check()
     for tenant in tenants:
         connection.execute(_RECORD_TENANT_REMOVED, {"tenant": tenant})
     return tenants
 
 
-def remove_old_days(connection: Conn, store: Store, oldest: date) -> list[date]:
+def remove_old_days(connection: Conn, store: Store, oldest: date, lock: HeldLock) -> list[date]:
     """Remove the runs of archived days before this one, whose partitions are dropped; return those days.
 
     Their facts stay: versions of an old day may be in force on a later one.
@@ -61,13 +63,13 @@ def remove_old_days(connection: Conn, store: Store, oldest: date) -> list[date]:
             manifest = read_manifest(name, text)
             tenants = dict.fromkeys(manifest.tenants, 0)
             changed = replace(manifest, runs=0, tenants=tenants, id_days=(), files=manifest.of_kind(FACTS))
-            store.write_manifest(name, changed.encode(), text)
-            delete_others(store, changed)
+            write_manifest(store, changed, text, lock)
+        lock.check()
         connection.execute(_DELETE_ARCHIVED_DAY, {"day": day})
     return days
 
 
-def _without(store: Store, day: str, tenants: set[str]) -> Manifest | None:
+def _without(store: Store, day: str, tenants: set[str], lock: HeldLock) -> Manifest | None:
     """Write a day without some tenants; return its manifest, None if it has none of them."""
     try:
         text = store.read(f"{day}/{MANIFEST}")
@@ -76,11 +78,12 @@ def _without(store: Store, day: str, tenants: set[str]) -> Manifest | None:
     manifest = read_manifest(day, text)
     gone = tenants & manifest.tenants.keys()
     if not gone:
-        delete_others(store, manifest)  # a process may have died before it did
+        delete_others(store, manifest, lock)  # a process may have died before it did
         return None
     scratch = store.prepare()
 
     def keep(path: Path, file: str) -> None:
+        lock.check()
         store.keep(path, f"{day}/{file}")
 
     files: list[ArchiveFile] = []
@@ -99,8 +102,7 @@ def _without(store: Store, day: str, tenants: set[str]) -> Manifest | None:
         files += parts.files
     left = {tenant: runs for tenant, runs in manifest.tenants.items() if tenant not in gone}
     changed = replace(manifest, tenants=left, runs=sum(left.values()), files=tuple(files))
-    store.write_manifest(day, changed.encode(), text)
-    delete_others(store, changed)
+    write_manifest(store, changed, text, lock)
     return changed
 
 

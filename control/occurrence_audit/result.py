@@ -152,7 +152,7 @@ def run_audit(
         TenantDeleted: The tenant is being deleted, or its name is reserved.
     """
     with (
-        held_lock(url, "tidewheel-audit-lock", _HOLD_RETENTION),
+        held_lock(url, "tidewheel-audit-lock", _HOLD_RETENTION) as lock,
         closing(Session(url, "tidewheel-audit", options=_SESSION)) as session,
     ):
         with session.transaction() as connection:
@@ -190,6 +190,7 @@ def run_audit(
                     totals.unrecorded += 1
                     if len(findings) < MAX_LISTED:
                         findings.append(JobFinding(*ended))
+            lock.check()  # else retention may have removed what was read last
     result = replace(result, findings=tuple(findings))
     return result if writer is None else replace(result, sha256=writer.close(result))
 

@@ -1,7 +1,8 @@
 """Hold the lock of a table for as long as a block runs, however many transactions that has.
 
 The lock lies in a transaction of a connection of its own, which reads and writes nothing: so it holds back no vacuum.
-It ends with the process, by whatever death.
+It ends with the process, by whatever death. It also ends with the connection, which the server may close while the
+block works elsewhere: `check` before each step that two processes must not take.
 """
 
 from collections.abc import Generator
@@ -10,6 +11,7 @@ from typing import LiteralString
 
 import psycopg
 
+from tidewheel.errors import Unavailable
 from tidewheel.postgres.session import Conn, connect
 
 _NO_LIMITS: LiteralString = """
@@ -17,18 +19,38 @@ SELECT set_config(name, '0', false)
   FROM pg_settings
  WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
 """
+_CHECK: LiteralString = "SHOW transaction_isolation"  # takes no snapshot, for which a drop of a partition would wait
+
+
+class HeldLock:
+    """The locks of a connection that has begun a transaction.
+
+    Args:
+        is_alone: False if others hold one of them.
+    """
+
+    def __init__(self, connection: Conn, *, is_alone: bool) -> None:
+        self._connection, self.is_alone = connection, is_alone
+
+    def check(self) -> None:
+        """Raise Unavailable if the connection has ended since: others may hold the locks now."""
+        try:
+            self._connection.execute(_CHECK)
+        except psycopg.Error as error:
+            message = "the connection that held the lock was lost, so another process may be at work; repeat the call"
+            raise Unavailable(message) from error
 
 
 @contextmanager
-def held_lock(url: str, name: str, *statements: LiteralString) -> Generator[bool]:
-    """Run a block under the locks of some statements; yield False if others hold one of them.
+def held_lock(url: str, name: str, *statements: LiteralString) -> Generator[HeldLock]:
+    """Run a block under the locks of some statements.
 
     Args:
         statements: LOCK TABLE, or queries that return false if others hold the lock.
     """
     with closing(connect(url, name, autocommit=True)) as connection:
         begin_lasting(connection)
-        yield all(try_table_lock(connection, statement) for statement in statements)
+        yield HeldLock(connection, is_alone=all(try_table_lock(connection, each) for each in statements))
 
 
 def begin_lasting(connection: Conn) -> None:

@@ -39,7 +39,7 @@ LOST = (
     "payload",
 )  # fmt: skip
 # Runs that ended on a day, of several tenants, each with an id of that day.
-_ADD_RUNS: LiteralString = """
+ADD_RUNS: LiteralString = """
 INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
                            created_at, started_at, finished_at, state, attempt)
 SELECT overlay(gen_random_uuid()::text PLACING left(id.prefix, 8) || '-' || right(id.prefix, 4) FROM 1 FOR 13)::uuid,
@@ -170,7 +170,7 @@ def test_verify_finds_each_flipped_bit_missing_and_added_file(
     clocked: ClockedDatabase, archive: Path, day: date, small: None
 ) -> None:
     submit(clocked)
-    clocked.execute(_ADD_RUNS, {"at": clocked.now(), "tenants": ["default", "acme"], "runs": 30})
+    clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["default", "acme"], "runs": 30})
     close(clocked)
     assert tidewheel(clocked, "archive", "verify").lines[-1].endswith(": all as written")
     paths = [*files(archive, day), archive / "days" / str(day) / "manifest.json"]
@@ -211,7 +211,7 @@ def test_repeat_writes_the_same_files_and_adopts_what_stands(
 ) -> None:
     submit(clocked)
     failed(clocked)
-    clocked.execute(_ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 20})
+    clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 20})
     close(clocked)
     assert json_output(clocked, "archive", "run")["archived"] == []
     written = {path.name: path.read_bytes() for path in files(archive, day)}
@@ -229,7 +229,7 @@ def test_repeat_writes_the_same_files_and_adopts_what_stands(
     clocked.execute("DELETE FROM finished_runs WHERE run_id = (SELECT run_id FROM finished_runs LIMIT 1)")
     assert json_output(clocked, "archive", "run")["adopted"] == [str(day)], "the period of a tenant may have removed it"
     forget(clocked, day)
-    clocked.execute(_ADD_RUNS, {"at": at, "tenants": ["default"], "runs": 2})
+    clocked.execute(ADD_RUNS, {"at": at, "tenants": ["default"], "runs": 2})
     [refused] = tidewheel(clocked, "archive", "run").refusals
     assert re.match(rf"the archive has {day} with 21 runs of default, the database with 22; move the folder", refused)
 
@@ -237,7 +237,7 @@ def test_repeat_writes_the_same_files_and_adopts_what_stands(
 def test_first_day_is_whole_whatever_retention_does(
     clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clocked.execute(_ADD_RUNS, {"at": clocked.now() - DAY, "tenants": ["acme"], "runs": 2})
+    clocked.execute(ADD_RUNS, {"at": clocked.now() - DAY, "tenants": ["acme"], "runs": 2})
     pass_day(clocked)
     closed = containers.Parts.close
 
@@ -277,7 +277,7 @@ def test_reader_of_a_day_that_is_written_again_finds_its_run(
 ) -> None:
     submit(clocked)
     bad = failed(clocked)
-    clocked.execute(_ADD_RUNS, {"at": clocked.now(), "tenants": ["acme"], "runs": 1})
+    clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["acme"], "runs": 1})
     close(clocked)
 
     class Rewritten(FolderStore):
@@ -301,7 +301,7 @@ def test_day_is_dropped_only_when_it_is_closed_and_archived(clocked: ClockedData
     pass_day(clocked, timedelta(0))
     assert [each["day"] for each in json_output(clocked, "archive", "run")["archived"]] == [str(day - DAY)]
     late = clocked.connection()
-    late.execute(_ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 1})
+    late.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 1})
     assert pass_day(clocked, 200 * DAY) == []
     assert json_output(clocked, "archive", "run")["archived"] == []
     late.commit()
@@ -329,7 +329,7 @@ def test_folder_without_the_last_day_is_not_the_archive(
 def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Path, day: date, small: None) -> None:
     names = ["a-1", "acme", "Acme", "default"]
     submit(clocked)
-    clocked.execute(_ADD_RUNS, {"at": clocked.now(), "tenants": names, "runs": 25})
+    clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": names, "runs": 25})
     close(clocked)
     json_output(clocked, "archive", "restore", day)
     untouched = {path.name for path in files(archive, day)}
@@ -412,7 +412,7 @@ def test_restore_from_a_wrong_folder_names_folder_and_setting(
 
 def test_drop_of_a_day_that_is_not_restored_is_refused(clocked: ClockedDatabase, archive: Path, day: date) -> None:
     submit(clocked)
-    clocked.execute(_ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 2})
+    clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 2})
     close(clocked)
     for _ in range(2):
         done = tidewheel(clocked, "archive", "restore", day, "--drop")

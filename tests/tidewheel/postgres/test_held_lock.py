@@ -1,0 +1,126 @@
+"""A process whose lock is lost with its connection changes nothing more (review of issue 39)."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+from typing import Any, LiteralString
+
+import pytest
+
+from tests.control.archive.test_archive import ADD_RUNS
+from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.database import Database
+from tidewheel.control.archive.records import locked_archive
+from tidewheel.control.archive.stores import FolderStore
+from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.occurrence_audit.result import run_audit
+from tidewheel.errors import Unavailable
+from tidewheel.migrations import runner
+from tidewheel.migrations.runner import migrate, migrations
+from tidewheel.postgres.partitions import day_of, ensure_days, stored_days
+from tidewheel.process.service import Shutdown
+from tidewheel.scheduler import retention as retention_module
+from tidewheel.scheduler.retention import Retention
+from tidewheel.scheduler.retention_rules import periods_of
+from tidewheel.settings.services import SchedulerSettings
+
+DAY = timedelta(days=1)
+LOSE: LiteralString = """
+SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = %s
+"""
+LOST = "the connection that held the lock was lost"
+
+
+def then_lose(database: Database, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that loses a lock once it has done its first work."""
+    lost: list[str] = []
+
+    def working(*arguments: object) -> object:
+        result = work(*arguments)
+        if not lost:
+            lost.append(name)
+            assert database.rows(LOSE, [name]) == [(True,)]
+        return result
+
+    return working
+
+
+def retention_of(database: Database) -> Retention:
+    return Retention(database.url, periods_of(SchedulerSettings.load()), Shutdown())
+
+
+@pytest.mark.parametrize(("step", "manifests"), [("prepare", 0), ("keep", 0), ("write_manifest", 1)])
+def test_archiver_without_its_lock_writes_deletes_and_records_nothing(
+    fresh_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, manifests: int
+) -> None:
+    monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(tmp_path))
+    at = fresh_database.now() - 5 * DAY
+    day = day_of(at)
+    ensure_days(fresh_database.connection(autocommit=True), [day])
+    fresh_database.execute(ADD_RUNS, {"at": at, "tenants": ["default"], "runs": 3})
+    closing_days = retention_of(fresh_database)
+    closing_days.step()
+    closing_days.close()
+    left = tmp_path / "days" / str(day) / "runs-9999-0.avro"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"of another process")
+    with ExitStack() as other:
+        held = iter([locked_archive(fresh_database.url)])
+        losing = then_lose(fresh_database, "tidewheel-archive-lock", getattr(FolderStore, step))
+
+        def stepping(*arguments: object) -> object:
+            result = losing(*arguments)
+            if entering := next(held, None):
+                other.enter_context(entering)
+            return result
+
+        monkeypatch.setattr(FolderStore, step, stepping)
+        done = tidewheel(fresh_database, "archive", "run")
+        assert (done.code, LOST in done.err) == (ExitCode.UNAVAILABLE, True), done
+    assert (len(list(tmp_path.glob("days/*/manifest.json"))), fresh_database.count("archived_days")) == (manifests, 0)
+    assert left.exists()
+    monkeypatch.undo()
+    monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(tmp_path))
+    assert str(day) in {each["day"] for each in json_output(fresh_database, "archive", "run")["archived"]}
+    assert tidewheel(fresh_database, "archive", "verify").code == 0
+
+
+def test_retention_without_its_lock_drops_no_further_day(
+    fresh_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days = [day_of(fresh_database.now()) - age * DAY for age in (200, 201)]
+    ensure_days(fresh_database.connection(autocommit=True), days)
+    before = len(stored_days(fresh_database.connection(autocommit=True)))
+    dropping = then_lose(fresh_database, "tidewheel-retention-lock", retention_module.drop_day)
+    monkeypatch.setattr(retention_module, "drop_day", dropping)
+    retention = retention_of(fresh_database)
+    with pytest.raises(Unavailable, match=LOST):
+        retention.step()
+    retention.close()
+    assert len(stored_days(fresh_database.connection(autocommit=True))) == before - 1
+    monkeypatch.undo()
+    assert retention.step()
+    retention.close()
+    assert not {each.day for each in stored_days(fresh_database.connection(autocommit=True))} & set(days)
+
+
+def test_migration_without_its_lock_applies_no_further_file(
+    empty_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [each.name for each in migrations()]
+    applying = then_lose(empty_database, "tidewheel-migrate-lock", runner._apply)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(runner, "_apply", applying)
+    with pytest.raises(Unavailable, match=LOST):
+        migrate(empty_database.url)
+    assert empty_database.rows("SELECT name FROM tidewheel_migrations") == [(names[0],)]
+    assert migrate(empty_database.url) == names[1:]
+
+
+def test_audit_without_its_lock_has_no_result(database: Database) -> None:
+    report = StringIO()
+    report.write = then_lose(database, "tidewheel-audit-lock", report.write)  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match=LOST):
+        run_audit(database.url, database.now() - timedelta(hours=1), report=report)
