@@ -254,7 +254,8 @@ class UnknownDeadLetter(Refused):
     def __init__(self, number: int) -> None:
         self.number = number
         remedy = "copy the id from the list of dead letters; it may have been purged"
-        super().__init__((FieldError("id", f"there is no dead letter {number}", remedy),))
+        problem = f"there is no dead letter {number}" if number else "the address has no id that a dead letter can have"
+        super().__init__((FieldError("id", problem, remedy),))
 
 
 class UnknownRedrive(Refused):

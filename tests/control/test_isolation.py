@@ -44,7 +44,7 @@ _POLICY = "(tenant = current_setting('tidewheel.tenant'::text, true))"
 _DAY = re.compile(r"_\d{8}$")
 _INSERT = re.compile(r"INSERT INTO (\w+) \(")
 
-_DOORS = ("tidewheel.control", "tidewheel.intake", "tidewheel.nouns")
+_DOORS = ("tidewheel.control", "tidewheel.intake", "tidewheel.nouns.dead_letters")
 _WITHOUT_TENANT = {"INSERT INTO outbox ("}
 # Their results differ from one execution to the next.
 OF_THE_SESSION = {

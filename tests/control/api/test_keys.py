@@ -17,12 +17,13 @@ from tests.control.api.answering import ApiClient, answer_of, answering, enter, 
 from tests.control.console.pages import fields_of
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import submit, trigger
+from tests.transitions.acts import begun, end, ending, submit, trigger
 from tidewheel.api_keys import Scope, new_key
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import body_memory, connections, key_check
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads import audit_log
+from tidewheel.runs import RunState
 
 TOKEN = "correct-horse-battery"
 BEATS = 50
@@ -80,6 +81,22 @@ def test_key_with_its_scope_opens_a_route_and_admin_opens_all(door: ApiClient) -
     keys = answer_of(door.get("/api/v1/keys", headers=with_key(admin)))["keys"]
     assert [(each["name"], each["scopes"]) for each in keys] == [("ops", ["read"])]
     assert len(answer_of(door.get("/api/v1/keys?all_tenants=true", headers=with_key(admin)))["keys"]) == 2
+
+
+def test_purge_needs_the_scope_operate_and_leaves_dead_letters_of_other_tenants(door: ApiClient) -> None:
+    add_tenant(door.database, "acme")
+    submit(door.database)
+    started = begun(door.database)
+    end(door.database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
+    path, body = "/api/v1/dead-letters:purge", {"all": True}
+    others = with_key(created(door.database, *(set(Scope) - {Scope.OPERATE, Scope.ADMIN})))
+    told = refusal(door.post(path, json=body, headers=others), HTTPStatus.FORBIDDEN)
+    assert "the scope operate" in told["detail"]
+    acme = with_key(created(door.database, "operate", tenant="acme"))
+    assert answer_of(door.post(path, json=body, headers=acme))["purged"] == 0
+    assert door.database.count("dead_letters") == 1
+    own = with_key(created(door.database, "operate"))
+    assert answer_of(door.post(path, json=body, headers=own))["purged"] == 1
 
 
 def test_tenant_of_others_is_answered_as_one_that_does_not_exist(door: ApiClient) -> None:

@@ -12,8 +12,12 @@ from tests.control.api.answering import answer_of, answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, begun, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.reads import runs as reads
+from tidewheel.nouns.dead_letters import operations
+from tidewheel.nouns.dead_letters import reads as dead_letters
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.bulk_cancel import BulkCancel
+
+_PURGE = "/api/v1/dead-letters:purge"
 
 
 @pytest.fixture
@@ -189,11 +193,45 @@ def test_dead_letters_are_changed_by_a_filter_or_all_on_request(
 
 def test_purge_deletes_what_its_dry_run_counts(client: httpx.Client, database: Database) -> None:
     failed(database)
-    path, body = "/api/v1/dead-letters:purge", {"status": "failed"}
-    counted = answer_of(client.post(path, json={**body, "dry_run": True}))
+    body = {"status": "failed"}
+    counted = answer_of(client.post(_PURGE, json={**body, "dry_run": True}))
     assert (counted["matched"], counted["purged"], len(counted["first"])) == (1, 0, 1)
-    assert [answer_of(client.post(path, json=body))["purged"] for _ in range(2)] == [1, 0]
+    assert [answer_of(client.post(_PURGE, json=body))["purged"] for _ in range(2)] == [1, 0]
     assert database.count("dead_letters") == 0
+
+
+def test_purge_of_more_than_are_counted_deletes_nothing(
+    client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "COUNTED", 1)
+    for _ in range(2):
+        failed(database)
+    counted = answer_of(client.post(_PURGE, json={"all": True, "dry_run": True}))
+    assert (counted["matched"], counted["at_least"]) == (1, True)
+    refusal(client.post(_PURGE, json={"all": True}), HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert database.count("dead_letters") == 2
+
+
+def test_purge_that_meets_a_lock_is_busy_and_its_repeat_deletes_what_is_left(
+    client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_PURGE_BATCH", 1)
+    for _ in range(3):
+        failed(database)
+    with database.transaction() as holder:
+        holder.execute("SELECT FROM dead_letters WHERE id = (SELECT max(id) FROM dead_letters) FOR UPDATE")
+        told = refusal(client.post(_PURGE, json={"all": True, "reason": "old"}), HTTPStatus.SERVICE_UNAVAILABLE)
+    assert (told["code"], database.count("dead_letters")) == ("busy", 1)
+    assert answer_of(client.post(_PURGE, json={"all": True, "reason": "old"}))["purged"] == 1
+    entries = answer_of(client.get("/api/v1/audit-log?action=dlq.purge"))["entries"]
+    assert [(each["objects"], each["reason"]) for each in entries] == [(1, "old"), (2, "old")]
+
+
+def test_address_without_a_possible_id_of_a_dead_letter_is_not_answered_about_another(client: httpx.Client) -> None:
+    for number in ("0", "x", "9223372036854775808"):
+        told = refusal(client.get(f"/api/v1/dead-letters/{number}"), HTTPStatus.NOT_FOUND)
+        [error] = told["errors"]
+        assert (error["path"], error["problem"]) == ("id", "the address has no id that a dead letter can have")
 
 
 def test_dead_letters_are_grouped_by_cause_with_the_versions_that_failed(
