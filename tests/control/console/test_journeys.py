@@ -117,7 +117,7 @@ def test_webhook_is_submitted_fails_is_mended_and_redriven(here: Page, database:
 
     place(here, "Dead letters")
     dialog = asked(here, "Redrive 1…")
-    expect(dialog).to_contain_text("It becomes a new run of version 2. It failed in version 1.")
+    expect(dialog).to_contain_text("A failed run becomes a new run of its job's version in force")
     do(dialog)
     expect(here.locator("main")).to_contain_text("0 of 1 dead letter that matched at its start")
     work_off(database)
