@@ -183,12 +183,13 @@ class _Event:
         return found, cut
 
     def _rule(self, rule: vRecur) -> Iterable[datetime]:
-        if str(rule.get("FREQ", [""])[0]).upper() not in _FREQUENCIES:
+        frequency = str(rule.get("FREQ", [""])[0]).upper()
+        if frequency not in _FREQUENCIES:
             self.refuse("its RRULE has no FREQ of days or longer", f"write one of {', '.join(_FREQUENCIES)}")
         for name in ("INTERVAL", "COUNT"):
             if cast("list[int]", rule.get(name, [1]))[0] < 1:
                 self.refuse(f"the {name} of its RRULE is less than 1", "write 1 or more")
-        self._check_bounds(rule)
+        self._check_bounds(rule, is_monthly=frequency == "MONTHLY")
         text = str(rule.to_ical(), "utf-8")  # type: ignore[no-untyped-call]  # it gives bytes
         parts = [part for part in text.split(";") if not part.upper().startswith("UNTIL=")]
         try:
@@ -196,7 +197,7 @@ class _Event:
         except ValueError as error:
             self.refuse(f"its RRULE cannot be read: {error}", "correct it")
 
-    def _check_bounds(self, rule: vRecur) -> None:
+    def _check_bounds(self, rule: vRecur, *, is_monthly: bool) -> None:
         """Refuse numbers that RFC 5545, 3.3.10 excludes.
 
         dateutil takes them for a day that never comes, or fails.
@@ -205,8 +206,7 @@ class _Event:
             for number in cast("list[int]", rule.get(part, [])):
                 if not 1 <= abs(number) <= highest or (part == "BYMONTH" and number < 0):
                     self.refuse(f"{part}={number} of its RRULE does not exist", f"write 1 to {highest}")
-        of_a_month = str(rule.get("FREQ", [""])[0]).upper() == "MONTHLY" or "BYMONTH" in rule
-        highest = _WEEKS_OF_A_MONTH if of_a_month else _HIGHEST["BYWEEKNO"]
+        highest = _WEEKS_OF_A_MONTH if is_monthly or "BYMONTH" in rule else _HIGHEST["BYWEEKNO"]
         for day in map(str, cast("list[str]", rule.get("BYDAY", []))):
             if abs(int(day[:-2] or 1)) > highest:
                 self.refuse(f"BYDAY={day} of its RRULE does not exist", f"write a number of at most {highest}")

@@ -211,7 +211,7 @@ class UnknownCancellation(Refused):
     def __init__(self, number: int) -> None:
         self.number = number
         remedy = "copy the id from the reply to the request that created it"
-        super().__init__((FieldError("cancellation_id", f"there is no cancellation {number}", remedy),))
+        super().__init__((FieldError("cancellation_id", _no("cancellation", number), remedy),))
 
 
 class UnknownWorkflow(Refused):
@@ -254,8 +254,7 @@ class UnknownDeadLetter(Refused):
     def __init__(self, number: int) -> None:
         self.number = number
         remedy = "copy the id from the list of dead letters; it may have been purged"
-        problem = f"there is no dead letter {number}" if number else "the address has no id that a dead letter can have"
-        super().__init__((FieldError("id", problem, remedy),))
+        super().__init__((FieldError("id", _no("dead letter", number), remedy),))
 
 
 class UnknownRedrive(Refused):
@@ -462,3 +461,8 @@ class AttemptOver(HandlerSignal):
 
     The transaction has failed. `heartbeat` raises it once the executor has seen that it lost the run.
     """
+
+
+def _no(noun: str, number: int) -> str:
+    """Say that no row has an id, or that an address has none that a row can have: then it is 0."""
+    return f"there is no {noun} {number}" if number else f"the address has no id that a {noun} can have"

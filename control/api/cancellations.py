@@ -16,7 +16,7 @@ from tidewheel.control.api.bodies import read_verb
 from tidewheel.control.api.callers import Operator, Reader
 from tidewheel.control.api.json_schemas import IN_ADDRESS, body_of
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, Whole, read_query
+from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, Whole, read_number, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.runs import CancelResult, Runs
@@ -25,7 +25,6 @@ from tidewheel.errors import UnknownCancellation, refuse
 from tidewheel.jobs.requests import RunsCancel
 
 _CANCELLATIONS = "/api/v1/cancellations"
-_LARGEST = 2**63 - 1
 
 _BODY: dict[str, Any] = body_of(RunsCancel, without=[name for name in IN_ADDRESS if name != "key"])
 _DRY_RUN = {"type": "boolean", "default": False, "description": "Only count the runs."}
@@ -94,9 +93,3 @@ class CancellationsApi:
         if number is None:
             raise UnknownCancellation(0)
         return await answer(self.reads, caller, lambda each: Runs(each).cancellation(number))
-
-
-def read_number(text: str) -> int | None:
-    """Return the id of a cancellation or of a dead letter in an address; None if it is none."""
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_LARGEST)) else 0
-    return number if 1 <= number <= _LARGEST else None

@@ -23,6 +23,7 @@ from tidewheel.jobs.values import Key, LabelName, Tenant, one_line
 M = TypeVar("M", bound=StrictModel)
 
 MAX_LIMIT = 1000
+_LARGEST = 2**63 - 1  # of a bigint
 _MAX_PARAMETERS = 100
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 _MAX_CURSOR = 2048  # one of the longest key has 1,400
@@ -40,6 +41,12 @@ def flag(value: object) -> object:
     return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
+def read_number(text: str) -> int | None:
+    """Return the id of a row in an address; None if no row can have it."""
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_LARGEST)) else 0
+    return number if 1 <= number <= _LARGEST else None
+
+
 def _labels(value: object) -> object:
     """Return the labels of `label=name=value`."""
     if not isinstance(value, tuple | list):
@@ -53,7 +60,7 @@ def _labels(value: object) -> object:
     return found
 
 
-Whole = Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(whole)]
+Whole = Annotated[int, Field(ge=0, le=_LARGEST), BeforeValidator(whole)]
 Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT), BeforeValidator(whole)]
 Flag = Annotated[bool, BeforeValidator(flag)]
 Text = Annotated[str, AfterValidator(one_line(255))]

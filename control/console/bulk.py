@@ -11,8 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.cancellations import read_number
-from tidewheel.control.api.queries import TenantQuery, read_query
+from tidewheel.control.api.queries import TenantQuery, read_number, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.paces import Paces
 from tidewheel.control.console.progress import KINDS, Kind, Work, of_backfill, of_cancellation, of_redrive, ordered

@@ -20,10 +20,9 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import LOCATION, accepted, answer, call
 from tidewheel.control.api.bodies import read_body
 from tidewheel.control.api.callers import Caller, caller
-from tidewheel.control.api.cancellations import read_number
 from tidewheel.control.api.json_schemas import body_of, schema_of
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.queries import Cursors, PageQuery, read_query
+from tidewheel.control.api.queries import Cursors, PageQuery, read_number, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.doors.address import after_of, ensure_bounded, query_of, title

@@ -158,7 +158,11 @@ def test_another_tenants_rows_are_not_seen(client: httpx.Client, database: Datab
 def test_unknown_ids_are_not_found(client: httpx.Client) -> None:
     ids = ("7", "99999999999999999999", "x")
     jobs = ("nope", "nope/next", "nope/versions", "nope/runs")
-    paths = [f"runs/{uuid4()}", f"redrives/{uuid4()}", *(f"dead-letters/{each}" for each in ids)]
+    paths = [
+        f"runs/{uuid4()}",
+        f"redrives/{uuid4()}",
+        *(f"{list_}/{each}" for list_ in ("dead-letters", "cancellations") for each in ids),
+    ]
     for path in (*paths, *(f"jobs/{each}" for each in jobs)):
         refusal(client.get(f"/api/v1/{path}"), HTTPStatus.NOT_FOUND)
 

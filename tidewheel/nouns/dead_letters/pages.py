@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from starlette.requests import Request
 
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.cancellations import read_number
-from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, read_query
+from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, read_number, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.dump import dump
 from tidewheel.control.console.listing import filters_of, list_view
