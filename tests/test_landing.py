@@ -12,6 +12,7 @@ from tests.strict_types import ROOT
 pytestmark = pytest.mark.process
 
 TESTS = """
+import subprocess
 from pathlib import Path
 
 from tests.fixtures.waiting import WaitRanOut
@@ -43,6 +44,11 @@ def test_waits_once():
         raise WaitRanOut("not within 60 s: the run ends")
 
 
+def test_waits_once_for_a_process():
+    if first("process"):
+        subprocess.run(["sleep", "60"], timeout=0.01)
+
+
 @pytest.mark.parametrize("case", ["a"])
 def test_loses_once(case):
     assert not first("loses"), "a run is lost"
@@ -52,7 +58,7 @@ def test_loses_once(case):
 def test_many(number):
     assert not first(f"many-{number}")
 """
-PAGE = "- [tests/test_some.py](../tests/test_some.py): `test_loses_once`, `test_waits_once`\n"
+PAGE = "- [tests/test_some.py](../tests/test_some.py): `test_loses_once`, `test_waits_once`, `test_waits_once_for_a_process`\n"
 
 
 @pytest.fixture
@@ -138,6 +144,7 @@ def test_wait_that_ran_out_is_forgiven_where_a_promise_is_tested(checkout: Path,
     code, printed = land(checkout, "waits", file)
     assert code == 0
     assert f"flaky: {file}::test_waits_once, " in printed
+    assert f"flaky: {file}::test_waits_once_for_a_process, subprocess.TimeoutExpired: " in printed
     assert "not within 60 s: the run ends\n" in printed
 
 

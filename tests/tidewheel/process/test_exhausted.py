@@ -3,9 +3,12 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
+from tests.faults.outside.proxy import Proxy
+from tests.fixtures.waiting import WaitRanOut
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.exhausted import EXIT_CODE, is_exhausted
 
@@ -40,30 +43,47 @@ from tidewheel.kafka.clients import consumer
 client = consumer({"bootstrap.servers": sys.argv[1]}, group="exhausted", role="test", protocol="classic")
 client.subscribe(["exhausted"])
 exhaust()
+print("exhausted", flush=True)
 while True:
     client.poll(1.0)
 """
+_SECONDS = 60
 
 
-def ended(script: str, *arguments: str) -> list[str]:
-    """Run a script that exhausts its process; return the messages it logs until it ends by itself."""
+def started(script: str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", _PRELUDE + script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == EXIT_CODE, (done.returncode, done.stderr[-2000:])
-    return [json.loads(line)["message"] for line in (done.stdout + done.stderr).splitlines()]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def messages_until_end(process: subprocess.Popen[str]) -> list[str]:
+    """Return what a process logs until it ends by itself, as one that is exhausted."""
+    with process:
+        try:
+            output, _ = process.communicate(timeout=_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise WaitRanOut(f"the process did not end within {_SECONDS} s: {error.output!r}") from error
+    assert process.returncode == EXIT_CODE, (process.returncode, output[-2000:])
+    return [json.loads(line)["message"] for line in output.splitlines()]
 
 
 @pytest.mark.parametrize("script", [_SIGNALLED, _LOOPING], ids=["signal", "loop"])
 def test_exhausted_process_ends_by_one_line_and_a_code(script: str) -> None:
-    [line] = ended(script)
+    [line] = messages_until_end(started(script))
     assert line.startswith("no memory or no thread is left (can't start new thread)")
 
 
 @pytest.mark.kafka
 def test_kafka_client_without_threads_ends_its_process(info: StackInfo) -> None:
     """It reported that it could create no thread five times a second, and its runs came by the sweep."""
-    other_name = info.kafka["bootstrap.servers"].replace("127.0.0.1", "localhost")
-    [line] = ended(_CONSUMING, other_name)
+    host, port = info.kafka["bootstrap.servers"].split(",")[0].split(":")
+    with closing(Proxy(int(port), seed=0)) as proxy:
+        proxy.line.silent = True  # until no thread is left: the client creates one when it hears of the broker
+        process = started(_CONSUMING, f"{host}:{proxy.port}")
+        assert process.stdout is not None
+        assert process.stdout.readline() == "exhausted\n"
+        proxy.line.silent = False
+        [line] = messages_until_end(process)
     assert line.startswith("no memory or no thread is left (")
 
 
