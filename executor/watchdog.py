@@ -4,12 +4,16 @@ It runs on a thread of its own, as the heartbeat does, so the lease is kept mean
 executor claims nothing. Claimed attempts that have not started are released at once, uncounted, to other executors.
 
 A handler that holds the interpreter's lock, as in a slow regular expression, keeps this thread and every other one from
-running. `faulthandler` then writes the stacks of all threads to the log, by a thread that needs no lock.
+running. `faulthandler` then writes the stacks of all threads to the log, from a signal handler that needs no lock. Its
+timer counts CPU time: after a suspension of the process, threads run again, and the stack of a running thread is not safe
+to read.
 """
 
 import asyncio
 import faulthandler
 import logging
+import os
+import signal
 import sys
 import threading
 import traceback
@@ -26,8 +30,7 @@ _LOG = logging.getLogger("tidewheel.executor")
 _CHECKS = 4  # within the time after which the loop counts as blocked
 _AGAIN_SECONDS = 30.0  # until a blocked loop is logged again
 _FRAMES = 25
-_LOCKED_SECONDS = 5.0  # without a thread of Python that runs, after which the stacks are written
-_REARM_SECONDS = 1.0
+_LOCKED_SECONDS = 5.0  # without a check by this thread, after which the stacks are written
 _STDERR = 2
 
 
@@ -60,14 +63,16 @@ class Watchdog:
         self._ticked = monotonic_seconds()
 
     def _run(self) -> None:
+        faulthandler.register(signal.SIGVTALRM, file=_STDERR)
         try:
             self._watch()
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             self._clear()
 
     def _watch(self) -> None:
-        every, logged, armed = self._after / _CHECKS, 0.0, 0.0
+        every, logged = self._after / _CHECKS, 0.0
+        limit = _LOCKED_SECONDS + every * (os.cpu_count() or 1)  # all cores may work in C until the next check
         checked = monotonic_seconds()
         while not self._stop.wait(every):
             now = monotonic_seconds()
@@ -75,13 +80,11 @@ class Watchdog:
                 self._ticked = now  # this thread was suspended too: the whole process, or the machine
             if now - checked > every + _LOCKED_SECONDS:
                 text = (
-                    "no thread of this process ran for %.1f s: a handler held the interpreter's lock, and the stacks"
-                    " written before name it; or the whole process was suspended"
+                    "no thread of this process ran for %.1f s: a handler held the interpreter's lock, and stacks written"
+                    " before name it; or the whole process was suspended"
                 )
                 _LOG.error(text, now - checked)
-            if now - armed >= _REARM_SECONDS:
-                armed = now
-                faulthandler.dump_traceback_later(_LOCKED_SECONDS + every, file=_STDERR)
+            signal.setitimer(signal.ITIMER_VIRTUAL, limit)
             checked, seconds = now, now - self._ticked
             if seconds < self._after:
                 self._clear()

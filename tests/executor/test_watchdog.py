@@ -99,7 +99,7 @@ def test_handler_that_holds_the_interpreters_lock_is_named_while_it_does(fleet: 
     """No thread of Python runs meanwhile: the executor was silent, and named it when it had let go."""
     executor = fleet.start("executor")
     fleet.wait_started()
-    submit(fleet.database, target="locking", payload=30)
+    submit(fleet.database, target="locking", payload=29)
     run_id = trigger(fleet.database)
     fleet.until(lambda: executor.has_logged(" in locking"), "its stack is written")
     assert open_run(fleet.database, run_id).state == "running"

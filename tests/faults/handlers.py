@@ -5,9 +5,9 @@ process that is killed leaves a whole line or none.
 """
 
 import asyncio
-import ctypes
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -163,6 +163,6 @@ def record(context: Context, **more: object) -> None:
 
 @tidewheel.handler("locking")
 def locking(context: Context, payload: int) -> None:
-    """Hold the interpreter's lock for so many seconds, as a slow regular expression does."""
+    """Hold the interpreter's lock by a slow regular expression; each letter more doubles its time."""
     del context
-    ctypes.PyDLL(None).sleep(payload)
+    re.match("(a+)+$", "a" * payload + "b")
