@@ -15,6 +15,7 @@ from uuid import UUID
 
 from psycopg import AsyncConnection, Connection
 
+from tidewheel.control.client.arguments import ensure_text_names
 from tidewheel.control.client.callers import (
     NoTenant,
     Row,
@@ -275,6 +276,7 @@ def trigger_document(
     if isinstance(payload, bytes):
         document["payload_base64"] = b64encode(payload).decode()
     elif payload is not None:
+        ensure_text_names(payload, "payload")
         document["payload"] = payload
     return document
 
