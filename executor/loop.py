@@ -309,11 +309,12 @@ class Executor:
             Session(self._url, "tidewheel-executor-sweep"),
             claimer=claimer,
             slots=self._slots,
+            held=self._held_bytes,
             queues=self._queues,
             handlers=self._names,
             start=self._starter(claimer),
             idle=lambda: all(each.idle for each in self._consumers),
-            overloaded=self._overloaded,
+            overloaded=self._stalled,
             every=self._settings.sweep,
             stop=self._stop,
         )
@@ -333,5 +334,8 @@ class Executor:
     def _in_burst(self) -> bool:
         return self._slots.is_overcommitted() and any(each.has_backlog for each in self._consumers)
 
-    def _overloaded(self, lane: Lane = Lane.STANDARD) -> bool:
-        return self._completer.backlog() > _MAX_BACKLOG or self._held_bytes.full(lane) or self._watchdog.blocked()
+    def _overloaded(self, lane: Lane) -> bool:
+        return self._stalled() or self._held_bytes.full(lane)
+
+    def _stalled(self) -> bool:
+        return self._completer.backlog() > _MAX_BACKLOG or self._watchdog.blocked()

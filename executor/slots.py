@@ -8,6 +8,7 @@ more than it has slots. `run_queue.py` bounds the starts in any case.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -17,11 +18,13 @@ from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import Outcome
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import Lane
+from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 
 _RESERVED_FOR_CRITICAL = 10  # one slot of so many
 
 _MOST_BYTES: Final = 40 << 20
 _RESERVED_BYTES: Final = 16 << 20  # beside it, for the critical lane
+_SHARED_BYTES: Final = 8 << 20  # beyond both, for the sweep: five of the largest attempts of a second tenant
 _COUNTED_BYTES: Final = 16 << 10
 
 
@@ -186,25 +189,25 @@ class HeldBytes:
     """The bytes of large attempts, from their claims until their ends are written; used from any thread.
 
     They are payloads, and results that are not written yet. A slot bounds the number of attempts, not their size: a
-    thousand with the largest payload and result have 600 MB. Above the bound nothing more is claimed. Small ones are
-    not counted: they take less than other parts of an attempt do.
+    thousand with the largest payload and result have 600 MB. Above the bound no message is claimed, and the sweep
+    leaves each tenant a share (`Room`). Small ones are not counted: they take less than other parts of an attempt do.
     """
 
     def __init__(self) -> None:
-        self._bytes: dict[tuple[UUID, int], int] = {}
+        self._bytes: dict[tuple[UUID, int], tuple[str, int]] = {}
 
     def claimed(self, attempts: Iterable[Attempt]) -> None:
         """Count the payloads of claimed attempts."""
         for attempt in attempts:
-            # As in the message, as decoded, and as the handler gets it.
-            size = len(attempt.request.definition) + len(attempt.definition.payload) + len(attempt.payload)
+            size = _payload_bytes(attempt.request, attempt.definition)
             if size > _COUNTED_BYTES:
-                self._bytes[attempt.key] = size
+                self._bytes[attempt.key] = attempt.definition.tenant, size
 
     def ended(self, attempt: Attempt, outcome: Outcome) -> None:
         """Count the result of an attempt."""
         if outcome.result is not None and len(outcome.result) > _COUNTED_BYTES:
-            self._bytes[attempt.key] = self._bytes.get(attempt.key, 0) + len(outcome.result)
+            tenant, size = self._bytes.get(attempt.key, (attempt.definition.tenant, 0))
+            self._bytes[attempt.key] = tenant, size + len(outcome.result)
 
     def written(self, attempts: Iterable[Attempt]) -> None:
         """Forget attempts whose ends are written."""
@@ -213,8 +216,53 @@ class HeldBytes:
                 self._bytes.pop(attempt.key, None)
 
     def full(self, lane: Lane) -> bool:
-        """Return True if nothing more of a lane is to be claimed."""
+        """Return True if no message of a lane is to be claimed."""
         if not self._bytes:
             return False
         most = _MOST_BYTES + (_RESERVED_BYTES if lane is Lane.CRITICAL else 0)
-        return sum(self._bytes.copy().values()) > most
+        return sum(size for _, size in self._bytes.copy().values()) > most
+
+    def room(self, lane: Lane) -> "Room":
+        """Return what the tenants may still claim of a lane, for one claim."""
+        if not self.full(lane):
+            return Room(None)
+        held = Counter[str]()
+        for tenant, size in self._bytes.copy().values():
+            held[tenant] += size
+        return Room(held)
+
+
+class Room:
+    """The bytes that tenants may still claim: any below the bound, above it a share of a reserve.
+
+    A tenant whose payloads fill the executor is left out until enough of its attempts have ended. The others go on.
+
+    Args:
+        held: The bytes of each tenant; None below the bound.
+    """
+
+    def __init__(self, held: Counter[str] | None) -> None:
+        self._held = held
+
+    def has(self, tenant: str, more: int = 0) -> bool:
+        """Return True if a tenant holds less than its share, and no more than it with so many bytes."""
+        if self._held is None:
+            return True
+        share = _SHARED_BYTES // len(self._held.keys() | {tenant})
+        return self._held[tenant] < share and self._held[tenant] + more <= share
+
+    def take(self, request: RunRequest, definition: JobDefinition) -> bool:
+        """Count a run that is to be claimed; return False if its tenant has no room for it."""
+        size = _payload_bytes(request, definition)
+        counted = size if size > _COUNTED_BYTES else 0
+        if not self.has(definition.tenant, counted):
+            return False
+        if self._held is not None and counted:
+            self._held[definition.tenant] += counted
+        return True
+
+
+def _payload_bytes(request: RunRequest, definition: JobDefinition) -> int:
+    """Return the bytes of a payload: as in the message, as decoded, and as the handler gets it."""
+    own = definition.payload if request.payload is None else request.payload
+    return len(request.definition) + len(definition.payload) + len(own)

@@ -11,7 +11,8 @@ next free slots, a few at a time, so that they do not wait until the messages en
 
 Definitions and inputs are read only when there are slots: a full executor reads the due rows alone.
 
-Tenants take turns (`due_tenants.py`). Where a relay holds runs back, a run is due for the sweep after 0.25 s.
+Tenants take turns (`due_tenants.py`). While large attempts fill the executor, only tenants with less than their share
+of bytes have one (`slots.py`). Where a relay holds runs back, a run is due for the sweep after 0.25 s.
 """
 
 import logging
@@ -30,7 +31,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.executor.claim import Claimer, StartRuns
 from tidewheel.executor.due_tenants import DueTenants
-from tidewheel.executor.slots import Slots
+from tidewheel.executor.slots import HeldBytes, Slots
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.low_water import LowWaterMarks
 from tidewheel.postgres.session import Session
@@ -124,6 +125,7 @@ class Sweep:
         *,
         claimer: Claimer,
         slots: Slots,
+        held: HeldBytes,
         queues: Sequence[str],
         handlers: frozenset[str],
         start: StartRuns,
@@ -132,7 +134,7 @@ class Sweep:
         every: timedelta,
         stop: Shutdown,
     ) -> None:
-        self._session, self._claimer, self._slots = session, claimer, slots
+        self._session, self._claimer, self._slots, self._held = session, claimer, slots, held
         self._queues, self._handlers, self._start_runs = queues, sorted(handlers), start
         self._idle, self._overloaded, self._every, self._stop = idle, overloaded, every, stop
         self._tenants = DueTenants(session, queues, self._handlers, every)
@@ -269,8 +271,9 @@ class Sweep:
             return 0
         started = 0
         try:
-            readable = self._read(runs[: taken + _UNREADABLE])
-            chosen = [run for run in runs if run.run_id in readable][:taken]
+            room = self._held.room(lane)
+            readable = self._read([run for run in runs if room.has(run.tenant)][: taken + _UNREADABLE])
+            chosen = [run for run in runs if run.run_id in readable and room.take(*readable[run.run_id])][:taken]
             claims = [
                 Claim(
                     run.run_id,

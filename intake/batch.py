@@ -31,6 +31,7 @@ from tidewheel.jobs.parsing import RequestIdentity, RequestRefused, parse_reques
 from tidewheel.jobs.requests import RunComplete
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, read_value
 from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, is_traceparent
+from tidewheel.kafka.clients import bytes_of
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.process import tracing
@@ -333,8 +334,7 @@ def _ensure_short(message: Message) -> None:
 def _why_too_long(message: Message) -> str | None:
     if (size := len(_bytes(message.value()) or b"")) > MAX_DOCUMENT_BYTES:
         return f"the message has {size} bytes; send at most {MAX_DOCUMENT_BYTES}"
-    others = (_bytes(message.key()), *(part for pair in _pairs(message) for part in pair))
-    if (size := sum(map(len, filter(None, others)))) > _MAX_OTHER_BYTES:
+    if (size := bytes_of([message]) - size) > _MAX_OTHER_BYTES:
         return f"the key and the headers have {size} bytes; send at most {_MAX_OTHER_BYTES}"
     return None
 

@@ -15,6 +15,7 @@ from typing import TypeAlias, cast
 from confluent_kafka import Message
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.kafka.clients import bytes_of
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
@@ -200,7 +201,7 @@ class DeferredPartitions:
                 continue
             if held < _KEPT_BYTES:
                 deferred.append(message)
-                self._bytes[partition] = held + len(message)
+                self._bytes[partition] = held + bytes_of([message])
             else:
                 self._cut[partition] = self._rewinds[partition] = _offset(message)
 

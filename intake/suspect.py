@@ -12,6 +12,7 @@ from confluent_kafka import Message, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.intake.offsets import Fenced
+from tidewheel.kafka.clients import bytes_of
 from tidewheel.kafka.limited import TooLarge, end_of_large_batch, read_limited
 
 _LOG = logging.getLogger("tidewheel.intake")
@@ -85,7 +86,7 @@ class SuspectReader:
         try:
             for message in read:
                 held.append(message)
-                size += len(message)
+                size += bytes_of([message])
                 if len(held) >= self._batch or size >= _APPLIED_BYTES:
                     offset, held, size = self._applied(held), [], 0
         except TooLarge as error:

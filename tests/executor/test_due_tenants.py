@@ -16,7 +16,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.executor import due_tenants
 from tidewheel.executor.due_tenants import DueTenants, deal
 from tidewheel.executor.remote_executors import RemoteClaim, RemoteExecutors
-from tidewheel.executor.slots import Slots
+from tidewheel.executor.slots import HeldBytes, Slots
 from tidewheel.executor.sweep import Sweep
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
@@ -55,6 +55,7 @@ def sweeping(database: Database, started: list[UUID], every: timedelta) -> Sweep
         database.session(),
         claimer=claimer(database),
         slots=Slots(SLOTS),
+        held=HeldBytes(),
         queues=["default"],
         handlers=frozenset({HANDLER}),
         start=lambda claimed: started.extend(run.run_id for run, *_ in claimed),

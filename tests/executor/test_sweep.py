@@ -15,7 +15,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import EXECUTOR, HANDLER, attempts, submit, trigger
 from tests.transitions.stepping import in_background
-from tidewheel.executor.slots import Slots
+from tidewheel.executor.slots import HeldBytes, Slots
 from tidewheel.executor.sweep import LaneSchedule, Sweep
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.service import Shutdown
@@ -119,6 +119,7 @@ def test_overdue_runs_get_a_tenth_of_the_slots_by_one_claim(database: Database) 
         database.session(),
         claimer=claimer(database),
         slots=slots,
+        held=HeldBytes(),
         queues=["default"],
         handlers=frozenset({HANDLER}),
         start=lambda claimed: swept.append(len(claimed)),

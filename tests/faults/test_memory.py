@@ -60,7 +60,9 @@ def peak(service: Service) -> int:
     return int(line.split()[1]) * 1024
 
 
-def send_to_all(fleet: Fleet, values: list[bytes], codec: str) -> None:
+def send_to_all(
+    fleet: Fleet, values: list[bytes], codec: str, *, key: bytes | None = None, headers: dict[str, bytes] | None = None
+) -> None:
     """Produce to each topic that a service reads; each value as a batch of its own, all in one partition."""
     told = {"message.max.bytes": 1_000_000_000, "batch.size": 1_000_000_000, "batch.num.messages": 1}
     producer = Producer({**fleet.kafka, **told, "compression.type": codec})
@@ -70,7 +72,7 @@ def send_to_all(fleet: Fleet, values: list[bytes], codec: str) -> None:
         *(fleet.topics.runs(DEFAULT_QUEUE, lane) for lane in Lane),
     ):
         for value in values:
-            producer.produce(topic, value, partition=0)
+            producer.produce(topic, value, key, partition=0, headers=headers)
             assert len(producer) < HELD or producer.flush(60) == 0
         assert producer.flush(60) == 0
 
@@ -117,6 +119,19 @@ def test_thousands_of_messages_of_a_legal_size(fleet: Fleet, kind: str, group: s
     send_to_all(fleet, [bytes(900_000) if kind == "garbage" else request] * 2000, "zstd")
     assert_reads_on(fleet)
     report(f"{kind}, {group}", services)
+
+
+@pytest.mark.parametrize("group", ["consumer", "share"])
+@pytest.mark.parametrize("part", ["key", "header", "name"])
+def test_thousands_of_messages_with_a_long_key_or_header(fleet: Fleet, part: str, group: str) -> None:
+    """The value has three bytes, which is all that the client counts of what it has fetched."""
+    services = fleet.start_all(EXECUTOR_GROUP=group)
+    fleet.wait_started()
+    key = bytes(900_000) if part == "key" else None
+    headers = {"header": {"x": bytes(900_000)}, "name": {"x" * 900_000: b""}}.get(part)
+    send_to_all(fleet, [b"abc"] * 2000, "zstd", key=key, headers=headers)
+    assert_reads_on(fleet)
+    report(f"{part}, {group}", services)
 
 
 @pytest.mark.parametrize("group", ["consumer", "share"])

@@ -6,9 +6,10 @@ through untouched; those that would weaken a promise are refused.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient
@@ -41,11 +42,15 @@ _FETCH: Mapping[str, int] = {
     "receive.message.max.bytes": 2 * 1024 * 1024,
 }
 
+_QUEUED = 16  # messages in the client's queue, above which it fetches no more
+
+# The client counts the bytes of values alone. Keys and headers are bounded by the number of messages, so it is small.
 BOUNDED_FETCH: Mapping[str, int] = {
     **_FETCH,
     "message.max.bytes": _FETCH["fetch.max.bytes"],  # of a consumer only the least that it may fetch
+    "queued.min.messages": _QUEUED,
     "queued.max.messages.kbytes": 4096,
-    "fetch.queue.backoff.ms": 10,  # by default a full queue pauses fetches for a second
+    "fetch.queue.backoff.ms": 2,  # by default a full queue pauses fetches for a second
 }
 
 # The broker keeps back a response below its least size until the time is over, and no batch is so long. So the next
@@ -57,8 +62,8 @@ _ONE_BATCH: Mapping[str, int] = {
     "fetch.wait.max.ms": 500,
 }
 
-_BATCH_BYTES = 16 << 20  # of the values that a service holds at once
-_STEP_BYTES = 1 << 20  # a request or a run message is shorter
+_BATCH_BYTES = 16 << 20  # of the messages that a service holds at once
+_NEXT_FETCH_SECONDS = 0.005  # from the moment when the client's queue is empty: its pause, and a round trip
 
 _NOT_YOURS = frozenset(
     {"acks", "enable.idempotence", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "partitioner"}
@@ -197,9 +202,6 @@ def consumer(
             "enable.auto.offset.store": False,
             "auto.offset.reset": reset,
             **BOUNDED_FETCH,
-            # A message prefetched here is invisible to an idle executor. With a low threshold the default pause of
-            # one second between fetches would be felt.
-            "queued.min.messages": 2000,
             "fetch.wait.max.ms": 100,
             **(_ONE_BATCH if one_batch else {}),
         },
@@ -207,20 +209,26 @@ def consumer(
     )
 
 
-def consume_batch(client: Consumer, count: int, held: Iterable[Message] = ()) -> list[Message]:
+def bytes_of(messages: Collection[Message]) -> int:
+    """Return the bytes of messages; `len` of one is that of its value, without its key and headers."""
+    pairs = chain.from_iterable(filter(None, map(Message.headers, messages)))
+    parts = chain(map(Message.key, messages), chain.from_iterable(cast("chain[tuple[str, bytes | None]]", pairs)))
+    return sum(map(len, messages)) + sum(map(len, filter(None, parts)))
+
+
+def consume_batch(client: Consumer, count: int, held: Collection[Message] = ()) -> list[Message]:
     """Return messages that have arrived: at most `count`, and 16 MiB together with the held ones.
 
-    A batch of 270 bytes by zstd holds 900 KB, so a bound by count alone is none. Beyond the bound is the last message
-    at most, if none is longer than 1 MiB.
+    A batch of 270 bytes by zstd holds 900 KB, so a bound by count alone is none. Beyond the bound is what the client
+    had queued, at most. A full queue is a sign of a backlog: it is filled again, so that batches stay large.
     """
-    taken, left = list[Message](), _BATCH_BYTES - sum(map(len, held))
+    taken, left, wait = list[Message](), _BATCH_BYTES - bytes_of(held), 0.0
     while count > len(taken) and left > 0:
-        asked = min(count - len(taken), left // _STEP_BYTES + 1)
-        more = client.consume(asked, 0)
+        more = client.consume(count - len(taken), wait)
         taken += more
-        left -= sum(map(len, more))
-        if len(more) < asked:
+        if len(more) < _QUEUED - 1:  # the caller may have polled one
             break
+        left, wait = left - bytes_of(more), _NEXT_FETCH_SECONDS
     return taken
 
 
