@@ -20,7 +20,7 @@ from tidewheel.kafka.offsets import offsets_client
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.database_clock import as_of, read_now
-from tidewheel.postgres.held_lock import begin_lasting, try_table_lock
+from tidewheel.postgres.held_lock import HeldLock, begin_lasting, try_table_lock
 from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -138,7 +138,8 @@ def restore(
     try:
         require_current(lock.connection())
         begin_lasting(lock.connection())
-        if not try_table_lock(lock.connection(), _LOCK_RESTORE):
+        held = HeldLock(lock.connection(), is_alone=try_table_lock(lock.connection(), _LOCK_RESTORE))
+        if not held.is_alone:
             message = "another `tidewheel restore` works on this database; wait for it"
             raise SettingsError(message)
         with session.transaction() as connection:
@@ -175,10 +176,13 @@ def restore(
             past = _Past(session, installation, history, report)
             if not state.messages_dropped:
                 progress("applies requests again")
+                held.check()
                 replayed = replay_requests(session, installation, client, config, history, past=past)
                 report.requests, report.expired_requests = replayed.requests, replayed.expired
         progress("records runs and their ends")
+        held.check()
         _write(session, installation, history, state, report, fired=past.fired)
+        held.check()
         _open(session, lock)
         return report
     finally:

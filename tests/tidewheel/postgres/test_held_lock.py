@@ -7,6 +7,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, LiteralString
 
+import psycopg
 import pytest
 
 from tests.control.archive.test_archive import ADD_RUNS
@@ -16,6 +17,7 @@ from tidewheel.control.archive.records import locked_archive
 from tidewheel.control.archive.stores import FolderStore
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.occurrence_audit.result import run_audit
+from tidewheel.control.restore.procedure import restore
 from tidewheel.errors import Unavailable
 from tidewheel.migrations import runner
 from tidewheel.migrations.runner import migrate, migrations
@@ -24,6 +26,7 @@ from tidewheel.process.service import Shutdown
 from tidewheel.scheduler import retention as retention_module
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import periods_of
+from tidewheel.settings.connections import Connections
 from tidewheel.settings.services import SchedulerSettings
 
 DAY = timedelta(days=1)
@@ -124,3 +127,19 @@ def test_audit_without_its_lock_has_no_result(database: Database) -> None:
     report.write = then_lose(database, "tidewheel-audit-lock", report.write)  # type: ignore[method-assign]
     with pytest.raises(Unavailable, match=LOST):
         run_audit(database.url, database.now() - timedelta(hours=1), report=report)
+
+
+@pytest.mark.kafka
+def test_restore_without_its_lock_does_not_open_the_database(fresh_database: Database) -> None:
+    settings, since = Connections.load(), fresh_database.now() - timedelta(minutes=1)
+
+    def lose(step: str) -> None:
+        if step == "records runs and their ends":
+            assert fresh_database.rows(LOSE, ["tidewheel-restore-lock"]) == [(True,)]
+
+    with pytest.raises(Unavailable, match=LOST):
+        restore(fresh_database.url, settings, since=since, progress=lose)
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        fresh_database.execute("DELETE FROM job_runs")
+    assert restore(fresh_database.url, settings, since=since).occurrences == 0
+    fresh_database.execute("DELETE FROM job_runs")
