@@ -43,7 +43,9 @@ def as_document(value: object, name: str) -> dict[str, object]:
 
 
 def ensure_text_names(value: object, path: str) -> None:
-    """Refuse a mapping with a name that is not text: in JSON, 1 and "1" are one name, so a value would be lost.
+    """Refuse a mapping with a name that is not text.
+
+    In JSON, 1 and "1" are one name: one of the two values would be lost.
 
     >>> ensure_text_names({"lines": [{"1": 2}]}, "payload")
 

@@ -128,7 +128,9 @@ def test_payload_of_a_spec_reaches_its_runs_unchanged(client: Client, database: 
         (lambda client: client.batches.submit([{"ref": "a", "key": "job", "payload": {True: 2}}]), "runs.0.payload"),
     ],
 )
-def test_name_that_is_not_text_is_refused_by_its_place(client: Client, call: Callable[[Client], object], path: str) -> None:
+def test_name_that_is_not_text_is_refused_by_its_place(
+    client: Client, call: Callable[[Client], object], path: str
+) -> None:
     """JSON has only text as names: 1 and "1" are one name, and a value was lost."""
     client.submit(job())
     with pytest.raises(InvalidInput) as caught:
