@@ -38,8 +38,9 @@ def as_document(value: object, name: str) -> dict[str, object]:
     """
     if not isinstance(value, Mapping):
         refuse(name, f"{shown(value)} is not a mapping", f"pass the fields of the {name} by their names")
-    ensure_text_names(value, name)
-    return dict(cast("Mapping[str, object]", value))
+    document = cast("Mapping[str, object]", value)
+    ensure_text_names(document, name)
+    return dict(document)
 
 
 def ensure_text_names(value: object, path: str) -> None:
