@@ -272,7 +272,7 @@ def _missing_roles(services: Sequence[Service], *, has_jobs: bool) -> Iterator[F
             only = "the only one" if len(known) == 1 else f"the last of {len(known)}"
             since = format_second(latest.last_heartbeat_at)
             evidence = f"{only}, {latest.name}, is dead: its last heartbeat was at {since}"
-        yield Finding("services", severity, what, evidence, f"tidewheel {role}")
+        yield Finding("services", severity, what, evidence, f"tidewheel service {role}")
 
 
 def _silent_executors(services: Sequence[Service]) -> Iterator[Finding]:

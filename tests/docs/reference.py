@@ -120,7 +120,7 @@ def settings_page() -> str:
     parts = [_SETTINGS_HEAD, _section("Every service", Connections.model_fields)]
     for service, model in _SERVICES.items():
         own = {name: field for name, field in model.model_fields.items() if name not in Connections.model_fields}
-        parts.append(_section(f"`tidewheel {service}`", own))
+        parts.append(_section(f"`tidewheel service {service}`", own))
     outside = table(("Variable", "Read by", "Meaning"), _OUTSIDE)
     return "\n".join([*parts, "## Outside the models", "", outside, ""])
 
