@@ -20,11 +20,14 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 _SEARCH = 'data-md-component="search" role="dialog"'
 _SHOWN = {".md", ".png", ".svg"}
-_GENERATED = {"commands.md", "errors.md", "messages.md", "metrics.md", "rest-routes.md", "settings.md"}
+_GENERATED = {
+    "commands.md", "errors.md", "messages.md", "messages-requests.md", "metrics.md", "rest-routes.md", "settings.md"
+}  # fmt: skip
 _GUIDES = {
     f"{name}.md" for name in (
         "quickstart", "tasks", "time", "occurrences", "run-states", "workflows", "tenants", "handlers", "targets",
-        "own-transactions", "testing", "operations", "console",
+        "http-targets", "own-transactions", "testing", "operations", "deployment", "access", "interventions",
+        "retention", "recovery", "console",
     )
 }  # fmt: skip
 # Python-Markdown, unlike CommonMark, needs a blank line before a list and a table, and no second word after a fence.
@@ -76,7 +79,7 @@ def boost_of(uri: str) -> float:
     """
     if uri in _GUIDES:
         return 4.0
-    if uri == "requests.md":  # reference with the rules that the generated pages lack
+    if uri.startswith("requests"):  # reference with the rules that the generated pages lack
         return 2.0
     if uri.startswith(("adr/", "source/")):
         return 0.1
