@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.process, needs_chromium]
 FOUND = {
     "retry": "requests-submit", "cancel a run": "tasks", "time zone": "time", "exactly once": "own-transactions",
     "cron": "time", "webhook": "tasks", "dead letter": "interventions", "python handler": "handlers",
-    "kafka completion": "quickstart", "freeze": "tasks", "api key": "operations", "limit tenant": "tenants",
+    "kafka completion": "quickstart", "freeze": "tasks", "api key": "rest", "limit tenant": "tenants",
     "workflow": "workflows", "upgrade": "tasks",
 }  # fmt: skip
 FIRST = ("retry", "cron")  # of which it is the first one
