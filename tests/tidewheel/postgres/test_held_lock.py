@@ -84,14 +84,14 @@ def test_archiver_without_its_lock_writes_deletes_and_records_nothing(
             return result
 
         monkeypatch.setattr(FolderStore, step, stepping)
-        done = tidewheel(fresh_database, "archive", "run")
+        done = tidewheel(fresh_database, "admin", "archive", "run")
         assert (done.code, LOST in done.err) == (ExitCode.UNAVAILABLE, True), done
     assert (len(list(tmp_path.glob("days/*/manifest.json"))), fresh_database.count("archived_days")) == (manifests, 0)
     assert left.exists()
     monkeypatch.undo()
     monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(tmp_path))
-    assert str(day) in {each["day"] for each in json_output(fresh_database, "archive", "run")["archived"]}
-    assert tidewheel(fresh_database, "archive", "verify").code == 0
+    assert str(day) in {each["day"] for each in json_output(fresh_database, "admin", "archive", "run")["archived"]}
+    assert tidewheel(fresh_database, "admin", "archive", "verify").code == 0
 
 
 def test_retention_without_its_lock_drops_no_further_day(
@@ -139,7 +139,7 @@ def test_restore_without_its_lock_does_not_open_the_database(
     prefix = f"t{uuid4().hex[:10]}"
     monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", prefix)
     monkeypatch.setenv("TIDEWHEEL_KAFKA_PROPERTIES", str(info.kafka_properties))
-    assert tidewheel(fresh_database, "topics", "apply").code == 0
+    assert tidewheel(fresh_database, "admin", "topics", "apply").code == 0
     settings, since = Connections.load(), fresh_database.now() - timedelta(minutes=1)
 
     def has_leaders() -> bool:
