@@ -69,7 +69,7 @@ def checkout(tmp_path: Path) -> Path:
     for path in ("tests/test_some.py", "tests/faults/test_kills.py"):
         (tmp_path / path).write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "docs/guarantees.md").write_text(PAGE)
+    (tmp_path / "docs/guarantees-runs.md").write_text(PAGE)
     (tmp_path / ".ci/flaky").write_text("")
     return tmp_path
 

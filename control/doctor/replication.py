@@ -43,7 +43,7 @@ def check_replication(context: Context) -> Iterator[Finding]:
     names = ", ".join(sorted({each.name or "?" for each in standbys})) or "none is attached"
     if standbys and not wanted:
         what = "a fail-over may lose acknowledged work: commits do not wait for a standby"
-        remedy = "set synchronous_standby_names on the primary, or accept the loss (docs/operations.md, Fail-over)"
+        remedy = "set synchronous_standby_names on the primary, or accept the loss (docs/recovery.md, Fail-over)"
         evidence = f"synchronous_standby_names is empty; standbys: {names}"
         yield Finding("replication", Severity.WARNING, what, evidence, remedy)
     may_read = all(each.sync_state is not None for each in standbys)

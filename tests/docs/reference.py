@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from tests.docs.reference_errors import errors_page
-from tests.docs.reference_messages import messages_page
+from tests.docs.reference_messages import messages_page, requests_page
 from tests.docs.tables import table
 from tidewheel.jobs.values import format_duration
 from tidewheel.process.metrics import METRICS, Kind
@@ -62,7 +62,7 @@ _OUTSIDE: tuple[tuple[str, str, str], ...] = (
     (
         "`TIDEWHEEL_SECRET_<NAME>`",
         "`executor`",
-        "`host[,host…]=value`: a [secret](targets.md#secrets) that jobs of the tenant `default` name in headers",
+        "`host[,host…]=value`: a [secret](http-targets.md#secrets) that jobs of the tenant `default` name in headers",
     ),
     (
         "`PGHOST`, `PGHOSTADDR`, `PGSERVICE`, `PGDATABASE`",
@@ -111,6 +111,7 @@ def pages() -> dict[Path, str]:
         DOCS / "settings.md": settings_page(),
         DOCS / "metrics.md": metrics_page(),
         DOCS / "messages.md": messages_page(),
+        DOCS / "messages-requests.md": requests_page(),
         DOCS / "errors.md": errors_page(),
     }
 
