@@ -25,13 +25,13 @@ from tidewheel.settings.services import ArchiveSettings, IntakeSettings, RelaySe
 
 DOCS = Path(__file__).parents[2] / "docs"
 
-_SERVICES: dict[str, type[Connections]] = {
-    "intake": IntakeSettings,
-    "scheduler": SchedulerSettings,
-    "relay": RelaySettings,
-    "executor": ExecutorSettings,
-    "api": ApiSettings,
-    "archive": ArchiveSettings,
+_COMMANDS: dict[str, type[Connections]] = {
+    "service intake": IntakeSettings,
+    "service scheduler": SchedulerSettings,
+    "service relay": RelaySettings,
+    "service executor": ExecutorSettings,
+    "service api": ApiSettings,
+    "admin archive": ArchiveSettings,
 }
 _SETTINGS_HEAD = """\
 # Settings
@@ -119,9 +119,9 @@ def pages() -> dict[Path, str]:
 def settings_page() -> str:
     """Return every setting: name, default, accepted values, meaning."""
     parts = [_SETTINGS_HEAD, _section("Every service", Connections.model_fields)]
-    for service, model in _SERVICES.items():
+    for command, model in _COMMANDS.items():
         own = {name: field for name, field in model.model_fields.items() if name not in Connections.model_fields}
-        parts.append(_section(f"`tidewheel service {service}`", own))
+        parts.append(_section(f"`tidewheel {command}`", own))
     outside = table(("Variable", "Read by", "Meaning"), _OUTSIDE)
     return "\n".join([*parts, "## Outside the models", "", outside, ""])
 
