@@ -25,6 +25,7 @@ _HELP = ["-h", "--help"]
 _CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 _PACKAGE = "tidewheel.control.cli"
 _LETTERS = "tidewheel.nouns.dead_letters.commands"
+_FREEZES = "tidewheel.nouns.freezes.commands"
 
 
 class Command(NamedTuple):
@@ -162,9 +163,11 @@ COMMANDS: Mapping[str, Command | Group] = {
             "rollback": Command("versions", "rollback", "Restore the spec of an earlier version, as a new version."),
         },
     ),
-    "freeze": Command("freezes", "freeze", "Start no run of a scope until its thaw; what runs goes on."),
-    "thaw": Command("freezes", "thaw", "End the freeze of a scope; on_resume decides what came due meanwhile."),
-    "freezes": Command("freezes", "list_all", "List what is frozen: since when, by whom, why, and what waits."),
+    "freeze": Command(_FREEZES, "freeze", "Start no run of a scope until its thaw; what runs goes on."),
+    "thaw": Command(
+        _FREEZES, "thaw", "End the freeze of exactly this scope; `on_resume` decides what came due meanwhile."
+    ),
+    "freezes": Command(_FREEZES, "list_all", "List the standing freezes, with what waits under each."),
     "backfill": Group(
         "Backfills of past ranges.",
         {

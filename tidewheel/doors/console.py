@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import TenantQuery, Whole, read_query
+from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, sample_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, ensure_counted, until_of
@@ -23,7 +23,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted
 from tidewheel.control.instants import typed_number
-from tidewheel.doors.address import ensure_bounded, in_text
+from tidewheel.doors.address import ensure_bounded, in_address
 from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.nouns.operation import Found, Noun, Operation, Parameter, model_of, operations
 
@@ -113,13 +113,13 @@ class Confirm:
 
     @cached_property
     def _query(self) -> type[TenantQuery]:
-        named = [_in_address(each) for each in self._declared.parameters if each.filters]
+        named = [in_address(each) for each in self._declared.parameters if each.filters]
         return model_of(f"Confirm{self.verb.capitalize()}", named, TenantQuery)
 
     def _filter(self, query: TenantQuery, now: datetime) -> dict[str, Any]:
         """Return the filter of an address, up to an instant."""
         parameters = [each for each in self._declared.parameters if each.filters]
-        found = {each.name: getattr(query, _in_address(each)[0]) for each in parameters if each.name != "until"}
+        found = {each.name: getattr(query, in_address(each)[0]) for each in parameters if each.name != "until"}
         given = {name: None if value == () else value for name, value in found.items()}
         until: datetime | None = getattr(query, "until", None)
         return {**given, "until": min(until or now, now)}
@@ -139,13 +139,6 @@ class Confirm:
             return urls(page, **{name: ids[0]})
         given = query.model_dump(mode="json", exclude={"tenant", "id"}, exclude_defaults=True)
         return urls(self.back, **{name: _in_query(value) for name, value in given.items()})
-
-
-def _in_address(each: Parameter) -> tuple[str, Parameter]:
-    """Return a field of a filter with its name in an address, in which each of several ids is an `id`."""
-    if each.accepts(Sequence):
-        return each.spoken.removesuffix("s"), Parameter(each.name, tuple[Whole, ...], (), filters=True)
-    return each.spoken, in_text(each)
 
 
 def _in_query(value: object) -> object:

@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.answers import LOCATION, accepted, answer, call
-from tidewheel.control.api.bodies import read_body
-from tidewheel.control.api.callers import Caller, caller
+from tidewheel.control.api.answers import IDEMPOTENCY_KEY, LOCATION, accepted, answer, call, idempotency_key
+from tidewheel.control.api.bodies import ELSEWHERE, read_body
+from tidewheel.control.api.callers import Caller, caller, ensure_all_tenants
 from tidewheel.control.api.json_schemas import body_of, schema_of
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Cursors, PageQuery, read_number, read_query
@@ -60,9 +60,11 @@ class _Endpoint:
         others = [each for each in declared.parameters if f"{{{each.name}" not in self._path]
         self._in_path = [each for each in declared.parameters if each not in others]
         self.query, self._asked = query_of(declared, [] if self._method == "POST" else others)
-        self._sent = others if self._method == "POST" else []
+        self._sent = [each for each in others if each.name != "request_id"] if self._method == "POST" else []
+        self._is_idempotent = len(self._sent) < len(others) and self._method == "POST"
         named = [(each.spoken, each) for each in self._sent]
         self.body = model_of(f"{title(declared.name)}Body", named, StrictModel, declared.summary)
+        self.body.elsewhere = {**ELSEWHERE, **declared.elsewhere}
 
     def add_to(self, router: APIRouter) -> None:
         """Add the route with its documentation."""
@@ -74,6 +76,8 @@ class _Endpoint:
         endpoint.__name__, endpoint.__doc__ = declared.name, declared.words
         endpoint.__annotations__["found"] = Annotated[Caller, Security(caller, scopes=[declared.scope])]
         documented: dict[str, Any] = {"body": body_of(self.body), "sent": route.sent} if self._sent else {}
+        if self._is_idempotent:
+            documented["headers"] = IDEMPOTENCY_KEY
         if declared.starts is not None:
             documented |= {"also": HTTPStatus.ACCEPTED, "sets": LOCATION}
         add_route(
@@ -88,6 +92,10 @@ class _Endpoint:
         if self._method == "POST":
             body = await read_body(request, self.body)
             arguments |= {each.name: getattr(body, each.spoken) for each in self._sent}
+        if self._is_idempotent:
+            arguments["request_id"] = idempotency_key(request)
+        if (needed := self._declared.authorize(arguments)) is not None:
+            ensure_all_tenants(found, needed)
         cursors = Cursors.of(request, query, found.tenant) if isinstance(query, PageQuery) else None
         if cursors is not None:
             arguments["after"] = after_of(cursors, self._declared)

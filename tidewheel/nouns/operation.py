@@ -11,10 +11,12 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cached_property, wraps
 from inspect import Parameter as Argument
-from inspect import getdoc, isfunction, signature
+from inspect import Signature, getdoc, isfunction, signature
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
+    Concatenate,
     Literal,
     NamedTuple,
     ParamSpec,
@@ -36,7 +38,12 @@ from tidewheel.jobs.validation import StrictModel, validate
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 
+if TYPE_CHECKING:
+    from tidewheel.jobs.requests import Sent
+    from tidewheel.schemas.generated.records import Reply
+
 M = TypeVar("M", bound=StrictModel)
+N = TypeVar("N", bound="Noun")
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -57,8 +64,17 @@ class Call(Protocol):
         """The tenant that it acts for."""
         ...
 
-    def snapshot(self) -> AbstractContextManager[Conn]:
+    @property
+    def all_tenants(self) -> bool:
+        """True if its caller may see all tenants."""
+        ...
+
+    def snapshot(self, *, all_tenants: bool = False) -> AbstractContextManager[Conn]:
         """Open a transaction that reads one snapshot."""
+        ...
+
+    def request(self, document: Mapping[str, object], request_id: str | None = None) -> "Reply":
+        """Have intake apply a request."""
         ...
 
     def write(self, work: Callable[[Conn], T], /) -> T:
@@ -86,6 +102,10 @@ class Noun:
 
     def __init__(self, call: Call) -> None:
         self._call = call
+
+    def _request(self, kind: str, sent: "Sent") -> "Reply":
+        """Have intake apply a request with these fields."""
+        return self._call.request({"type": kind, **dict(sent)}, sent.request_id)
 
 
 class InDoors(NamedTuple):
@@ -149,6 +169,7 @@ class Operation:
     python_only: Collection[str]  # parameters that no other door has
     starts: str | None  # the path of the work that it starts, whose id its result names
     danger: str | None  # the loss that nothing can undo, in a clause
+    authorize: Callable[[Mapping[str, object]], Scope | None]  # the right in all tenants that arguments need
 
     @property
     def verb(self) -> str:
@@ -189,14 +210,14 @@ class Operation:
         """Its parameters in the doors."""
         return [each for each in self.every_parameter if each.name not in self.python_only]
 
-    @property
-    def is_bulk(self) -> bool:
-        """True if it can count what it would change."""
-        return any(each.name == "dry_run" for each in self.parameters)
-
     def call(self, noun: type[Noun], call: Call, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401 - its result
         """Run it with arguments that a door has checked by `model_of`."""
         return self.function(noun(call), **arguments)
+
+    @property
+    def elsewhere(self) -> Mapping[str, str]:
+        """Names that do not belong in its body, each with its place."""
+        return getattr(self.function, "elsewhere", {})
 
     @cached_property
     def _checks(self) -> type[StrictModel]:
@@ -216,11 +237,12 @@ def operation(
     python_only: Collection[str] = (),
     starts: str | None = None,
     danger: str | None = None,
+    authorize: Callable[[Mapping[str, object]], Scope | None] = lambda _: None,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Make an operation of a method; `Operation` has the meaning of the arguments."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        declared = Operation(function, scope, route, name, python_only, starts, danger)
+        declared = Operation(function, scope, route, name, python_only, starts, danger, authorize)
         bind = signature(function).bind
         variable = (each.name for each in signature(function).parameters.values() if each.kind is Argument.VAR_KEYWORD)
         filters = next(variable, None)
@@ -233,6 +255,26 @@ def operation(
             return cast("Callable[..., T]", function)(noun, **declared.checked(flat))
 
         vars(method)["operation"] = declared
+        return method
+
+    return decorate
+
+
+def fields_of(model: Callable[P, M]) -> Callable[[Callable[[N, M], T]], Callable[Concatenate[N, P], T]]:
+    """Give a method the fields of a model as its parameters, in place of the model: of a request, their only list."""
+    kind = cast("type[StrictModel]", model)
+    hints = get_type_hints(kind, include_extras=True)
+
+    def decorate(function: Callable[[N, M], T]) -> Callable[Concatenate[N, P], T]:
+        @wraps(function)
+        def method(noun: N, /, *_: P.args, **given: P.kwargs) -> T:
+            return function(noun, cast("M", checked(kind, given)))
+
+        own = [each.replace(annotation=hints[each.name]) for each in signature(kind).parameters.values()]
+        vars(method)["__signature__"] = Signature([*[*signature(function).parameters.values()][:1], *own])
+        method.__annotations__ = {each.name: each.annotation for each in own}
+        method.__annotations__["return"] = get_type_hints(function)["return"]
+        vars(method)["elsewhere"] = kind.elsewhere
         return method
 
     return decorate
