@@ -8,10 +8,12 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BeforeValidator, Field
 
 from tidewheel.control.api.queries import Cursors, LabelFilter, LimitQuery, PageQuery, TenantQuery, Whole, flag, whole
-from tidewheel.errors import refuse
+from tidewheel.errors import FieldError
 from tidewheel.jobs.values import Instant
 from tidewheel.nouns.operation import Operation, Parameter, model_of
 
+UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
+"""The refusal to delete in one call what could not be counted."""
 _IN_CURSORS: Mapping[object, object] = {datetime: Instant, int: Whole}
 
 
@@ -29,7 +31,7 @@ def in_address(each: Parameter) -> tuple[str, Parameter]:
     """Return a parameter with its name in an address, in which each of several ids is an `id`."""
     singular = each.spoken.removesuffix("s")
     if each.accepts(dict):
-        kind: Any = Annotated[LabelFilter, Field(description=f"{each.help} One as name=value; repeatable.")]
+        kind: Any = Annotated[LabelFilter, Field(description=f"{each.help} Write each as name=value.")]
         return singular, replace(each, kind=kind, default={})
     if each.accepts(Sequence):
         return singular, replace(each, kind=tuple[Whole, ...], default=())
@@ -43,16 +45,6 @@ def after_of(cursors: Cursors, declared: Operation) -> tuple[Any, ...] | None:
     place = next(each for each in get_args(after.kind) if get_origin(each) is tuple)
     parts = cursors.read(*(_IN_CURSORS[kind] for kind in get_args(place)))
     return None if parts is None else tuple(parts)
-
-
-def ensure_bounded(at_least: bool) -> None:  # noqa: FBT001 - the field of a result
-    """Refuse to delete in one call what could not be counted.
-
-    Raises:
-        InvalidInput: More match than are counted.
-    """
-    if at_least:
-        refuse("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
 
 
 def title(name: str) -> str:

@@ -6,11 +6,11 @@ nothing can undo needs `--yes`.
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from inspect import Parameter as Argument
 from inspect import Signature
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ParamSpec, cast
 from uuid import UUID
 
 import typer
@@ -35,6 +35,8 @@ from tidewheel.errors import refuse
 from tidewheel.nouns.operation import Call, Found, Noun, Operation, Parameter, as_document, operations
 from tidewheel.postgres.session import Conn
 
+P = ParamSpec("P")
+
 _KINDS: Mapping[str, Any] = {
     "after": After,
     "limit": Limit,
@@ -42,9 +44,6 @@ _KINDS: Mapping[str, Any] = {
     "request_id": RequestId,
     "dry_run": Annotated[bool, typer.Option("--dry-run", help="Print their number and the first ten; change nothing.")],
 }
-
-
-Prepare = Callable[[dict[str, Any], Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,76 +82,42 @@ class Table:
         print_table(self.headings, map(self.row, records), spare=spare)
 
 
-def command(
-    noun: type[Noun],
-    name: str,
-    show: Callable[[Shown], None],
-    *,
-    table: Table | None = None,
-    flags: Mapping[str, Flag | None] | None = None,
-    options: Mapping[str, Any] | None = None,
-    local_times: bool = False,
-    prepare: Prepare = lambda arguments, options: None,
-    dry_run: tuple[str, Callable[[Shown], None]] | None = None,
-) -> Callable[..., None]:
-    """Return the command of an operation, for typer.
-
-    Args:
-        noun: The noun.
-        name: The name of the operation's method.
-        show: Shows a result.
-        table: The table of the first things that a bulk operation would change.
-        flags: What flags have in place of what their parameters' declarations say; None for a parameter without one.
-        options: Further flags, as typer declares them, for `prepare` and `show`.
-        local_times: True if the output has times, which `--tz` shows as local ones.
-        prepare: Completes the arguments by the further flags, asks first, or refuses.
-        dry_run: The operation that the further flag `dry_run` runs in its place, and what shows its result.
-    """
-    made = _Command(
-        noun, operations(noun)[name], show, table, flags or {}, options or {}, local_times, prepare, dry_run
-    )  # fmt: skip
-
-    def run(**given: Any) -> None:  # noqa: ANN401 - as typer has read them
-        made.run(given)
-
-    read = made.signature()
-    run.__doc__ = made.declared.words
-    run.__annotations__ = {each.name: each.annotation for each in read.parameters.values()}
-    vars(run)["__signature__"] = read
-    return run
-
-
 @dataclass(frozen=True, slots=True)
 class _Command:
+    """The command of an operation."""
+
     noun: type[Noun]
-    declared: Operation
+    name: str  # of the operation's method
     show: Callable[[Shown], None]
-    table: Table | None
-    flags: Mapping[str, Flag | None]
-    options: Mapping[str, Any]
-    local_times: bool
-    prepare: Prepare
-    dry_run: tuple[str, Callable[[Shown], None]] | None
+    _: KW_ONLY
+    table: Table | None = None  # of the first things that a bulk operation would change
+    flags: Mapping[str, Flag | None] = field(default_factory=dict[str, Flag | None])  # None: this parameter has no flag
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # further flags, for `prepare` and `show`
+    local_times: bool = False  # the output has times, which `--tz` shows as local ones
+    prepare: Callable[[dict[str, Any], Mapping[str, Any]], None] = lambda arguments, options: None  # asks, or refuses
+    dry_run: tuple[str, Callable[[Shown], None]] | None = None  # the operation that its option `dry_run` runs instead
+
+    @property
+    def declared(self) -> Operation:
+        """The operation."""
+        return operations(self.noun)[self.name]
 
     def signature(self) -> Signature:
         """Return the arguments and flags: the filter's, the others, those of every command."""
-        parameters = self.declared.parameters
         own = [_argument(each, flag) for each, flag in self._flagged()]
         if self.declared.danger:
             words = "Confirm it; needed without --dry-run."
             own.append(_flag("yes", Annotated[bool, typer.Option("--yes", help=words)], default=False))
         own += [_flag(name, kind, default=False) for name, kind in self.options.items()]
-        if self.local_times or any(each.accepts(datetime) for each in parameters if each.name != "after"):
+        if self.local_times or any(each.accepts(datetime) for each, _ in self._flagged() if each.name != "after"):
             own.append(_flag("timezone", Tz, default=None))
-        own.append(_flag("tenant", Tenant, default=DEFAULT_TENANT))
-        own.append(_flag("output", OutputOption, default=Output.TEXT))
+        own += [_flag("tenant", Tenant, default=DEFAULT_TENANT), _flag("output", OutputOption, default=Output.TEXT)]
         return Signature(sorted(own, key=lambda each: each.kind))
 
     def run(self, given: Mapping[str, Any]) -> None:
         """Run it, and show the result."""
         if self.dry_run is not None and given["dry_run"]:
-            name, show = self.dry_run
-            replace(self, declared=operations(self.noun)[name], show=show, dry_run=None).run(given)
+            replace(self, name=self.dry_run[0], show=self.dry_run[1], dry_run=None).run(given)
             return
         zone, tenant, output = given.get("timezone"), given["tenant"], given["output"]
         arguments = {each.name: _value(each, flag, given[each.spoken], zone) for each, flag in self._flagged()}
@@ -206,6 +171,26 @@ class _Command:
             self.table.print(found.first)
 
 
+def _for_typer(make: Callable[P, _Command]) -> Callable[P, Callable[..., None]]:
+    def command(*args: P.args, **kwargs: P.kwargs) -> Callable[..., None]:
+        made = make(*args, **kwargs)
+
+        def run(**given: Any) -> None:  # noqa: ANN401 - as typer has read them
+            made.run(given)
+
+        read = made.signature()
+        run.__doc__ = made.declared.words
+        run.__annotations__ = {each.name: each.annotation for each in read.parameters.values()}
+        vars(run)["__signature__"] = read
+        return run
+
+    return command
+
+
+command = _for_typer(_Command)
+"""Makes the function of a command."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """The call of a read: one snapshot, without the code of requests, whose import no list needs."""
@@ -213,8 +198,7 @@ class _Reading:
     tenant: str
     all_tenants: bool = True
 
-    def snapshot(self, *, all_tenants: bool = False) -> AbstractContextManager[Conn]:
-        del all_tenants
+    def snapshot(self, **_: bool) -> AbstractContextManager[Conn]:
         return reading()
 
 

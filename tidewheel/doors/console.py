@@ -23,40 +23,26 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted
 from tidewheel.control.instants import typed_number
-from tidewheel.doors.address import ensure_bounded, in_address
-from tidewheel.errors import FieldError, InvalidInput, refuse
+from tidewheel.doors.address import UNBOUNDED, in_address
+from tidewheel.errors import InvalidInput, refuse
 from tidewheel.nouns.operation import Found, Noun, Operation, Parameter, model_of, operations
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confirm:
-    """The confirm page of a bulk operation, as an action of the console.
-
-    Args:
-        noun: The noun.
-        verb: The name of the operation's method.
-        things: What it changes, in the singular, such as `dead letter`.
-        sentence: What happens to them.
-        done: Writes the sentence about a result.
-        back: The name of the page of all of them, where the caller comes from.
-        one: The name of the page of one of them, and of the id in its address.
-        line: Writes a line of the sample.
-        to: Writes the address that a result leads to.
-        labels: The labels of fields, by parameter.
-        values: The first values of fields, by parameter.
-    """
+    """The confirm page of a bulk operation, as an action of the console."""
 
     noun: type[Noun]
-    verb: str
-    things: str
-    sentence: str
-    done: Callable[[Any], str]
-    back: str
-    one: tuple[str, str]
-    line: Callable[[Any], str]
-    to: Callable[[Urls, Any], str]
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    values: Mapping[str, str] = field(default_factory=dict[str, str])
+    verb: str  # the name of the operation's method
+    things: str  # what it changes, in the singular, such as `dead letter`
+    sentence: str  # what happens to them
+    done: Callable[[Any], str]  # the sentence about a result
+    back: str  # the name of the page of all of them, where the caller comes from
+    one: tuple[str, str]  # the name of the page of one of them, and of the id in its address
+    line: Callable[[Any], str]  # a line of the sample
+    to: Callable[[Urls, Any], str]  # the address that a result leads to
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])  # of fields, by parameter
+    values: Mapping[str, str] = field(default_factory=dict[str, str])  # the first ones of fields, by parameter
 
     @property
     def scope(self) -> Scope:
@@ -82,7 +68,7 @@ class Confirm:
                 *bound(found.matched, now),
             ),
             sample=sample_of([self.line(each) for each in found.first], found.matched),
-            warnings=_unbounded(found) if danger else (),
+            warnings=(UNBOUNDED,) if danger and found.at_least else (),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -91,7 +77,8 @@ class Confirm:
         filters = self._filter(read_query(request, self._query), until_of(form, page_now(connection)))
         found = self._count(connection, filters)
         if self._declared.danger is not None:
-            ensure_bounded(found.at_least)
+            if found.at_least:
+                raise InvalidInput((UNBOUNDED,))
             ensure_confirmed(form, found.matched)
         ensure_counted(form, found.matched)
         given = {**filters, **{each.name: _value(each, text_of(form, each.name)) for each in self._typed}}
@@ -148,12 +135,3 @@ def _in_query(value: object) -> object:
 def _value(each: Parameter, text: str | None) -> object:
     """Return what was typed into a field; a number that is none is refused as a text."""
     return text if text is None or not each.accepts(float) else (typed_number(text) or text)
-
-
-def _unbounded(found: Found) -> Sequence[FieldError]:
-    """Return the error of what is too much to be deleted by one call."""
-    try:
-        ensure_bounded(found.at_least)
-    except InvalidInput as error:
-        return error.errors
-    return ()

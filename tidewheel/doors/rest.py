@@ -25,7 +25,8 @@ from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Cursors, PageQuery, read_number, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.doors.address import after_of, ensure_bounded, query_of, title
+from tidewheel.doors.address import UNBOUNDED, after_of, query_of, title
+from tidewheel.errors import InvalidInput
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.nouns.operation import Noun, Operation, Parameter, as_document, field_values, model_of, operations
@@ -64,7 +65,7 @@ class _Endpoint:
         self._is_idempotent = len(self._sent) < len(others) and self._method == "POST"
         named = [(each.spoken, each) for each in self._sent]
         self.body = model_of(f"{title(declared.name)}Body", named, StrictModel, declared.summary)
-        self.body.elsewhere = {**ELSEWHERE, **declared.elsewhere}
+        self.body.elsewhere = {**ELSEWHERE, **getattr(declared.function, "elsewhere", {})}
 
     def add_to(self, router: APIRouter) -> None:
         """Add the route with its documentation."""
@@ -106,9 +107,11 @@ class _Endpoint:
         return accepted(found, started, self._declared.starts, id_of(self._declared))
 
     def _run(self, arguments: Mapping[str, object], cursors: Cursors | None, connection: Connection) -> object:
-        if self._declared.danger is not None and not arguments["dry_run"]:
-            ensure_bounded(self._declared.call(self._noun, connection, {**arguments, "dry_run": True}).at_least)
-        found = self._declared.call(self._noun, connection, arguments)
+        run = partial(self._declared.call, self._noun, connection)
+        deletes = self._declared.danger is not None and not arguments["dry_run"]
+        if deletes and run({**arguments, "dry_run": True}).at_least:
+            raise InvalidInput((UNBOUNDED,))
+        found = run(arguments)
         if self._route.shape is not None:
             return self._route.shape(found)
         if cursors is not None:

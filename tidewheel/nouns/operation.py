@@ -7,11 +7,11 @@ itself: it refuses what its own declaration does not allow.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from datetime import datetime
 from functools import cached_property, wraps
 from inspect import Parameter as Argument
-from inspect import Signature, getdoc, isfunction, signature
+from inspect import Signature, getdoc, signature
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -126,17 +126,12 @@ class Parameter:
     @property
     def spoken(self) -> str:
         """Its name in the doors."""
-        return next((each.name for each in self.kind_metadata if isinstance(each, InDoors)), self.name)
-
-    @property
-    def kind_metadata(self) -> Sequence[object]:
-        """The metadata of its annotation."""
-        return cast("Sequence[object]", getattr(self.kind, "__metadata__", ()))
+        return next((each.name for each in _metadata(self.kind) if isinstance(each, InDoors)), self.name)
 
     @property
     def help(self) -> str:
         """Its description."""
-        found = (each.description for each in self.kind_metadata if isinstance(each, FieldInfo))
+        found = (each.description for each in _metadata(self.kind) if isinstance(each, FieldInfo))
         return next(filter(None, found), "")
 
     @property
@@ -154,22 +149,40 @@ class Parameter:
         return kind in _parts(self.kind)
 
 
+def _metadata(kind: object) -> Sequence[object]:
+    return cast("Sequence[object]", getattr(kind, "__metadata__", ()))
+
+
 def _parts(kind: Any) -> set[object]:  # noqa: ANN401 - an annotation
     return {kind, get_origin(kind)}.union(*map(_parts, get_args(kind)))
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation, as the doors see it."""
+    """An operation, as the doors see it; as a decorator, it makes one of a method."""
 
-    function: Callable[..., Any]
-    scope: Scope
     route: str  # its method and path in REST
     name: str  # in the OpenAPI document and in messages
-    python_only: Collection[str]  # parameters that no other door has
-    starts: str | None  # the path of the work that it starts, whose id its result names
-    danger: str | None  # the loss that nothing can undo, in a clause
-    authorize: Callable[[Mapping[str, object]], Scope | None]  # the right in all tenants that arguments need
+    _: KW_ONLY
+    scope: Scope
+    python_only: Collection[str] = ()  # parameters that no other door has
+    starts: str | None = None  # the path of the work that it starts, whose id its result names
+    danger: str | None = None  # the loss that nothing can undo, in a clause
+    authorize: Callable[[Mapping[str, object]], Scope | None] = lambda _: None  # the right in all tenants that it needs
+    function: Callable[..., Any] = type  # the method that it has decorated
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Make an operation of a method."""
+        declared, shape = replace(self, function=function), signature(function)
+
+        @wraps(function)
+        def method(*args: P.args, **kwargs: P.kwargs) -> T:
+            shape.bind(*args, **kwargs)  # refuses unknown names
+            given = {**dict(zip([*shape.parameters][1:], args[1:], strict=False)), **kwargs}
+            return cast("Callable[..., T]", function)(args[0], **declared.checked(given))
+
+        vars(method)["operation"] = declared
+        return method
 
     @property
     def verb(self) -> str:
@@ -183,8 +196,8 @@ class Operation:
 
     @property
     def words(self) -> str:
-        """Its docstring without the list of its errors, which are a client's."""
-        return (getdoc(self.function) or "").partition("\n\nRaises:")[0]
+        """Its docstring without its result in Python and the list of its errors, which are a client's."""
+        return (getdoc(self.function) or "").partition("\n\nReturns:")[0].partition("\n\nRaises:")[0]
 
     @cached_property
     def result(self) -> Any:  # noqa: ANN401 - an annotation
@@ -194,16 +207,15 @@ class Operation:
     @cached_property
     def every_parameter(self) -> Sequence[Parameter]:
         """The fields of its filter, then its other parameters."""
-        filters: list[Parameter] = []
-        others: list[Parameter] = []
+        found: list[Parameter] = []
         hints = get_type_hints(self.function, include_extras=True)
         for each in [*signature(self.function).parameters.values()][1:]:
             if each.kind is Argument.VAR_KEYWORD:
                 names = get_type_hints(get_args(hints[each.name])[0], include_extras=True)
-                filters = [Parameter(name, kind, None, filters=True) for name, kind in names.items()]
+                found = [*(Parameter(name, kind, None, filters=True) for name, kind in names.items()), *found]
             else:
-                others.append(Parameter(each.name, hints[each.name], each.default, filters=False))
-        return [*filters, *others]
+                found.append(Parameter(each.name, hints[each.name], each.default, filters=False))
+        return found
 
     @cached_property
     def parameters(self) -> Sequence[Parameter]:
@@ -213,11 +225,6 @@ class Operation:
     def call(self, noun: type[Noun], call: Call, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401 - its result
         """Run it with arguments that a door has checked by `model_of`."""
         return self.function(noun(call), **arguments)
-
-    @property
-    def elsewhere(self) -> Mapping[str, str]:
-        """Names that do not belong in its body, each with its place."""
-        return getattr(self.function, "elsewhere", {})
 
     @cached_property
     def _checks(self) -> type[StrictModel]:
@@ -229,39 +236,11 @@ class Operation:
         return {name: getattr(found, name) for name in given}
 
 
-def operation(
-    route: str,
-    name: str,
-    *,
-    scope: Scope,
-    python_only: Collection[str] = (),
-    starts: str | None = None,
-    danger: str | None = None,
-    authorize: Callable[[Mapping[str, object]], Scope | None] = lambda _: None,
-) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make an operation of a method; `Operation` has the meaning of the arguments."""
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        declared = Operation(function, scope, route, name, python_only, starts, danger, authorize)
-        bind = signature(function).bind
-        variable = (each.name for each in signature(function).parameters.values() if each.kind is Argument.VAR_KEYWORD)
-        filters = next(variable, None)
-
-        @wraps(function)
-        def method(*args: P.args, **kwargs: P.kwargs) -> T:
-            (_, noun), *given = bind(*args, **kwargs).arguments.items()
-            flat = {name: value for name, value in given if name != filters}
-            flat |= next((value for name, value in given if name == filters), dict[str, object]())
-            return cast("Callable[..., T]", function)(noun, **declared.checked(flat))
-
-        vars(method)["operation"] = declared
-        return method
-
-    return decorate
+operation = Operation
 
 
 def fields_of(model: Callable[P, M]) -> Callable[[Callable[[N, M], T]], Callable[Concatenate[N, P], T]]:
-    """Give a method the fields of a model as its parameters, in place of the model: of a request, their only list."""
+    """Give a method the fields of a model, such as those of a request, as its parameters."""
     kind = cast("type[StrictModel]", model)
     hints = get_type_hints(kind, include_extras=True)
 
@@ -270,10 +249,9 @@ def fields_of(model: Callable[P, M]) -> Callable[[Callable[[N, M], T]], Callable
         def method(noun: N, /, *_: P.args, **given: P.kwargs) -> T:
             return function(noun, cast("M", checked(kind, given)))
 
-        own = [each.replace(annotation=hints[each.name]) for each in signature(kind).parameters.values()]
-        vars(method)["__signature__"] = Signature([*[*signature(function).parameters.values()][:1], *own])
-        method.__annotations__ = {each.name: each.annotation for each in own}
-        method.__annotations__["return"] = get_type_hints(function)["return"]
+        noun, _ = signature(function).parameters.values()
+        vars(method)["__signature__"] = Signature([noun, *signature(kind).parameters.values()])
+        method.__annotations__ = {**hints, "return": get_type_hints(function)["return"]}
         vars(method)["elsewhere"] = kind.elsewhere
         return method
 
@@ -282,8 +260,7 @@ def fields_of(model: Callable[P, M]) -> Callable[[Callable[[N, M], T]], Callable
 
 def operations(noun: type[Noun]) -> Mapping[str, Operation]:
     """Return the operations of a noun by the names of their methods."""
-    found = {name: getattr(each, "operation", None) for name, each in vars(noun).items() if isfunction(each)}
-    return {name: each for name, each in found.items() if isinstance(each, Operation)}
+    return {name: each.operation for name, each in vars(noun).items() if hasattr(each, "operation")}
 
 
 def model_of(title: str, named: Sequence[tuple[str, Parameter]], base: type[M], doc: str = "") -> type[M]:

@@ -45,7 +45,8 @@ class Freezes(Noun):
     def freeze(self, sent: FreezeFields) -> bool:
         """Start no run of a scope until its thaw; what runs goes on.
 
-        The result is false if this scope was frozen already.
+        Returns:
+            False if this scope was frozen already.
 
         Raises:
             Refused: A field does not fit, or the labels or the key prefix fit too many jobs.
@@ -58,7 +59,8 @@ class Freezes(Noun):
     def thaw(self, sent: ThawFields) -> bool:
         """End the freeze of exactly this scope; `on_resume` decides what came due meanwhile.
 
-        The result is false if it was thawed already.
+        Returns:
+            False if it was thawed already.
 
         Raises:
             Refused: No standing freeze has this scope.

@@ -165,7 +165,7 @@ class ThawAction:
 
 
 class _Asked(NamedTuple):
-    """What a dialog is about: a scope, and the standing freezes."""
+    """The scope of a dialog, and the standing freezes."""
 
     query: ScopeQuery
     scope: FrozenScope
@@ -174,7 +174,7 @@ class _Asked(NamedTuple):
 
     @classmethod
     def of(cls, connection: Connection, caller: Caller, request: Request) -> "_Asked":
-        """Return what a request is about."""
+        """Return those of a request."""
         query, scope = _read(caller, request)
         with connection.snapshot(all_tenants=caller.all_tenants) as reading:
             found = standing_freezes(reading, caller.tenant, _STANDING)
