@@ -18,7 +18,6 @@ from tidewheel.control.api.cancellations import CancellationsApi
 from tidewheel.control.api.doctor import DoctorApi
 from tidewheel.control.api.executors import ExecutorsApi
 from tidewheel.control.api.fleet import FleetApi
-from tidewheel.control.api.freezes import FreezesApi
 from tidewheel.control.api.health import HealthApi
 from tidewheel.control.api.job_times import JobTimesApi
 from tidewheel.control.api.jobs import JobsApi
@@ -47,6 +46,8 @@ from tidewheel.executor.message_check import MessageCheck
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.nouns.dead_letters import routes
 from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
+from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.freezes.routes import FREEZES
 from tidewheel.nouns.operation import Noun
 from tidewheel.process.service import Shutdown
 from tidewheel.settings.api import ApiSettings
@@ -55,6 +56,7 @@ from tidewheel.transitions.installation import Installation
 NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (DeadLetters, routes.DEAD_LETTERS),
     (Redrives, routes.REDRIVES),
+    (Freezes, FREEZES),
 )
 """The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
@@ -71,7 +73,6 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         JobTimesApi(pools.reads),
         JobsApi(pools.reads, pools.writes),
         AskApi(pools.reads),
-        FreezesApi(pools.reads, pools.writes),
         RunsApi(pools.reads, pools.writes, settings.archive),
         RunPlacesApi(pools.reads, settings),
         WorkflowsApi(pools.reads, pools.writes),

@@ -25,6 +25,7 @@ _HELP = ["-h", "--help"]
 _CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 _PACKAGE = "tidewheel.control.cli"
 _LETTERS = "tidewheel.nouns.dead_letters.commands"
+_FREEZES = "tidewheel.nouns.freezes.commands"
 
 
 class Command(NamedTuple):
@@ -244,10 +245,12 @@ COMMANDS: Mapping[str, Command | Group] = {
     "apply": Command("apply", "apply", "Submit every job in some files; report rejected ones, apply the rest."),
     "freeze": Group(
         "Start no run of a scope until its thaw. With `list`: list what is frozen.",
-        {"list": Command("freezes", "list_all", "List what is frozen: since when, by whom, why, and what waits.")},
-        by_flags=Command("freezes", "freeze", "Start no run of a scope until its thaw; what runs goes on."),
+        {"list": Command(_FREEZES, "list_all", "List the standing freezes, with what waits under each.")},
+        by_flags=Command(_FREEZES, "freeze", "Start no run of a scope until its thaw; what runs goes on."),
     ),
-    "thaw": Command("freezes", "thaw", "End the freeze of a scope; on_resume decides what came due meanwhile."),
+    "thaw": Command(
+        _FREEZES, "thaw", "End the freeze of exactly this scope; `on_resume` decides what came due meanwhile."
+    ),
     "explain": Command(
         "occurrences",
         "explain",

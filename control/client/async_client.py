@@ -18,7 +18,6 @@ from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
-from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.jobs import Jobs
 from tidewheel.control.client.limits import Limits
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
@@ -33,6 +32,7 @@ from tidewheel.control.reads.backfills import BackfillProgress
 from tidewheel.control.reads.batches import Batch
 from tidewheel.nouns.dead_letters.model import Redriving
 from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
+from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.settings.connections import Connections
 
 P = ParamSpec("P")

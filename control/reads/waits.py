@@ -14,10 +14,10 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.control.reads.freezes import Freeze
 from tidewheel.control.reads.stored import read_definition
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import RESERVED, format_second
+from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import IN_FLIGHT, OWNED, AttemptOutcome, Gate, Move, RunState, sources
