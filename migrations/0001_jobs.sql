@@ -56,7 +56,7 @@ CREATE TABLE tenant_deletions (
     free_at     timestamptz,
     left_archive boolean NOT NULL DEFAULT false
 );
-COMMENT ON COLUMN tenant_deletions.left_archive IS 'true once `tidewheel admin archive run` has removed its rows from the archive';
+COMMENT ON COLUMN tenant_deletions.left_archive IS 'true once `tidewheel archive run` has removed its rows from the archive';
 COMMENT ON COLUMN tenant_deletions.created_at IS 'of the tenant';
 COMMENT ON COLUMN tenant_deletions.state IS 'stopping: jobs and runs end; removing: rows are removed';
 COMMENT ON COLUMN tenant_deletions.waits_for IS 'the transactions that were open after the acceptance, and may have found the tenant: no row is removed before they end';

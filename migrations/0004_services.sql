@@ -96,7 +96,7 @@ CREATE TABLE message_keys (
                CHECK (octet_length(secret) = 32),
     created_at timestamptz NOT NULL DEFAULT tidewheel_now()
 );
-COMMENT ON TABLE message_keys IS 'keys of the signatures of run messages; `tidewheel admin topics rotate-key` adds one';
+COMMENT ON TABLE message_keys IS 'keys of the signatures of run messages; `tidewheel topics rotate-key` adds one';
 INSERT INTO message_keys DEFAULT VALUES;
 
 -- Keys of clients of the HTTP API. A key is known by its id and shown by its secret, of which only a digest is stored.

@@ -177,7 +177,7 @@ BEGIN
         IF FOUND AND v_free_at IS NULL THEN
             RAISE EXCEPTION 'tenant: the tenant % is being deleted', quote_literal(tenant)
                 USING ERRCODE = 'undefined_object',
-                      HINT = format('name another tenant; `tidewheel admin tenant show %s` has the progress', tenant);
+                      HINT = format('name another tenant; `tidewheel tenant show %s` has the progress', tenant);
         ELSIF FOUND THEN
             RAISE EXCEPTION 'tenant: the tenant % was deleted, and its name is reserved until %',
                             quote_literal(tenant), to_char(v_free_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI"Z"')
@@ -193,7 +193,7 @@ BEGIN
         IF v_bytes > v_job.most THEN
             RAISE EXCEPTION 'payload: it has % bytes, more than the % that tenant % may send', v_bytes, v_job.most, quote_literal(tenant)
                 USING ERRCODE = 'program_limit_exceeded',
-                      HINT = 'pass a reference to the data, or raise the limit by `tidewheel admin tenant limits NAME --payload`';
+                      HINT = 'pass a reference to the data, or raise the limit by `tidewheel tenant limits NAME --payload`';
         END IF;
     END IF;
     -- As intake/trigger.py and tidewheel/jobs/dedupe.py: a trigger that these would refuse must not be committed.

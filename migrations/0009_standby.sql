@@ -1,5 +1,5 @@
 -- A standby site: which rows have changed and are not yet in the topics from which another installation is raised
--- (docs/adr/0082-standby-site.md). Nothing here is read or written until `tidewheel admin standby enable` creates the triggers.
+-- (docs/adr/0082-standby-site.md). Nothing here is read or written until `tidewheel standby enable` creates the triggers.
 
 CREATE TABLE standby (
     one          boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -16,7 +16,7 @@ CREATE TABLE standby (
     raised_as_of timestamptz,
     raised_at    timestamptz
 );
-COMMENT ON TABLE standby IS 'one row, from the first `tidewheel admin standby enable` or `raise` on';
+COMMENT ON TABLE standby IS 'one row, from the first `tidewheel standby enable` or `raise` on';
 COMMENT ON COLUMN standby.site IS 'the installation in its records; a reader takes those of one site';
 COMMENT ON COLUMN standby.enabled_at IS 'null while no row is recorded';
 COMMENT ON COLUMN standby.listed IS 'true once every row that existed before is in standby_changes; false again if Kafka has refused a record';

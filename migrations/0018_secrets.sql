@@ -8,7 +8,7 @@ CREATE TABLE task_token_keys (
                CHECK (octet_length(secret) = 32),
     created_at timestamptz NOT NULL DEFAULT tidewheel_now()
 );
-COMMENT ON TABLE task_token_keys IS 'keys of the signatures of task tokens; `tidewheel admin secrets rotate task-tokens` adds one';
+COMMENT ON TABLE task_token_keys IS 'keys of the signatures of task tokens; `tidewheel secrets rotate task-tokens` adds one';
 INSERT INTO task_token_keys (secret) SELECT decode(value #>> '{}', 'hex') FROM settings WHERE name = 'task_token_key';
 
 -- No process has seen a new database, and no token is in use.

@@ -26,7 +26,7 @@ BEGIN
     END IF;
     RAISE EXCEPTION 'tenant: the role % may not act for tenant %', quote_ident(session_user), quote_literal(tenant)
         USING ERRCODE = 'insufficient_privilege',
-              HINT = format('an operator allows it by `tidewheel admin tenant limits %s --grant-role %s`', tenant, session_user);
+              HINT = format('an operator allows it by `tidewheel tenant limits %s --grant-role %s`', tenant, session_user);
 END
 $$;
 REVOKE ALL ON FUNCTION tidewheel_own_tenant FROM PUBLIC;

@@ -68,6 +68,7 @@ class Group(NamedTuple):
 
 
 _SERVE = Command("dev", "run", "Run several services as one unit, for a small installation; restart one that ends.")
+_BENCH = Command("bench", "bench", "Measure this machine, from a checkout.", extra="local")
 _SERVICES: Mapping[str, Command] = {
     "intake": Command("services", "intake", "Apply the requests of the requests topic."),
     "scheduler": Command("services", "scheduler", "Create the runs of due occurrences."),
@@ -480,12 +481,13 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "answer",
                 "Find what a text names: a run, a dead letter or a job.",
             ),
-            "bench": Command("bench", "bench", "Measure this machine, from a checkout.", extra="local"),
+            "bench": _BENCH,
         },
     ),
 }
 
-_OLDER = {name: command._replace(hidden=True) for name, command in _SERVICES.items()}  # names of 0.1.0, until 0.3
+# Names of 0.1.0, until 0.3; `bench --against` measures builds of either.
+_OLDER = {name: command._replace(hidden=True) for name, command in {**_SERVICES, "bench": _BENCH}.items()}
 
 
 def every_command(group: Mapping[str, Command | Group] = COMMANDS, before: str = "") -> Iterator[tuple[str, Command]]:
