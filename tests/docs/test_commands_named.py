@@ -13,7 +13,7 @@ pytestmark = pytest.mark.process
 
 _NAMED = re.compile(r"(?<![\w.@/=-])(?<!import )(?<!from )tidewheel((?: [a-z][a-z-]*){1,3})(?![\w.:/(])")
 _TEXTS = ("*.md", "*.py", "*.sql", "*.yaml", "*.yml", "*.html", "*.json", "*.toml", "Makefile")
-_OLD = ("CHANGELOG.md", "docs/adr/", "tests/", "build/")  # what was, and what is refused
+_OLD = ("CHANGELOG.md", "docs/adr/", "migrations/", "tests/", "build/")  # what was, and what is refused
 _PROSE = {"another", "capacity", "header", "idempotency", "the", "x"}  # what follows the name in a sentence
 
 
