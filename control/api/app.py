@@ -12,7 +12,6 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.ask import AskApi
 from tidewheel.control.api.backfills import BackfillsApi
-from tidewheel.control.api.batches import BatchesApi
 from tidewheel.control.api.bearer import Guard
 from tidewheel.control.api.cancellations import CancellationsApi
 from tidewheel.control.api.doctor import DoctorApi
@@ -44,6 +43,8 @@ from tidewheel.control.doctor.kept import Doctor
 from tidewheel.doors.rest import Route, add_routes
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.message_signatures import MessageKeys
+from tidewheel.nouns.batches.operations import Batches
+from tidewheel.nouns.batches.routes import BATCHES
 from tidewheel.nouns.dead_letters import routes
 from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
 from tidewheel.nouns.freezes.operations import Freezes
@@ -57,6 +58,7 @@ NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (DeadLetters, routes.DEAD_LETTERS),
     (Redrives, routes.REDRIVES),
     (Freezes, FREEZES),
+    (Batches, BATCHES),
 )
 """The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
@@ -77,7 +79,6 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         RunPlacesApi(pools.reads, settings),
         WorkflowsApi(pools.reads, pools.writes),
         BackfillsApi(pools.reads, pools.writes),
-        BatchesApi(pools.reads, pools.writes),
         CancellationsApi(pools.reads, pools.writes),
         FleetApi(pools.reads),
         TenantsApi(pools.reads, pools.writes),

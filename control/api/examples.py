@@ -48,23 +48,6 @@ _BACKFILL: dict[str, Json] = {
     "request_id": None, "reason": None, "created_at": _AT, "finished_at": None,
     "ending": False,
 }  # fmt: skip
-_BATCH: dict[str, Json] = {
-    "batch_id": RUN_ID, "state": "open", "accepts_runs": False, "generation": 0, "total": 2, "pending": 1,
-    "succeeded": 1, "failed": 0, "cancelled": 0, "first_failed_run_id": None, "reason": None, "created_at": _AT,
-    "finished_at": None,
-}  # fmt: skip
-BATCHES: Json = {"batches": [_BATCH], "next_cursor": None}
-BATCH: Json = {"summary": _BATCH, "runs": [
-    {"ref": "load", "key": "nightly", "run_id": RUN_ID, "state": "succeeded", "parents": [], "reason": None,
-     "attempt": 1, "started_at": _AT, "finished_at": _AT},
-    {"ref": "report", "key": "nightly", "run_id": RUN_ID, "state": "running",
-     "parents": [{"ref": "load", "when": "success"}], "reason": None, "attempt": 1, "started_at": _AT,
-     "finished_at": None}]}  # fmt: skip
-BATCH_CHANGE: Json = {"batch_id": RUN_ID, "unchanged": False}
-SUBMITTED_BATCH: Json = {
-    "runs": [{"ref": "load", "key": "nightly"}, {"ref": "report", "key": "nightly", "after": [{"ref": "load"}]}],
-    "on": {"finished": {"key": "nightly", "payload": {"order": 7}}},
-}
 BACKFILLS: Json = {"backfills": [_BACKFILL]}
 BACKFILL_PROGRESS: Json = {"summary": _BACKFILL, "runs": {"running": 1, "succeeded": 2}}
 RELEASED: Json = {"released": 1, "matched": 1, "first": [

@@ -15,7 +15,6 @@ from tidewheel.control.client.api_keys import ApiKeys
 from tidewheel.control.client.arguments import as_seconds
 from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
-from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.jobs import Jobs
@@ -29,7 +28,8 @@ from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.control.client.tenants import Tenants
 from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.reads.backfills import BackfillProgress
-from tidewheel.control.reads.batches import Batch
+from tidewheel.nouns.batches.model import Batch
+from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.model import Redriving
 from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
 from tidewheel.nouns.freezes.operations import Freezes

@@ -14,7 +14,6 @@ from tidewheel.control.client.api_keys import ApiKeys
 from tidewheel.control.client.arguments import as_document, as_int
 from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
-from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
@@ -37,6 +36,7 @@ from tidewheel.control.reads.job_days import MAX_DAYS, JobStatistics, job_statis
 from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.settings.connections import Connections

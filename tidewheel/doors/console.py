@@ -25,7 +25,7 @@ from tidewheel.control.console.words import agreed, counted
 from tidewheel.control.instants import typed_number
 from tidewheel.doors.address import UNBOUNDED, in_address
 from tidewheel.errors import InvalidInput, refuse
-from tidewheel.nouns.operation import Found, Noun, Operation, Parameter, model_of, operations
+from tidewheel.nouns.operation import Noun, Operation, Parameter, model_of, operations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +111,8 @@ class Confirm:
         until: datetime | None = getattr(query, "until", None)
         return {**given, "until": min(until or now, now)}
 
-    def _count(self, connection: Connection, filters: Mapping[str, object]) -> Found:
-        found: Found = self._declared.call(self.noun, connection, {**filters, "dry_run": True})
-        return found
+    def _count(self, connection: Connection, filters: Mapping[str, object]) -> Any:  # noqa: ANN401 - of a dry run
+        return self._declared.call(self.noun, connection, {**filters, "dry_run": True})
 
     def _field(self, each: Parameter) -> Field:
         label = self.labels.get(each.name, f"{each.name.capitalize()} (optional)")

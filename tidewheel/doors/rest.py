@@ -5,10 +5,10 @@ an opaque cursor. Callers, turns, strict bodies and problem documents are those 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, cast, get_origin
+from typing import Annotated, Any, cast, get_args, get_origin
 from uuid import UUID
 
 from fastapi import APIRouter, Security
@@ -25,23 +25,27 @@ from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Cursors, PageQuery, read_number, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.doors.address import UNBOUNDED, after_of, query_of, title
+from tidewheel.doors.address import UNBOUNDED, after_of, next_cursor, query_of, singular, title
 from tidewheel.errors import InvalidInput
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
-from tidewheel.nouns.operation import Noun, Operation, Parameter, as_document, field_values, model_of, operations
+from tidewheel.nouns.operation import Noun, Operation, Page, Parameter, as_document, field_values, model_of, operations
 
 _CURSOR: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The documentation of a route, and what it answers in a form of its own."""
+    """The documentation of a route, and what it answers in a form of its own.
+
+    The form of a change, which returns whether it changed something, gets the ids of the path and `unchanged`.
+    """
 
     example: Json
     sent: Json = None
     schema: Mapping[str, Any] | None = None
-    shape: Callable[[Any], object] | None = None
+    shape: Callable[..., object] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def add_routes(
@@ -58,14 +62,16 @@ class _Endpoint:
     def __init__(self, noun: type[Noun], declared: Operation, route: Route, workers: Workers) -> None:
         self._noun, self._declared, self._route, self._workers = noun, declared, route, workers
         self._method, _, self._path = declared.route.partition(" ")
-        others = [each for each in declared.parameters if f"{{{each.name}" not in self._path]
+        self._begun = HTTPStatus.CREATED if declared.starts == self._path else HTTPStatus.ACCEPTED
+        others = [each for each in declared.parameters if f"{{{each.spoken}" not in self._path]
         self._in_path = [each for each in declared.parameters if each not in others]
         self.query, self._asked = query_of(declared, [] if self._method == "POST" else others)
         self._sent = [each for each in others if each.name != "request_id"] if self._method == "POST" else []
         self._is_idempotent = len(self._sent) < len(others) and self._method == "POST"
         named = [(each.spoken, each) for each in self._sent]
         self.body = model_of(f"{title(declared.name)}Body", named, StrictModel, declared.summary)
-        self.body.elsewhere = {**ELSEWHERE, **getattr(declared.function, "elsewhere", {})}
+        in_path = {each.spoken: "leave it out: the address has it" for each in self._in_path}
+        self.body.elsewhere = {**ELSEWHERE, **in_path, **getattr(declared.function, "elsewhere", {})}
 
     def add_to(self, router: APIRouter) -> None:
         """Add the route with its documentation."""
@@ -78,12 +84,12 @@ class _Endpoint:
         endpoint.__annotations__["found"] = Annotated[Caller, Security(caller, scopes=[declared.scope])]
         documented: dict[str, Any] = {"body": body_of(self.body), "sent": route.sent} if self._sent else {}
         if self._is_idempotent:
-            documented["headers"] = IDEMPOTENCY_KEY
+            documented["headers"] = IDEMPOTENCY_KEY | dict(route.headers)
         if declared.starts is not None:
-            documented |= {"also": HTTPStatus.ACCEPTED, "sets": LOCATION}
+            documented |= {"also" if self._begun is HTTPStatus.ACCEPTED else "status": self._begun, "sets": LOCATION}
         add_route(
             router, self._method, self._path, endpoint, scope=declared.scope, query=self.query,
-            answer=route.schema or _schema_of(declared), example=route.example, **documented,
+            answer=route.schema or _schema_of(declared, route.shape), example=route.example, **documented,
         )  # fmt: skip
 
     async def _answer(self, request: Request, found: Caller) -> Response:
@@ -104,7 +110,8 @@ class _Endpoint:
         if self._declared.starts is None:
             return await answer(self._workers, found, work)
         started = await call(self._workers, found, work)
-        return accepted(found, started, self._declared.starts, id_of(self._declared))
+        name = f"{singular(self._declared.starts.rpartition('/')[2])}_id"
+        return accepted(found, started, self._declared.starts, name, self._begun)
 
     def _run(self, arguments: Mapping[str, object], cursors: Cursors | None, connection: Connection) -> object:
         run = partial(self._declared.call, self._noun, connection)
@@ -112,32 +119,31 @@ class _Endpoint:
         if deletes and run({**arguments, "dry_run": True}).at_least:
             raise InvalidInput((UNBOUNDED,))
         found = run(arguments)
-        if self._route.shape is not None:
-            return self._route.shape(found)
-        if cursors is not None:
-            return {**field_values(found), "next_cursor": cursors.write(*found.next_cursor or [None])}
-        return as_document(found, self._declared)
-
-
-def id_of(declared: Operation) -> str:
-    """Return the name of the id in the result of an operation that starts work, such as `redrive_id`."""
-    return f"{(declared.starts or '').rpartition('/')[2].removesuffix('s')}_id"
+        if (shape := self._route.shape) is not None:
+            ids = [arguments[each.name] for each in self._in_path]
+            return shape(*ids, not found) if self._declared.result is bool else shape(found)
+        document: Any = as_document(found, self._declared)
+        if cursors is None:
+            return document
+        page = cast("dict[str, object]", document) if isinstance(document, dict) else field_values(document)
+        return {**page, "next_cursor": next_cursor(cursors, page["next_cursor"])}
 
 
 def _path_value(request: Request, each: Parameter) -> object:
-    value = request.path_params[each.name]
+    value = request.path_params[each.spoken]
     return value if isinstance(value, UUID) else (read_number(str(value)) or 0)  # 0: no row has it
 
 
-def _schema_of(declared: Operation) -> dict[str, Any]:
+def _schema_of(declared: Operation, shape: object) -> dict[str, Any]:
     """Return the schema of an answer: of a list in a field, of a page with an opaque cursor."""
-    if get_origin(declared.result) is list:
+    record = shape if isinstance(shape, type) else declared.result
+    if (listed := get_origin(record)) in {list, Page}:
         name = declared.route.rpartition("/")[2]
         words = declared.summary.removeprefix("List ")
-        record = make_dataclass(f"{title(name.removesuffix('s'))}List", [(name, declared.result)])
+        named = [(name, list[get_args(record)[0]]), *([("next_cursor", object)] if listed is Page else [])]
+        record = make_dataclass(f"{title(singular(name))}List", named)
         record.__doc__ = words[0].upper() + words[1:]
-        return schema_of(record)
-    schema = schema_of(cast("type[BaseModel]", declared.result))
+    schema = schema_of(cast("type[BaseModel]", record))
     if "next_cursor" in schema.get("properties", {}):
         schema["properties"]["next_cursor"] = _CURSOR
     return schema
