@@ -35,7 +35,6 @@ from tidewheel.control.api.status import StatusApi
 from tidewheel.control.api.task_tokens import TaskTokensApi
 from tidewheel.control.api.tenants import TenantsApi
 from tidewheel.control.api.workers import Pools
-from tidewheel.control.api.workflows import WorkflowsApi
 from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.live import Live
@@ -50,6 +49,8 @@ from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.freezes.routes import FREEZES
 from tidewheel.nouns.operation import Noun
+from tidewheel.nouns.workflows.operations import Workflows
+from tidewheel.nouns.workflows.routes import WORKFLOWS
 from tidewheel.process.service import Shutdown
 from tidewheel.settings.api import ApiSettings
 from tidewheel.transitions.installation import Installation
@@ -59,6 +60,7 @@ NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (Redrives, routes.REDRIVES),
     (Freezes, FREEZES),
     (Batches, BATCHES),
+    (Workflows, WORKFLOWS),
 )
 """The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
@@ -77,7 +79,6 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         AskApi(pools.reads),
         RunsApi(pools.reads, pools.writes, settings.archive),
         RunPlacesApi(pools.reads, settings),
-        WorkflowsApi(pools.reads, pools.writes),
         BackfillsApi(pools.reads, pools.writes),
         CancellationsApi(pools.reads, pools.writes),
         FleetApi(pools.reads),

@@ -156,22 +156,6 @@ RUN: Json = {
     ],
     "archived": False, "copied": False,
 }  # fmt: skip
-_WORKFLOW: dict[str, Json] = {
-    "root_run_id": RUN_ID, "key": "nightly", "state": "failed", "scheduled_at": _AT, "generation": 0, "pending": 0,
-    "failed": 1, "reason": None, "created_at": "2026-11-20T01:00:04.3Z", "finished_at": "2026-11-20T01:02:11Z",
-}  # fmt: skip
-WORKFLOWS: Json = {"workflows": [_WORKFLOW], "next_cursor": None}
-WORKFLOW: Json = {"summary": _WORKFLOW, "nodes": [
-    {"key": "nightly", "state": "succeeded", "parents": [], "run_id": RUN_ID, "reason": None, "attempt": 1,
-     "started_at": "2026-11-20T01:00:00.021Z", "finished_at": "2026-11-20T01:00:04.221Z"},
-    {"key": "mail", "state": "failed", "parents": [{"key": "nightly", "when": "success"}],
-     "run_id": "019d3a1c-7f00-8123-8456-789abcdef077", "reason": None, "attempt": 4,
-     "started_at": "2026-11-20T01:02:09Z", "finished_at": "2026-11-20T01:02:11Z"},
-], "again": ["mail"]}  # fmt: skip
-PARENTS: Json = {"parents": [{
-    "key": "extract", "when": "success", "status": "succeeded", "run_id": RUN_ID, "result": {"rows": 7},
-    "result_bytes": 10, "left_out": False, "expired": False,
-}]}  # fmt: skip
 _PLACE: dict[str, Json] = {
     "topic": "tidewheel.runs.standard",
     "partition": 3,

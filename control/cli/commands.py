@@ -26,6 +26,7 @@ _CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 _PACKAGE = "tidewheel.control.cli"
 _LETTERS = "tidewheel.nouns.dead_letters.commands"
 _BATCHES = "tidewheel.nouns.batches.commands"
+_WORKFLOWS = "tidewheel.nouns.workflows.commands"
 _FREEZES = "tidewheel.nouns.freezes.commands"
 
 
@@ -207,23 +208,25 @@ COMMANDS: Mapping[str, Command | Group] = {
     "workflow": Group(
         "Occurrences of workflows.",
         {
-            "list": Command("workflows", "list_workflows", "List occurrences of workflows, the newest first."),
+            "list": Command(
+                _WORKFLOWS,
+                "list_workflows",
+                "List occurrences of workflows, the newest first; those of one root by instant.",
+            ),
             "show": Command(
-                "workflows", "show_workflow", "Show an occurrence: its graph, with the state of each job's run."
+                _WORKFLOWS,
+                "show",
+                "Show an occurrence with its graph: the root first, each job with the state of its latest run.",
             ),
             "pause": Command(
-                "workflows",
-                "pause_workflow",
+                _WORKFLOWS,
+                "pause",
                 "Release no further run of an occurrence until it is resumed; queued runs go on.",
             ),
             "resume": Command(
-                "workflows",
-                "resume_workflow",
-                "Go on with a paused occurrence, or run the failed part of an ended one again.",
+                _WORKFLOWS, "resume", "Go on with a paused occurrence, or run the failed part of an ended one again."
             ),
-            "cancel": Command(
-                "workflows", "cancel_workflow", "Cancel the runs of an occurrence, and release no further one."
-            ),
+            "cancel": Command(_WORKFLOWS, "cancel", "Cancel the runs of an occurrence, and release no further one."),
         },
     ),
     "batch": Group(

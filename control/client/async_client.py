@@ -26,13 +26,13 @@ from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
 from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.control.client.tenants import Tenants
-from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.reads.backfills import BackfillProgress
 from tidewheel.nouns.batches.model import Batch
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.model import Redriving
 from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
 from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.settings.connections import Connections
 
 P = ParamSpec("P")
@@ -146,6 +146,7 @@ class AsyncWorkflows(_Part[Workflows]):
     """`Client.workflows` for coroutines."""
 
     list = _call(Workflows.list)
+    parents = _call(Workflows.parents)
     get = _call(Workflows.get)
     pause = _call(Workflows.pause)
     resume = _call(Workflows.resume)

@@ -26,7 +26,6 @@ from tidewheel.control.client.results import BackfillResult, Job, Triggered, bac
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.control.client.tenants import Tenants
-from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.preview import Preview, preview
@@ -39,6 +38,7 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
 from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.settings.connections import Connections
 
 

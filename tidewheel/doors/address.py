@@ -24,13 +24,8 @@ def query_of(declared: Operation, asked: Sequence[Parameter]) -> tuple[type[Tena
     """Return the model of a query, and the names in it of the parameters that it has."""
     named = {each.name: in_address(each) for each in asked if each.name != "after"}
     names = {name: spoken for name, (spoken, _) in named.items()}
-    base = (
-        PageQuery
-        if len(names) < len(asked)
-        else LimitQuery
-        if any(each.kind == Rows for each in asked)
-        else TenantQuery
-    )
+    listed = LimitQuery if any(each.kind == Rows for each in asked) else TenantQuery
+    base = PageQuery if len(names) < len(asked) else listed
     own = [each for each in named.values() if each[0] not in base.model_fields]
     doc = f"Query of {declared.name}."
     return (model_of(f"{title(declared.name)}Query", own, base, doc) if own else base), names

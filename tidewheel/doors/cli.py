@@ -32,10 +32,10 @@ from tidewheel.control.cli.options import (
 )
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table, progress_bar
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.cli.time_options import After, Tz, read_place
+from tidewheel.control.cli.time_options import After, Tz, place_text, read_place
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
-from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, as_document, operations
+from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, Place, as_document, operations
 
 _KINDS: Mapping[str, Any] = {
     "after": After,
@@ -84,16 +84,19 @@ class Table:
         print_table(self.headings, map(self.row, records), spare=spare)
 
     def show(self, shown: Shown, *, nothing: str, spare: Sequence[str] = ()) -> None:
-        """Print a list or a page of one; of an empty one that there is nothing."""
+        """Print a list, or a page of one with the place of the next."""
         records, *cursor = shown.found.values()
+        after: Any = cursor[0] if cursor else None
         if shown.output is not Output.TEXT:
             print_document(shown.found, shown.output)
-        elif records:
+            return
+        if records:
             self.print(records, spare=spare)
         else:
-            typer.echo(nothing)
-        if shown.output is Output.TEXT and cursor not in ([], [None]):
-            typer.echo(f"more: add --after {cursor[0]}")
+            typer.echo(nothing if after is None else "none on this page")
+        if after is not None:
+            place = place_text(*cast("Place", after)) if isinstance(after, tuple) else after
+            typer.echo(f"more: add --after {place}")
 
 
 def changed(noun: str, done: str, unchanged: str) -> Callable[[Shown], None]:
@@ -214,24 +217,25 @@ def _value(each: Parameter, flag: Flag, given: Any, zone: str | None) -> object:
     if each.accepts(dict):
         return read_labels(given)
     if each.accepts(tuple):
-        return read_place(given)
+        return read_place(given, UUID if each.accepts(UUID) else int)
     return read_instant(given, f"--{each.spoken}", zone) if each.accepts(datetime) else given
 
 
 def _argument(each: Parameter, flag: Flag) -> Argument:
     """Return the argument or the flag of a parameter."""
     default = Argument.empty if each.required else each.default if flag.default is None else flag.default
-    if flag.kind is not None:
-        kind = flag.kind
-    elif each.required or each.accepts(Sequence):
-        kind = UUID if each.accepts(UUID) else int
-        kind = kind if each.required else list[kind] | None
-        kind = Annotated[kind, typer.Argument(metavar=flag.metavar, help=flag.help or each.help)]
-    else:
-        kind = _KINDS.get(each.name) or _option(each, flag)
+    kind: Any = flag.kind or _argument_kind(each, flag) or _KINDS.get(each.name) or _option(each, flag)
     is_flag = isinstance(get_args(kind)[1], OptionInfo)
     where = Argument.KEYWORD_ONLY if is_flag else Argument.POSITIONAL_OR_KEYWORD
     return Argument(each.spoken, where, annotation=kind, default=default)
+
+
+def _argument_kind(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation
+    if not each.required and not each.accepts(Sequence):
+        return None
+    kind: Any = UUID if each.accepts(UUID) else int
+    kind = kind if each.required else list[kind] | None
+    return Annotated[kind, typer.Argument(metavar=flag.metavar, help=flag.help or each.help)]
 
 
 def _option(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation

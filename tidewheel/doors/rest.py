@@ -140,7 +140,8 @@ def _schema_of(declared: Operation, shape: object) -> dict[str, Any]:
     if (listed := get_origin(record)) in {list, Page}:
         name = declared.route.rpartition("/")[2]
         words = declared.summary.removeprefix("List ")
-        named = [(name, list[get_args(record)[0]]), *([("next_cursor", object)] if listed is Page else [])]
+        of: Any = get_args(record)[0]
+        named = [(name, list[of]), *([("next_cursor", object)] if listed is Page else [])]
         record = make_dataclass(f"{title(singular(name))}List", named)
         record.__doc__ = words[0].upper() + words[1:]
     schema = schema_of(cast("type[BaseModel]", record))

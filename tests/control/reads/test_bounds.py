@@ -21,10 +21,10 @@ from tidewheel.control.reads.run_detail import show_run
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.control.reads.tenants import list_tenants, tenant_usage
 from tidewheel.control.reads.versions import versions
-from tidewheel.control.reads.workflows import list_workflows
 from tidewheel.nouns.batches.reads import list_batches
 from tidewheel.nouns.dead_letters.reads import group_dead_letters, list_dead_letters, list_redrives
 from tidewheel.nouns.freezes.reads import list_freezes
+from tidewheel.nouns.workflows.reads import list_workflows
 from tidewheel.postgres.session import Conn
 from tools.bench.history import BUSY_JOB, RARE, RARE_JOB
 
