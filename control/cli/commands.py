@@ -25,6 +25,7 @@ _HELP = ["-h", "--help"]
 _CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 _PACKAGE = "tidewheel.control.cli"
 _LETTERS = "tidewheel.nouns.dead_letters.commands"
+_WORKS = "tidewheel.nouns.works.commands"
 
 
 class Command(NamedTuple):
@@ -391,16 +392,14 @@ COMMANDS: Mapping[str, Command | Group] = {
             "usage": Command("tenants", "usage", "Show what a tenant uses now, beside its limits."),
         },
     ),
-    "redrive": Group(
-        "Redrives of dead letters.",
+    "work": Group(
+        "Bulk work: redrives of dead letters.",
         {
-            "list": Command(_LETTERS, "list_redrives", "List redrives, the newest first."),
-            "show": Command(
-                _LETTERS, "show_redrive", "Show a redrive: its filter, progress and rejected dead letters."
-            ),
-            "pause": Command(_LETTERS, "pause_redrive", "Redrive no further dead letter until the redrive is resumed."),
-            "resume": Command(_LETTERS, "resume_redrive", "Resume a redrive."),
-            "cancel": Command(_LETTERS, "cancel_redrive", "Stop a redrive; the runs that it has created go on."),
+            "list": Command(_WORKS, "list_works", "List bulk work, the newest first."),
+            "show": Command(_WORKS, "show", "Show bulk work: its filter, its progress, and what could not be done."),
+            "pause": Command(_WORKS, "pause", "Pause bulk work until it is resumed; what it has done stays."),
+            "resume": Command(_WORKS, "resume", "Resume bulk work."),
+            "cancel": Command(_WORKS, "cancel", "Stop bulk work; what it has done stays."),
         },
     ),
     "cron": Group(

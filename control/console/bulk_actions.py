@@ -19,7 +19,7 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import number, state
 from tidewheel.control.reads.backfills import ENDS
-from tidewheel.nouns.dead_letters.operations import Redrives
+from tidewheel.nouns.works.operations import Works
 
 Verb = Literal["pause", "resume", "cancel"]
 
@@ -84,7 +84,7 @@ class ChangeBulk:
         kind, found = read_place(request)
         _require_change(kind)
         assert isinstance(found, UUID)  # noqa: S101 - of these kinds
-        works = Backfills(connection) if kind == "backfill" else Redrives(connection)
+        works = Backfills(connection) if kind == "backfill" else Works(connection)
         reason = text_of(form, "reason")
         if self.verb == "resume":
             unchanged = works.resume(found).unchanged

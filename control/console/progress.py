@@ -7,12 +7,13 @@ time left is shown only while it runs, and says about. Pages that are open have 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from tidewheel.control.console.words import NO_REASON, agreed, counted, number
 from tidewheel.control.reads.backfills import ENDS, BackfillSummary
 from tidewheel.control.reads.cancellations import Cancellation
-from tidewheel.nouns.dead_letters.model import COUNTED, Redriving
+from tidewheel.nouns.works.model import COUNTED
+from tidewheel.nouns.works.model import Work as StoredWork
 from tidewheel.transitions.cancel_matches import LOOKED_AT
 
 Kind = Literal["backfill", "cancellation", "redrive"]
@@ -129,12 +130,12 @@ def of_cancellation(row: Cancellation, now: datetime) -> Work:
     return _paced(_bounded(work, LOOKED_AT), now)
 
 
-def of_redrive(row: Redriving, now: datetime) -> Work:
+def of_work(row: StoredWork, now: datetime) -> Work:
     """Return the progress of a redrive: dead letters that are redriven or rejected."""
     about = list(filter_words(row)) or ["all"]
     about += [f"at most {row.rate:g} per second"] if row.rate else []
     gone = row.matched_count - row.processed if row.state == "finished" and row.matched_count <= COUNTED else 0
-    work = Work("redrive", str(row.redrive_id), row.state, about, row.processed, row.matched_count, row.created_at,
+    work = Work("redrive", str(row.work_id), row.state, about, row.processed, row.matched_count, row.created_at,
                 finished_at=row.finished_at, reason=row.reason, failed=row.rejected_count,
                 gone=max(gone, 0))  # fmt: skip
     return _paced(_bounded(work, COUNTED), now)
@@ -180,15 +181,18 @@ def time_left(work: Work, rate: float) -> timedelta | None:
     return timedelta(seconds=round((work.total - work.done) / rate))
 
 
-def filter_words(row: Cancellation | Redriving) -> Iterator[str]:
+def filter_words(row: Cancellation | StoredWork) -> Iterator[str]:
     """Yield the filters of bulk work, one phrase each; none if it concerns all."""
-    if row.key is not None:
-        yield f"job {row.key}"
     if isinstance(row, Cancellation):
+        yield from [f"job {row.key}"] if row.key is not None else []
         yield from (f"label {name}={value}" for name, value in row.labels.items())
         yield from (f"{name} {value}" for name, value in (("handler", row.handler), ("cause", row.cause)) if value)
-    else:
-        yield from (each for each in (row.error_type, row.status and row.status.replace("_", " ")) if each)
-        yield from ["messages"] if row.kind == "message" else []
-        yield from [counted(len(row.ids), "dead letter")] if row.ids else []
-    yield from (f"{name} {value}" for name, value in (("queue", row.queue), ("lane", row.lane)) if value)
+        yield from (f"{name} {value}" for name, value in (("queue", row.queue), ("lane", row.lane)) if value)
+        return
+    given: Mapping[str, Any] = row.filter
+    yield from [f"job {given['job']}"] if "job" in given else []
+    yield from [given["error_type"]] if "error_type" in given else []
+    yield from [given["status"].replace("_", " ")] if "status" in given else []
+    yield from ["messages"] if given.get("kind") == "message" else []
+    yield from [counted(len(given["ids"]), "dead letter")] if given.get("ids") else []
+    yield from (f"{name} {given[name]}" for name in ("queue", "lane") if name in given)

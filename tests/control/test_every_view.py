@@ -65,7 +65,7 @@ class Places:
             "root_run_id": [*made.roots, ids["workflow"]],
             "backfill_id": [*made.backfills, ids["backfill"]],
             "batch_id": [*made.batches],
-            "redrive_id": [*made.redrives, ids["redrive"]],
+            "work_id": [*made.redrives, ids["redrive"]],
             "number": [*self._numbers()],
             "tenant": ["default", "acme", "paused"],
             "key_id": ["aaaaaaaaaa", "bbbbbbbbbb", "cccccccccc"],
@@ -154,7 +154,7 @@ _COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "dlq list": ((),), "dlq groups": ((),), "dlq show": (("{letter}",),),
     "limit list": ((),), "limit keys": ((),), "key blocked": ((),), "key list": ((),),
     "tenant show": (("acme",),), "tenant usage": (("acme",), ("limited",)),
-    "redrive list": ((),), "redrive show": (("{redrive}",),),
+    "work list": ((),), "work show": (("{work}",),),
 }  # fmt: skip
 """The commands that read an installation, each with its arguments."""
 
@@ -166,7 +166,7 @@ _NO_VIEWS: Mapping[str, str] = {
     "batch": "submit add close resume cancel", "calendar": "put delete", "limit": "set rm",
     "key": "unblock create revoke", "archive": "run list show verify restore forget",
     "standby": "enable disable status raise", "tenant": "create limits retention pause resume delete",
-    "redrive": "pause resume cancel", "cron": "explain", "topics": "apply list rotate-key",
+    "work": "pause resume cancel", "cron": "explain", "topics": "apply list rotate-key",
     "schemas": "check register", "secrets": "rotate",
 }  # fmt: skip
 """The commands that change something, start something, or read something else."""
@@ -189,7 +189,7 @@ def test_every_list_and_show_of_the_command_line_answers(places: Places) -> None
     assert set(_commands()) == set(_COMMANDS) | _joined(_NO_VIEWS, " ")
     names = {
         "{key}": "key", _RUN: "run_id", _ROOT: "root_run_id", "{backfill}": "backfill_id", "{batch}": "batch_id",
-        "{redrive}": "redrive_id",
+        "{work}": "work_id",
     }  # fmt: skip
     letter = places.made.database.value("SELECT max(id) FROM dead_letters WHERE run_id IS NOT NULL")
     fine = {0, ExitCode.NOT_FOUND}
@@ -270,7 +270,7 @@ def _page_paths(places: Places, name: str, path: str) -> Iterator[str]:
     kinds = {
         "{kind}/{id}": [
             *(f"backfill/{each}" for each in places.values("backfill_id")),
-            *(f"redrive/{each}" for each in places.values("redrive_id")),
+            *(f"redrive/{each}" for each in places.values("work_id")),
             f"cancellation/{places.ids['cancellation']}",
         ],
         "{name}": ["every-day", "default", "acme"],
@@ -318,7 +318,7 @@ _READS: Mapping[str, tuple[object, ...]] = {
     "runs.cancellation": (1,), "runs.cancellations": (), "runs.count": (), "runs.detail": (":run_id",),
     "runs.get": (":run_id",), "runs.list": (), "runs.logs": (":run_id",),
     "dead_letters.get": (":number",), "dead_letters.groups": (), "dead_letters.list": (),
-    "redrives.get": (":redrive_id",), "redrives.list": (), "backfills.get": (":backfill_id",),
+    "works.get": (":work_id",), "works.list": (), "backfills.get": (":backfill_id",),
     "workflows.get": (":root_run_id",), "workflows.list": (), "batches.get": (":batch_id",), "batches.list": (),
     "calendars.get": ("every-day",), "calendars.list": (), "freezes.list": (),
     "limits.keys": (), "limits.list": (), "ordering_keys.blocked": (),
@@ -331,7 +331,7 @@ _WRITES: Mapping[str, str] = {
     "": "backfill close delete move patch pause release resume rollback run_later skip submit trigger trigger_deduped"
     " unskip",
     "runs": "cancel cancel_all cancel_matching retry retry_now wait follow_logs", "dead_letters": "purge redrive",
-    "redrives": "cancel pause resume wait", "task_tokens": "complete fail heartbeat",
+    "works": "cancel pause resume wait", "task_tokens": "complete fail heartbeat",
     "backfills": "cancel pause resume wait", "workflows": "cancel pause resume",
     "batches": "add cancel close resume submit wait", "calendars": "delete put", "freezes": "freeze preview_thaw thaw",
     "limits": "remove set", "ordering_keys": "unblock",

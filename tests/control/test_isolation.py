@@ -230,12 +230,12 @@ def _fail(client: Client, database: ClockedDatabase) -> None:
     client.dead_letters.get(page.dead_letters[0].id)
     client.runs.retry(failed[0])
     redriven = client.dead_letters.redrive(key="job")
-    assert redriven.redrive_id is not None
-    client.redrives.list()
-    client.redrives.get(redriven.redrive_id)
-    client.redrives.pause(redriven.redrive_id)
-    client.redrives.resume(redriven.redrive_id)
-    client.redrives.cancel(redriven.redrive_id)
+    assert redriven.work_id is not None
+    client.works.list()
+    client.works.get(redriven.work_id)
+    client.works.pause(redriven.work_id)
+    client.works.resume(redriven.work_id)
+    client.works.cancel(redriven.work_id)
     client.dead_letters.purge(key="job")
     first, _ = (client.trigger("job", ordering_key="acme") for _ in range(2))
     end(database, ending(begin(database, first), RunState.FAILED))

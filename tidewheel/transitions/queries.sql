@@ -1527,53 +1527,102 @@ SELECT o.run_id, o.created_at, o.tenant, given.payload, given.content_type, give
   ORDER BY d.created_at DESC, d.id DESC
   LIMIT 1)
 
--- name: find_due_redrives
--- Returns the running redrives whose next batch is due.
--- Index: redrives_open. No lock.
-SELECT redrive_id FROM redrives WHERE state = 'running' AND next_at <= %(now)s ORDER BY next_at LIMIT 100
+-- name: find_due_works
+-- Returns the running works whose next batch is due, and the redrives that a process of the release before has changed.
+-- Index: works_open; redrives_open, works_unfinished, works_pkey and redrives_pkey. No lock.
+SELECT work_id
+  FROM ((SELECT work_id, next_at FROM works WHERE state = 'running' AND next_at <= %(now)s ORDER BY next_at LIMIT 100)
+         UNION
+        (SELECT r.redrive_id, r.next_at
+           FROM redrives AS r
+           LEFT JOIN works AS w ON w.work_id = r.redrive_id
+          WHERE r.state = 'running' AND w.state IS DISTINCT FROM 'running'
+          LIMIT 100)
+         UNION
+        (SELECT w.work_id, w.next_at
+           FROM works AS w
+           JOIN redrives AS r ON r.redrive_id = w.work_id
+          WHERE w.finished_at IS NULL AND r.finished_at IS NOT NULL
+          LIMIT 100)) AS due
+ ORDER BY next_at
 
--- name: lock_due_redrive
--- Locks a running redrive and returns it.
+-- name: lock_old_redrive
+-- Locks the row in redrives of a tenant's work, if it has one.
+-- Index: redrives_pkey. Lock: the row, before that of works.
+SELECT true FROM redrives WHERE redrive_id = %(work_id)s AND tenant = %(tenant)s FOR UPDATE
+
+-- name: take_old_redrive
+-- Locks the row in redrives of a work, if it has one.
 -- Index: redrives_pkey. Lock: the row, skipped if a request or another scheduler holds it.
-SELECT redrive_id, tenant, state, kind, ids, job_id, status, error_type, queue, lane, since_at, until_at, rate, matched_count,
-       redriven_count, rejected_count, rejections, after_at, after_id, next_at, reason, created_at, finished_at
-  FROM redrives
- WHERE redrive_id = %(redrive_id)s AND state = 'running' AND next_at <= %(now)s
+SELECT true FROM redrives WHERE redrive_id = %(work_id)s FOR UPDATE SKIP LOCKED
+
+-- name: follow_old_redrive
+-- Brings the work of a redrive up to date with its row in redrives, which a process of the release before may have written.
+-- Index: redrives_pkey, works_pkey. Lock: the row of works; that of redrives is locked already.
+INSERT INTO works AS w
+SELECT (tidewheel_work_of(r)).* FROM redrives AS r WHERE r.redrive_id = %(work_id)s
+    ON CONFLICT (work_id) DO UPDATE
+   SET state = excluded.state, "cursor" = excluded.cursor, done_count = excluded.done_count,
+       rejected_count = excluded.rejected_count, rejections = excluded.rejections, next_at = excluded.next_at,
+       reason = excluded.reason, finished_at = excluded.finished_at
+
+-- name: write_old_redrive
+-- Writes a work of the kind `redrive` to redrives, for processes of the release before.
+-- Index: works_pkey, redrives_pkey. Lock: the row of redrives, which is locked already or new.
+INSERT INTO redrives (redrive_id, tenant, state, kind, ids, job_id, status, error_type, queue, lane, since_at, until_at, rate,
+                      matched_count, redriven_count, rejected_count, rejections, after_at, after_id, next_at, reason,
+                      created_at, finished_at)
+SELECT w.work_id, w.tenant, w.state, f.kind, f.ids, f.job_id, f.status, f.error_type, f.queue, f.lane, f.since, f.until,
+       w.rate, w.matched_count, w.done_count, w.rejected_count, w.rejections, (w.cursor ->> 'at')::timestamptz,
+       (w.cursor ->> 'id')::bigint, w.next_at, w.reason, w.created_at, w.finished_at
+  FROM works AS w
+ CROSS JOIN LATERAL jsonb_to_record(w.filter)
+            AS f (kind text, ids bigint[], job_id uuid, status text, error_type text, queue text, lane text,
+                  since timestamptz, until timestamptz)
+ WHERE w.work_id = %(work_id)s AND w.kind = 'redrive'
+    ON CONFLICT (redrive_id) DO UPDATE
+   SET state = excluded.state, redriven_count = excluded.redriven_count, rejected_count = excluded.rejected_count,
+       rejections = excluded.rejections, after_at = excluded.after_at, after_id = excluded.after_id,
+       next_at = excluded.next_at, reason = excluded.reason, finished_at = excluded.finished_at
+
+-- name: lock_due_work
+-- Locks a running work and returns it.
+-- Index: works_pkey. Lock: the row, skipped if a request or another scheduler holds it.
+SELECT work_id, tenant, kind, filter, rate, "cursor", rejections, next_at
+  FROM works
+ WHERE work_id = %(work_id)s AND state = 'running' AND next_at <= %(now)s
    FOR UPDATE SKIP LOCKED
 
--- name: add_redrive
--- Inserts a redrive; a repeated one changes nothing.
--- Index: redrives_pkey. Lock: a new row.
-INSERT INTO redrives (redrive_id, tenant, state, kind, ids, job_id, status, error_type, queue, lane, since_at, until_at, rate,
-                      matched_count, rejections, after_at, after_id, next_at, reason, created_at, finished_at)
-VALUES (%(redrive_id)s, %(tenant)s, %(state)s, %(kind)s, %(ids)s, %(job_id)s, %(status)s, %(error_type)s, %(queue)s,
-        %(lane)s, %(since_at)s, %(until_at)s, %(rate)s, %(matched_count)s, %(rejections)s, %(after_at)s, %(after_id)s,
-        %(next_at)s, %(reason)s, %(created_at)s, %(finished_at)s)
-ON CONFLICT (redrive_id) DO NOTHING
+-- name: add_work
+-- Inserts a work; a repeated one changes nothing.
+-- Index: works_pkey. Lock: a new row.
+INSERT INTO works (work_id, tenant, kind, state, filter, rate, "cursor", matched_count, rejections, next_at, reason, created_at)
+VALUES (%(work_id)s, %(tenant)s, %(kind)s, 'running', %(filter)s, %(rate)s, %(cursor)s, %(matched)s, '[]', %(now)s, %(reason)s,
+        %(now)s)
+ON CONFLICT (work_id) DO NOTHING
 
--- name: advance_redrive
--- Moves a redrive's cursor after a batch.
--- Index: redrives_pkey. Lock: a row that is locked already.
-UPDATE redrives
-   SET redriven_count = redriven_count + %(redriven)s,
+-- name: advance_work
+-- Moves a work's cursor after a batch.
+-- Index: works_pkey. Lock: a row that is locked already.
+UPDATE works
+   SET done_count = done_count + %(done)s,
        rejected_count = rejected_count + %(rejected)s,
        rejections = %(rejections)s,
-       after_at = %(after_at)s,
-       after_id = %(after_id)s,
+       "cursor" = %(cursor)s,
        next_at = %(next_at)s
- WHERE redrive_id = %(redrive_id)s
+ WHERE work_id = %(work_id)s
 
--- name: set_redrive_state
--- Changes the state of a redrive.
--- Index: redrives_pkey. Lock: a row that is locked already.
-UPDATE redrives
+-- name: set_work_state
+-- Changes the state of a work.
+-- Index: works_pkey. Lock: a row that is locked already.
+UPDATE works
    SET state = %(state)s, reason = coalesce(%(reason)s, reason), finished_at = %(finished_at)s
- WHERE redrive_id = %(redrive_id)s
+ WHERE work_id = %(work_id)s
 
--- name: lock_redrive
--- Locks a tenant's redrive and returns its state.
--- Index: redrives_pkey. Lock: the row.
-SELECT state FROM redrives WHERE redrive_id = %(redrive_id)s AND tenant = %(tenant)s FOR UPDATE
+-- name: lock_work
+-- Locks a tenant's work and returns its kind and state.
+-- Index: works_pkey. Lock: the row.
+SELECT kind, state FROM works WHERE work_id = %(work_id)s AND tenant = %(tenant)s FOR UPDATE
 
 -- name: read_job_key
 -- The key of a job.

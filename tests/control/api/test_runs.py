@@ -141,7 +141,7 @@ def test_another_tenants_rows_are_not_seen(client: httpx.Client, database: Datab
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     run_id, bad = trigger(database), failed(database)
     number = database.value("SELECT id FROM dead_letters WHERE run_id = %s", [bad])
-    for path in ("runs", "jobs", "dead-letters", "redrives", "cancellations"):
+    for path in ("runs", "jobs", "dead-letters", "works", "cancellations"):
         answer = answer_of(client.get(f"/api/v1/{path}?tenant=acme"))
         assert answer[path.replace("-", "_")] == []
     for path in (
@@ -160,7 +160,7 @@ def test_unknown_ids_are_not_found(client: httpx.Client) -> None:
     jobs = ("nope", "nope/next", "nope/versions", "nope/runs")
     paths = [
         f"runs/{uuid4()}",
-        f"redrives/{uuid4()}",
+        f"works/{uuid4()}",
         *(f"{list_}/{each}" for list_ in ("dead-letters", "cancellations") for each in ids),
     ]
     for path in (*paths, *(f"jobs/{each}" for each in jobs)):
@@ -173,9 +173,9 @@ def test_dead_letter_is_listed_shown_and_redriven_by_a_row(client: httpx.Client,
     shown = answer_of(client.get(f"/api/v1/dead-letters/{letter['id']}"))
     assert (shown["run_id"], shown["run"]["error_message"]) == (bad, "no")
     planned = answer_of(client.post("/api/v1/dead-letters:redrive", json={"dry_run": True}))
-    assert (planned["matched"], planned["redrive_id"]) == (1, None)
-    redrive = answer_of(client.post("/api/v1/dead-letters:redrive", json={"ids": [letter["id"]]}))["redrive_id"]
-    path = f"/api/v1/redrives/{redrive}"
+    assert (planned["matched"], planned["work_id"]) == (1, None)
+    redrive = answer_of(client.post("/api/v1/dead-letters:redrive", json={"ids": [letter["id"]]}))["work_id"]
+    path = f"/api/v1/works/{redrive}"
     assert answer_of(client.post(f"{path}:pause"))["status"] == "paused"
     assert answer_of(client.get(path))["matched_count"] == 1
     assert answer_of(client.post(f"{path}:cancel"))["status"] == "cancelled"

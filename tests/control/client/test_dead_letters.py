@@ -29,11 +29,12 @@ from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, UnknownDeadLetter, UnknownJob
 from tidewheel.nouns.dead_letters import operations as client_module
 from tidewheel.nouns.dead_letters import reads as module
-from tidewheel.nouns.dead_letters.model import DeadLetterFilter, DeadLettersPage, Redriving
+from tidewheel.nouns.dead_letters.model import DeadLetterFilter, DeadLettersPage
+from tidewheel.nouns.works.model import Work
 from tidewheel.postgres.session import Session
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler import redrive_loop
-from tidewheel.scheduler.redrive_loop import RedriveLoop, redrive_batch
+from tidewheel.scheduler.work_kinds import Redrive
+from tidewheel.scheduler.work_loop import WorkLoop, do_batch
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 
 WAITS = """
@@ -77,16 +78,16 @@ def redriven(database: Database) -> dict[UUID, UUID]:
 def work_off(database: Database) -> None:
     """Work off every redrive, as a scheduler does."""
     with closing(Session(database.url, "scheduler")) as session:
-        loop = RedriveLoop(session, database.installation)
+        loop = WorkLoop(session, database.installation)
         until(lambda: loop.step()[1] == math.inf, "nothing is due")
 
 
-def redrive(client: Client, database: Database, **filters: Unpack[DeadLetterFilter]) -> Redriving:
+def redrive(client: Client, database: Database, **filters: Unpack[DeadLetterFilter]) -> Work:
     """Redrive dead letters and return the finished redrive."""
     requested = client.dead_letters.redrive(everything=not filters, **filters)
-    assert requested.redrive_id is not None
+    assert requested.work_id is not None
     work_off(database)
-    return client.redrives.wait(requested.redrive_id, timeout=60)
+    return client.works.wait(requested.work_id, timeout=60)
 
 
 def test_every_filter_finds_its_dead_letters(client: Client, database: Database) -> None:
@@ -188,40 +189,40 @@ def test_a_message_is_shown_byte_for_byte(client: Client, database: Database) ->
 def test_each_dead_letter_is_redriven_once(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(3)]
     done = redrive(client, database, key="job")
-    assert (done.matched_count, done.redriven_count, done.rejected_count) == (3, 3, 0)
+    assert (done.matched_count, done.done_count, done.rejected_count) == (3, 3, 0)
     made = redriven(database)
     assert set(made) == set(failed)
     assert {run.run_id for run in job_runs(database)} == set(made.values())
     again = client.dead_letters.redrive(key="job")
-    assert (again.redrive_id, again.matched, redriven(database)) == (None, 0, made)
+    assert (again.work_id, again.matched, redriven(database)) == (None, 0, made)
 
 
 def test_interrupted_redrive_goes_on(client: Client, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redrive_loop, "_BATCH", 2)
+    monkeypatch.setattr(Redrive, "batch", 2)
     failed = [fail(database) for _ in range(5)]
     requested = client.dead_letters.redrive(everything=True)
-    assert requested.redrive_id is not None
+    assert requested.work_id is not None
     with closing(Session(database.url, "scheduler")) as session:
         for _ in range(2):
-            assert redrive_batch(session, database.installation, requested.redrive_id) == 2
+            assert do_batch(session, database.installation, requested.work_id) == 2
     assert set(redriven(database)) == set(failed[:4])
-    assert client.redrives.get(requested.redrive_id).processed == 4
+    assert client.works.get(requested.work_id).processed == 4
     work_off(database)
-    assert client.redrives.get(requested.redrive_id).state == "finished"
+    assert client.works.get(requested.work_id).state == "finished"
     assert len(job_runs(database)) == len(redriven(database)) == 5
 
 
 def test_concurrent_redrives_create_one_run_of_each_and_wait_for_no_lock(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(3)]
-    redrives = [client.dead_letters.redrive(key="job").redrive_id for _ in range(2)]
+    redrives = [client.dead_letters.redrive(key="job").work_id for _ in range(2)]
     assert all(redrives)
     with closing(Session(database.url, "scheduler")) as session, database.transaction() as connection:
         apply_batch_within(connection, database, {"type": "run.retry", "run_id": str(failed[1])})
-        batches = [redrive_batch(session, database.installation, UUID(str(each))) for each in redrives * 2]
+        batches = [do_batch(session, database.installation, UUID(str(each))) for each in redrives * 2]
     assert batches == [1, None, None, None], "a batch ends before the letter that the retry holds"
     work_off(database)
     assert {open_run.run_id for open_run in job_runs(database)} == set(redriven(database).values())
-    found = {each.redrive_id: (each.state, each.redriven_count) for each in client.redrives.list()}
+    found = {each.work_id: (each.state, each.done_count) for each in client.works.list()}
     assert sorted(found.values()) == [("finished", 0), ("finished", 2)]
 
 
@@ -231,7 +232,7 @@ def test_dead_letter_of_a_retry_that_rolls_back_is_redriven(client: Client, data
     with database.session().transaction() as connection:
         apply_batch_within(connection, database, {"type": "run.retry", "run_id": str(failed[0])})
         with closing(Session(database.url, "scheduler")) as session:
-            RedriveLoop(session, database.installation).step()
+            WorkLoop(session, database.installation).step()
         connection.rollback()
     assert redriven(database) == {}
     work_off(database)
@@ -250,12 +251,12 @@ def test_purge_of_dead_letters_not_redriven_leaves_those_redriven_meanwhile(clie
 
 def test_each_change_of_a_redrive_has_one_entry_in_the_audit_log(client: Client, database: Database) -> None:
     fail(database)
-    redrive_id = client.dead_letters.redrive(everything=True, rate=1).redrive_id
+    redrive_id = client.dead_letters.redrive(everything=True, rate=1).work_id
     assert redrive_id is not None
     for _ in range(2):  # the second one changes nothing
-        client.redrives.pause(redrive_id)
-    client.redrives.resume(redrive_id)
-    client.redrives.cancel(redrive_id)
+        client.works.pause(redrive_id)
+    client.works.resume(redrive_id)
+    client.works.cancel(redrive_id)
     found = client.audit_log.list(object=f"redrive/{redrive_id}").entries
     assert [each.action for each in found] == ["redrive.cancel", "redrive.resume", "redrive.pause", "dlq.redrive"]
 
@@ -269,14 +270,14 @@ def test_lost_commit_reply_creates_no_second_redrive(
 
     def committing(self: Connection) -> None:
         commit(self)
-        if not lost and database.count("redrives"):
+        if not lost and database.count("works"):
             lost.append(True)
             raise OperationalError
 
     monkeypatch.setattr(Connection, "commit", committing)
     client.dead_letters.redrive(key="job")
     work_off(database)
-    assert (lost, database.count("redrives"), len(job_runs(database))) == ([True], 1, 1)
+    assert (lost, database.count("works"), len(job_runs(database))) == ([True], 1, 1)
     assert len(client.audit_log.list(action="dlq.redrive").entries) == 1
 
 
@@ -287,27 +288,27 @@ def test_rejected_dead_letter_can_be_redriven_after_a_correction(client: Client,
         assert redrive(client, database).rejected_count == 1
     submit(database, "other")
     done = redrive(client, database)
-    assert (done.redriven_count, done.rejected_count) == (1, 0)
+    assert (done.done_count, done.rejected_count) == (1, 0)
     assert set(redriven(database)) == {run}
 
 
 def test_run_that_fails_again_is_not_redriven_by_the_same_redrive(client: Client, database: Database) -> None:
     fail(database)
     requested = client.dead_letters.redrive(key="job")
-    assert requested.redrive_id is not None
+    assert requested.work_id is not None
     with closing(Session(database.url, "scheduler")) as session:
-        assert redrive_batch(session, database.installation, requested.redrive_id) == 1
+        assert do_batch(session, database.installation, requested.work_id) == 1
     for run in job_runs(database):
         end(database, ending(begin(database, run.run_id), RunState.FAILED, error_type="ValueError"))
     work_off(database)
-    assert client.redrives.get(requested.redrive_id).redriven_count == 1
+    assert client.works.get(requested.work_id).done_count == 1
     assert client.dead_letters.list(redriven=False).total == 1
 
 
 def test_a_dry_run_counts_and_shows_the_oldest_ten(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(12)]
     counted = client.dead_letters.redrive(key="job", dry_run=True)
-    assert (counted.matched, counted.redrive_id) == (12, None)
+    assert (counted.matched, counted.work_id) == (12, None)
     assert [letter.run_id for letter in counted.first] == failed[:10]
     assert redriven(database) == {}
 
@@ -316,7 +317,7 @@ def test_rejected_dead_letter_does_not_stop_the_others(client: Client, database:
     kept, gone = fail(database), fail(database, "other")
     apply_batch(database, about("job.delete", "other"))
     done = redrive(client, database)
-    assert (done.redriven_count, done.rejected_count) == (1, 1)
+    assert (done.done_count, done.rejected_count) == (1, 1)
     [refusal] = done.rejections
     assert "'path': 'key'" in str(refusal["errors"])
     assert set(redriven(database)) == {kept}
@@ -328,7 +329,7 @@ def test_messages_are_redriven_only_on_request(client: Client, database: Databas
     assert client.dead_letters.redrive(everything=True).matched == 0
     [letter] = client.dead_letters.list().dead_letters
     assert client.dead_letters.redrive(ids=[letter.id], dry_run=True).matched == 1
-    assert redrive(client, database, kind="message").redriven_count == 1
+    assert redrive(client, database, kind="message").done_count == 1
     requests = database.installation.topics.requests
     assert database.rows("SELECT key, value FROM outbox WHERE topic = %s", [requests]) == [(b"k", b"\xff{")]
     assert client.dead_letters.redrive(kind="message").matched == 0
@@ -372,8 +373,8 @@ def test_reason_that_no_request_may_have_is_refused(
 ) -> None:
     fail(database)
     fail(database)
-    letters, redrives = client.dead_letters, client.redrives
-    redrive_id = letters.redrive(everything=True, rate=0.1).redrive_id
+    letters, redrives = client.dead_letters, client.works
+    redrive_id = letters.redrive(everything=True, rate=0.1).work_id
     assert redrive_id is not None
     for change in (
         lambda: letters.redrive(everything=True, reason=reason),

@@ -124,7 +124,7 @@ def _being_redriven(result: RedriveResult) -> str:
 REDRIVE = Confirm(
     noun=DeadLetters, verb="redrive", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
     sentence="A failed run becomes a new run of its job's version in force; a message goes to its topic once more.",
-    line=_line, done=_being_redriven, to=lambda urls, result: urls("bulk_work", kind="redrive", id=result.redrive_id),
+    line=_line, done=_being_redriven, to=lambda urls, result: urls("bulk_work", kind="redrive", id=result.work_id),
     labels={"rate": "How many per second at most"}, values={"rate": "50"},
 )  # fmt: skip
 PURGE = Confirm(

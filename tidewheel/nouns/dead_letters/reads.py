@@ -1,4 +1,4 @@
-"""Reads of dead letters and redrives, each of a bounded number of rows.
+"""Reads of dead letters, each of a bounded number of rows.
 
 An unreadable message belongs to the tenant of its topic, on a shared topic to the default tenant.
 """
@@ -13,10 +13,9 @@ from psycopg.rows import class_row
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.run_detail import RunDetail, show_run
 from tidewheel.control.reads.tenants import require_tenant
-from tidewheel.errors import UnknownDeadLetter, UnknownRedrive, UnknownRun
+from tidewheel.errors import UnknownDeadLetter, UnknownRun
 from tidewheel.ids import job_id
 from tidewheel.nouns.dead_letters.model import (
-    COUNTED,
     DeadLetterDetail,
     DeadLetterFilter,
     DeadLetterGroup,
@@ -24,13 +23,13 @@ from tidewheel.nouns.dead_letters.model import (
     DeadLettersPage,
     DeadLetterSummary,
     DeadLetterSurvey,
-    Redriving,
 )
 from tidewheel.nouns.operation import Place, field_values
+from tidewheel.nouns.works.model import COUNTED
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.transitions import redrives as rows
-from tidewheel.transitions.redrives import DeadLetterRef, LetterScan
+from tidewheel.transitions import dead_letters as rows
+from tidewheel.transitions.dead_letters import DeadLetterRef, LetterScan
 
 _SQL = Statements("tidewheel.nouns.dead_letters")
 _LIST_DEAD_LETTERS = _SQL["list_dead_letters"]
@@ -38,8 +37,6 @@ _COUNT_DEAD_LETTERS = _SQL["count_dead_letters"]
 _LAST_DEAD_LETTER_LOOKED_AT = _SQL["last_dead_letter_looked_at"]
 _READ_DEAD_LETTER = _SQL["read_dead_letter"]
 _GROUP_DEAD_LETTERS = _SQL["group_dead_letters"]
-_LIST_REDRIVES = _SQL["list_redrives"]
-_SHOW_REDRIVE = _SQL["show_redrive"]
 
 LOOKED_AT = 20_000  # rows of one statement, matching or not: some tens of milliseconds
 GROUPED = 10_000  # the newest dead letters: some tens of milliseconds
@@ -147,26 +144,6 @@ def filter_columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> 
     columns |= {"since": filters.get("since") or EARLIEST, "until": filters.get("until") or _LATEST}
     ids_or_none = None if ids is None else list(ids)
     return columns | {"tenant": tenant, "ids": ids_or_none, "job_id": None if key is None else job_id(tenant, key)}
-
-
-def list_redrives(connection: Conn, tenant: str, *, limit: int = 100) -> list[Redriving]:
-    """Return a tenant's redrives, the newest first."""
-    require_tenant(connection, tenant)
-    with connection.cursor(row_factory=class_row(Redriving), binary=True) as cursor:
-        return cursor.execute(_LIST_REDRIVES, {"tenant": tenant, "limit": limit}).fetchall()
-
-
-def show_redrive(connection: Conn, tenant: str, redrive_id: UUID) -> Redriving:
-    """Return one redrive.
-
-    Raises:
-        UnknownRedrive: The tenant has no redrive of this id.
-    """
-    with connection.cursor(row_factory=class_row(Redriving), binary=True) as cursor:
-        found = cursor.execute(_SHOW_REDRIVE, {"tenant": tenant, "redrive_id": redrive_id}).fetchone()
-    if found is None:
-        raise UnknownRedrive(str(redrive_id))
-    return found
 
 
 def _require(connection: Conn, tenant: str, ids: Sequence[int]) -> None:

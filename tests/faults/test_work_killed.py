@@ -15,7 +15,7 @@ RATE = 40.0  # a second: batches of four
 ONCE = {"max_attempts": 1}
 
 
-@pytest.mark.parametrize("point", ["redriving.before_commit", "redriving.after_commit"])
+@pytest.mark.parametrize("point", ["working.before_commit", "working.after_commit"])
 def test_killed_redrive_is_continued_by_the_next_scheduler(point: str, fleet: Fleet, oracle: Oracle) -> None:
     doomed = {"key": "doomed", "schedule": "manual", "target": "lost-cause", "retry": ONCE}
     fleet.ask({"type": "job.submit", "job": doomed})
@@ -26,14 +26,14 @@ def test_killed_redrive_is_continued_by_the_next_scheduler(point: str, fleet: Fl
     oracle.wait_answered()
     fleet.until(lambda: fleet.database.count("dead_letters") == LETTERS, "each run is a dead letter")
     with Client(fleet.database.url) as client:
-        redrive_id = client.dead_letters.redrive(everything=True, rate=RATE).redrive_id
+        redrive_id = client.dead_letters.redrive(everything=True, rate=RATE).work_id
         assert redrive_id is not None
         fleet.start("scheduler", failpoint=f"{point}:exit:3").wait_killed()
-        begun = client.redrives.get(redrive_id)
+        begun = client.works.get(redrive_id)
         assert (begun.state, 0 < begun.processed < LETTERS) == ("running", True)
         fleet.start("scheduler")
-        fleet.until(lambda: client.redrives.get(redrive_id).state == "finished", "the redrive is finished")
-        assert client.redrives.get(redrive_id).redriven_count == LETTERS
+        fleet.until(lambda: client.works.get(redrive_id).state == "finished", "the redrive is finished")
+        assert client.works.get(redrive_id).done_count == LETTERS
     oracle.wait_settled()
     oracle.reader.read_to_end()
     retried = {run: event.parent_run_id for run, event in oracle.completed().items() if event.parent_run_id}

@@ -1,0 +1,114 @@
+"""Kinds of bulk work: what a batch of each finds and changes, in one transaction."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from types import MappingProxyType
+from typing import Protocol
+
+from tidewheel.errors import FieldError, Refused
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.session import Conn
+from tidewheel.transitions.dead_letters import (
+    DeadLetterRef,
+    LetterScan,
+    lock_dead_letters,
+    republish,
+    scan_dead_letters,
+)
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.manual_retry import RetryRequest, retry_runs
+from tidewheel.transitions.works import Cursor, OpenWork, Rejections
+
+_LOOKED_AT = 2000  # dead letters of one batch: some milliseconds, where an error is rare
+_LETTER_COLUMNS = ("ids", "kind", "job_id", "status", "error_type", "queue", "lane", "since", "until", "redriven")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The next things of a work, and the cursor after them; no cursor if nothing was looked at."""
+
+    things: Sequence[DeadLetterRef]
+    cursor: Cursor | None
+    is_last: bool
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The ids of the things."""
+        return [each.id for each in self.things]
+
+
+class Kind(Protocol):
+    """A kind of work: `batch` is its largest batch, `remedy` what helps a thing whose own data fail."""
+
+    batch: int
+    remedy: str
+
+    def next(self, connection: Conn, work: OpenWork, limit: int) -> Batch | None:
+        """Find and lock the next things; None if another transaction holds the first."""
+        ...
+
+    def apply(
+        self, connection: Conn, installation: Installation, work: OpenWork, batch: Batch
+    ) -> tuple[int, Rejections]:
+        """Change them; return how many it has changed, and the errors of the rejected ones."""
+        ...
+
+
+class Redrive:
+    """New runs of dead runs, dead messages published again.
+
+    A batch ends before a dead letter that another transaction holds, and the next one begins there: it may roll back.
+    """
+
+    batch = 50  # of one transaction: some tens of milliseconds
+    remedy = "correct the job, or purge this dead letter"
+
+    def next(self, connection: Conn, work: OpenWork, limit: int) -> Batch | None:
+        """Find and lock the next dead letters."""
+        found = _scan(connection, work, limit)
+        numbers = [each.id for each in found.letters]
+        locked = lock_dead_letters(connection, numbers) if numbers else set[int]()
+        letters = list(takewhile(lambda each: each.id in locked, found.letters))
+        if numbers and not letters:
+            return None
+        return _batch(letters, found.last if len(letters) == len(numbers) else letters[-1])
+
+    def apply(
+        self, connection: Conn, installation: Installation, work: OpenWork, batch: Batch
+    ) -> tuple[int, Rejections]:
+        """Redrive them."""
+        if not batch.things:
+            return 0, {}
+        runs = [(each.id, each.run_id) for each in batch.things if each.run_id is not None]
+        done = retry_runs(connection, installation, [RetryRequest(work.tenant, run_id) for _, run_id in runs])
+        rejected: dict[int | str, Sequence[FieldError]] = {
+            number: each.errors for (number, _), each in zip(runs, done, strict=True) if isinstance(each, Refused)
+        }
+        redriven = len(runs) - len(rejected)
+        messages = [each.id for each in batch.things if each.run_id is None]
+        if messages:
+            published, cut = republish(connection, installation, messages, read_now(connection))
+            redriven += published
+            for number, size in cut.items():
+                problem = f"the message had {size} bytes, of which only the first are stored"
+                rejected[number] = (FieldError("id", problem, "send a shorter message"),)
+        return redriven, rejected
+
+
+def _scan(connection: Conn, work: OpenWork, limit: int) -> LetterScan:
+    columns = {name: work.filter.get(name) for name in _LETTER_COLUMNS}
+    place = {"after_at": work.cursor["at"], "after_id": work.cursor["id"]}
+    return scan_dead_letters(
+        connection, {**columns, **place, "tenant": work.tenant, "limit": limit, "look": _LOOKED_AT}
+    )
+
+
+def _batch(letters: Sequence[DeadLetterRef], last: DeadLetterRef | None) -> Batch:
+    """Return a batch up to the dead letter after which the walk goes on; None at its end."""
+    reached = last or next(reversed(letters), None)
+    cursor = None if reached is None else {"at": reached.created_at.isoformat(), "id": reached.id}
+    return Batch(letters, cursor, is_last=last is None)
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType({"redrive": Redrive()})
