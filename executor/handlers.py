@@ -179,7 +179,7 @@ def _advice(name: str, error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
         if str(Path.cwd()) in sys.path:  # as in `dev` and `run`
             return f"; there is none in this folder, {Path.cwd()}, and none is installed"
-        return "; is it in this folder? then run `PYTHONPATH=. tidewheel executor …`"
+        return "; is it in this folder? then run `PYTHONPATH=. tidewheel service executor …`"
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}, line {error.lineno})"
     if isinstance(error, DuplicateHandler):

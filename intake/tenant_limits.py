@@ -96,7 +96,7 @@ def _beyond_quota(
             continue
         room = _room(connection, tenant, most, len(new))
         problem = f"tenant {tenant} has its {most} jobs"
-        remedy = "delete jobs that are not used, or raise the limit by `tidewheel tenant limits NAME --jobs`"
+        remedy = "delete jobs that are not used, or raise the limit by `tidewheel admin tenant limits NAME --jobs`"
         error = TenantLimitExceeded(FieldError("job.key", problem, remedy))
         refused |= {index: error for indexes in list(new.values())[room:] for index in indexes}
     return refused

@@ -234,7 +234,7 @@ def migrate(
             for role in roles_of_default(connection):
                 _LOG.warning(
                     "the role %s may call the SQL functions for tenant default alone; for another tenant run "
-                    "`tidewheel tenant limits NAME --grant-role %s`, with '*' as the name for all tenants",
+                    "`tidewheel admin tenant limits NAME --grant-role %s`, with '*' as the name for all tenants",
                     role,
                     role,
                 )

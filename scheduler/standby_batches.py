@@ -118,7 +118,7 @@ class StandbyBatches:
 
     @staticmethod
     def is_enabled(session: Session) -> bool:
-        """Return True if `tidewheel standby enable` is in force."""
+        """Return True if `tidewheel admin standby enable` is in force."""
         with session.transaction() as connection:
             return connection.execute(_READ_STANDBY_AGE).fetchone() is not None
 

@@ -317,7 +317,7 @@ class TenantDeleted(UnknownTenant):
             remedy = "name another tenant, or wait for the end of the deletion"
         elif in_archive:
             problem = f"the tenant {tenant!r} was deleted, and the archive may still have its runs"
-            remedy = "name another tenant, or create this one again after the next `tidewheel archive run`"
+            remedy = "name another tenant, or create this one again after the next `tidewheel admin archive run`"
         else:
             until = f"{free_at:%Y-%m-%d %H:%M}Z"
             problem = f"the tenant {tenant!r} was deleted, and its name is reserved until {until}"
@@ -342,7 +342,7 @@ class PausedByOperator(Refused):
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         problem = f"an operator has frozen tenant {tenant}, and a key of the tenant does not end that"
-        remedy = f"an operator or a key of all tenants ends it: `tidewheel tenant resume {tenant}`"
+        remedy = f"an operator or a key of all tenants ends it: `tidewheel admin tenant resume {tenant}`"
         super().__init__((FieldError("scope", problem, remedy),))
 
 

@@ -37,7 +37,7 @@ class TaskTokens:
     def sign(self, run_id: UUID, attempt: int) -> str:
         """Return the token of an attempt; Unavailable if the database has no key."""
         if not self._keys:
-            message = "the database has no key that signs task tokens; run `tidewheel secrets rotate task-tokens`"
+            message = "the database has no key that signs task tokens; run `tidewheel admin secrets rotate task-tokens`"
             raise Unavailable(message)
         return task_token(self._keys[0], run_id, attempt)
 

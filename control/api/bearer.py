@@ -50,9 +50,9 @@ _MOST_WAITING = 100  # half a second: a request waits on, and counts as one in p
 _SHORT_BODY_BYTES = 16 * 1024  # strangers have 500 connections at most, so these are 8 MiB
 _NEEDS_NONE = (
     "this API runs without TIDEWHEEL_API_TOKEN and needs no Authorization; leave the header out,"
-    " or send an API key of `tidewheel key create`"
+    " or send an API key of `tidewheel admin api-key create`"
 )
-_LACKS_EXECUTE = "the key lacks the scope execute; create one by `tidewheel key create NAME --scope execute`"
+_LACKS_EXECUTE = "the key lacks the scope execute; create one by `tidewheel admin api-key create NAME --scope execute`"
 _MANY_STRANGERS = "too many requests without a token are waiting; repeat the request in a moment"
 
 
@@ -197,7 +197,7 @@ class Guard:
             shown = "an API key with the scope execute" if for_executors else "an API key"
             return unauthorized(f"send Authorization: Bearer and {shown}")
         if not for_executors and request.scope["path"] != _DOCUMENT:
-            detail = "the token of executors opens their calls alone; send a key of `tidewheel key create`"
+            detail = "the token of executors opens their calls alone; send a key of `tidewheel admin api-key create`"
             return problem(HTTPStatus.FORBIDDEN, "forbidden", detail)
         return "executors"
 

@@ -262,7 +262,7 @@ STATUS: Json = {
     }],
     "freezes": [], "problems": [{
         "check": "services", "severity": "error", "what": "no relay lives: no message leaves",
-        "evidence": "no relay has a row in processes", "remedy": "tidewheel relay",
+        "evidence": "no relay has a row in processes", "remedy": "tidewheel service relay",
     }],
 }  # fmt: skip
 _KEY: dict[str, Json] = {
@@ -308,7 +308,7 @@ BACKLOG: Json = {"backlog": [{
     "oldest_run_id": RUN_ID,
     "why": {
         "code": "no_handler", "words": "no live executor of queue reports has the handler render-pdf",
-        "remedy": "tidewheel executor --queues reports", "until": None, "behind_run_id": None, "executor_id": None,
+        "remedy": "tidewheel service executor --queues reports", "until": None, "behind_run_id": None, "executor_id": None,
         "freezes": [], "cancellation_id": None, "cancel_requested": False,
     },
 }]}  # fmt: skip

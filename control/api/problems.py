@@ -182,7 +182,7 @@ def _methods(request: Request) -> Sequence[str]:
 async def on_fault(_: Request, error: Exception) -> Response:
     """Answer a request that an internal error ended; the server logs the error."""
     del error
-    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", "see the log of `tidewheel api`")
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", "see the log of `tidewheel service api`")
 
 
 class _NotServed:

@@ -1,4 +1,4 @@
-"""`tidewheel archive run | list | show | verify | restore | forget`."""
+"""`tidewheel admin archive run | list | show | verify | restore | forget`."""
 
 import re
 from contextlib import closing
@@ -113,7 +113,7 @@ def restore(
             print_result(["dropped"], {"dropped": wanted}, output)
             return
         if wanted is None:
-            refuse("DAY", "is missing", "name a day that `tidewheel archive list` shows")
+            refuse("DAY", "is missing", "name a day that `tidewheel admin archive list` shows")
         archive = Connections.load().archive
         store = open_store(archive)
         try:
@@ -125,7 +125,7 @@ def restore(
                     " or restore the day from a copy"
                 )
                 raise SettingsError(message) from None
-            refuse("DAY", f"the archive has no day {wanted}", "name one that `tidewheel archive list` shows")
+            refuse("DAY", f"the archive has no day {wanted}", "name one that `tidewheel admin archive list` shows")
         restore_day(connection, store, manifest)
     line = f"{wanted}: {manifest.runs:,} runs are in tidewheel_archive.finished_runs"
     print_result([line], {"day": wanted, "runs": manifest.runs}, output)
@@ -144,7 +144,7 @@ def forget(
     url = checked_url()
     with locked_archive(url), closing(archive_session(url)) as session, session.transaction() as connection:
         days = forget_days(connection)
-    print_result([f"{days:,} days are forgotten; `tidewheel archive run` adopts them again"], {"days": days}, output)
+    print_result([f"{days:,} days are forgotten; `tidewheel admin archive run` adopts them again"], {"days": days}, output)
 
 
 def _day(text: str) -> date:

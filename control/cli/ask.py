@@ -1,4 +1,4 @@
-"""`tidewheel ask`: what an id or a key names."""
+"""`tidewheel admin find`: what an id or a key names."""
 
 from typing import Annotated
 

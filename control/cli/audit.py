@@ -1,4 +1,4 @@
-"""`tidewheel audit`: recompute every occurrence of a range and compare it with what is recorded."""
+"""`tidewheel admin audit`: recompute every occurrence of a range and compare it with what is recorded."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext

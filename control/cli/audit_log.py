@@ -1,4 +1,4 @@
-"""`tidewheel audit-log`: changes and operations with their actors."""
+"""`tidewheel admin changes`: changes and operations with their actors."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`tidewheel bench`: measure this machine, from a checkout: `tools/` is not in the wheel."""
+"""`tidewheel admin bench`: measure this machine, from a checkout: `tools/` is not in the wheel."""
 
 from importlib import import_module
 from pathlib import Path
@@ -51,7 +51,7 @@ def bench(
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("tools"):
             raise
-        message = "the benchmarks are not in the wheel: run `tidewheel bench` in a checkout, after `make setup`"
+        message = "the benchmarks are not in the wheel: run `tidewheel admin bench` in a checkout, after `make setup`"
         raise StackError(message) from None
     measurement = import_module("tools.bench.measurement")
     options = measurement.Options(jobs=jobs, seconds=seconds, rate=rate, minutes=minutes)

@@ -1,4 +1,4 @@
-"""`tidewheel calendar put | list | show | delete`: named sets of days that limit jobs."""
+"""`tidewheel admin calendar put | list | show | delete`: named sets of days that limit jobs."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`tidewheel env` and `tidewheel psql`: the addresses of the installation, for other programs.
+"""`tidewheel env` and `tidewheel admin psql`: the addresses of the installation, for other programs.
 
 Passwords stay in files of mode 0600 that the printed text names. Only `--secrets` prints them.
 """
@@ -103,7 +103,7 @@ def psql(
 ) -> None:
     """Open psql on the database; further arguments are psql's.
 
-    The password is in no argument. Write `tidewheel psql -- --help` for psql's own help.
+    The password is in no argument. Write `tidewheel admin psql -- --help` for psql's own help.
     """
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 

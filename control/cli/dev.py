@@ -1,4 +1,4 @@
-"""`tidewheel dev` and `tidewheel run`: every service of an installation by one command.
+"""`tidewheel dev` and `tidewheel serve`: every service of an installation by one command.
 
 Exit codes: 0 after a signal, 1 if a service cannot be kept running, 130 or 143 if a second signal ended it at once.
 """

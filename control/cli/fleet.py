@@ -1,4 +1,4 @@
-"""`tidewheel executor list` and `shard list`: the lists of the whole installation."""
+"""`tidewheel admin executors` and `shard list`: the lists of the whole installation."""
 
 from typing import Annotated
 from uuid import UUID

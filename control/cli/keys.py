@@ -1,4 +1,4 @@
-"""`tidewheel key create | list | revoke`: keys of the HTTP API."""
+"""`tidewheel admin api-key create | list | revoke`: keys of the HTTP API."""
 
 from typing import Annotated
 
@@ -63,7 +63,7 @@ def create(
         print_document(made, output)
         return
     typer.echo(made.key)
-    typer.echo(f"the key is not shown again; `tidewheel key revoke {made.summary.key_id}` ends it", err=True)
+    typer.echo(f"the key is not shown again; `tidewheel admin api-key revoke {made.summary.key_id}` ends it", err=True)
 
 
 def _needs_no_key(service: Service) -> bool:

@@ -1,4 +1,4 @@
-"""`tidewheel limit set | rm | list | keys`: limits of concurrency keys."""
+"""`tidewheel admin limit set | rm | list | keys`: limits of concurrency keys."""
 
 from typing import Annotated
 

@@ -120,7 +120,7 @@ def print_access(info: StackInfo, *, has_api: bool = False) -> None:
     if info.kafka_properties:
         typer.echo(f"{'client':<13} {info.kafka_properties}")
     if not has_api:
-        typer.echo(f"{'HTTP API':<13} no part of the stack: `tidewheel api` starts it and logs its URL")
+        typer.echo(f"{'HTTP API':<13} no part of the stack: `tidewheel service api` starts it and logs its URL")
 
 
 def _database_address(info: StackInfo) -> tuple[dict[str, str], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""`tidewheel job explain | next | preview | skip | move | unskip`: a job's occurrences.
+"""`tidewheel explain | next | preview | skip | move | unskip`: a job's occurrences.
 
 `skip`, `move` and `unskip` name one occurrence by its nominal instant.
 """

@@ -1,4 +1,4 @@
-"""`tidewheel key blocked | unblock`: ordering keys that a failed run blocks."""
+"""`tidewheel admin ordering-key list | unblock`: ordering keys that a failed run blocks."""
 
 from typing import Annotated
 

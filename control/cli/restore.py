@@ -1,4 +1,4 @@
-"""`tidewheel restore`: continue after a restore from a base backup."""
+"""`tidewheel admin restore`: continue after a restore from a base backup."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -68,9 +68,9 @@ def restore(
         )
     )
     if dry_run:
-        typer.echo(wrapped("`tidewheel restore --yes` records them", "  "))
+        typer.echo(wrapped("`tidewheel admin restore --yes` records them", "  "))
     else:
-        typer.echo(wrapped("the database is current: start the services, then run `tidewheel audit`", "  "))
+        typer.echo(wrapped("the database is current: start the services, then run `tidewheel admin audit`", "  "))
 
 
 def _written(report: "Restored") -> tuple[tuple[str, str | None], ...]:

@@ -1,4 +1,4 @@
-"""`tidewheel intake | scheduler | relay | executor | api`: each runs until SIGTERM.
+"""`tidewheel service intake | scheduler | relay | executor | api`: each runs until SIGTERM.
 
 The environment (`TIDEWHEEL_…`) or the file that TIDEWHEEL_CONFIG names can set every setting. Flags exist for the
 settings that differ between processes.

@@ -1,4 +1,4 @@
-"""`tidewheel standby enable | disable | status | raise`."""
+"""`tidewheel admin standby enable | disable | status | raise`."""
 
 import re
 from dataclasses import asdict
@@ -48,7 +48,7 @@ def enable(
         recording.enable(connection, names)
         with connection.transaction():
             record_change(connection, process_actor(Door.CLI), Change(ALL_TENANTS, "standby.enable", "standby"))
-    lines = [*done, "recording is enabled; `tidewheel standby status` shows the first complete state"]
+    lines = [*done, "recording is enabled; `tidewheel admin standby status` shows the first complete state"]
     print_result(lines, {"topics": [names.jobs, names.run_states], "done": done}, output)
 
 
@@ -69,7 +69,7 @@ def status(output: OutputOption = Output.TEXT) -> None:
     if output is not Output.TEXT:
         print_document(None if found is None else asdict(found), output)
     elif found is None:
-        typer.echo("recording is off: `tidewheel standby enable` begins it")
+        typer.echo("recording is off: `tidewheel admin standby enable` begins it")
     else:
         on = found.enabled_at is not None
         print_facts(

@@ -197,7 +197,7 @@ def _print_fleet(found: _Found) -> None:
         headings = ("service", "state", "host", "pid", "version", "heartbeat", "slots", "queues", "handlers")
         print_table(headings, rows, spare=("version", "pid", "slots"))
     else:
-        typer.echo("no service runs: `tidewheel run --handlers MODULES` starts all, `tidewheel dev` for development")
+        typer.echo("no service runs: `tidewheel serve --handlers MODULES` starts all, `tidewheel dev` for development")
     typer.echo()
     print_facts(_facts(fleet, found.requests_behind))
     if fleet.due:

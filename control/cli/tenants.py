@@ -1,4 +1,4 @@
-"""`tidewheel tenant create | list | show | limits | retention | pause | resume | delete | usage`."""
+"""`tidewheel admin tenant create | list | show | limits | retention | pause | resume | delete | usage`."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -77,7 +77,7 @@ def create(
     with requesting(DEFAULT_TENANT) as client:
         made = client.tenants.create(name, **limits)
         if not made and not limits.items() <= asdict(client.tenants.get(name)).items():
-            remedy = f"change them with `tidewheel tenant limits {name}`"
+            remedy = f"change them with `tidewheel admin tenant limits {name}`"
             refuse("NAME", f"tenant {name} exists, with other limits", remedy)
     text = "created" if made else "unchanged: it exists already"
     print_result([f"tenant {name}: {text}"], {"tenant": name, "unchanged": not made}, output)
@@ -198,7 +198,7 @@ def delete(
         print_result([f"tenant {name}: {text}"], {"tenant": now, "unchanged": not kept}, output)
         return
     if not yes:
-        remedy = f"look with `tidewheel tenant usage {name}`, then add --yes"
+        remedy = f"look with `tidewheel admin tenant usage {name}`, then add --yes"
         refuse("--yes", "is missing: the jobs and runs of a deleted tenant do not come back", remedy)
     try:
         span = parse_duration(grace)
@@ -208,9 +208,9 @@ def delete(
         accepted = client.tenants.delete(name, grace=span)
         now = client.tenants.get(name)
     if now.delete_at is not None:
-        text = f"will be deleted at {moment(now.delete_at, None)}; `tidewheel tenant delete {name} --undo` keeps it"
+        text = f"will be deleted at {moment(now.delete_at, None)}; `tidewheel admin tenant delete {name} --undo` keeps it"
     else:
-        text = f"is being deleted; `tidewheel tenant show {name}` has the progress"
+        text = f"is being deleted; `tidewheel admin tenant show {name}` has the progress"
     text = text if accepted else f"unchanged: its deletion was accepted before; it {text}"
     print_result([f"tenant {name}: {text}"], {"tenant": now, "unchanged": not accepted}, output)
 

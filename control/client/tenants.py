@@ -387,7 +387,7 @@ def _misfit(name: str, value: object, tenant: str) -> FieldError | None:
     ):
         return FieldError(name, f"{shown(value)} is not a number", f"write a number of at most {most:,}")
     if value == 0 and name != "weight":
-        remedy = f"freeze the tenant instead: tidewheel tenant pause {tenant}"
+        remedy = f"freeze the tenant instead: tidewheel admin tenant pause {tenant}"
         return FieldError(name, "0 would refuse everything", remedy)
     if not least <= value <= most or (name not in _FRACTIONS and value != int(value)):
         kind = "number" if name in _FRACTIONS else "whole number"

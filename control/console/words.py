@@ -287,10 +287,10 @@ def sentence(text: str, zone: tzinfo = UTC) -> Markup:
 def remedy(text: str | None) -> Markup:
     """Return a remedy: a command as code to copy with what belongs to it behind, or a sentence.
 
-    >>> remedy("tidewheel executor --queues a, with the module that has x")
-    Markup('<code><bdi>tidewheel executor --queues a</bdi></code>, <bdi>with the module that has x</bdi>')
-    >>> remedy("raise the limit by `tidewheel tenant limits NAME`")
-    Markup('<bdi>Raise the limit by <code>tidewheel tenant limits NAME</code></bdi>.')
+    >>> remedy("tidewheel service executor --queues a, with the module that has x")
+    Markup('<code><bdi>tidewheel service executor --queues a</bdi></code>, <bdi>with the module that has x</bdi>')
+    >>> remedy("raise the limit by `tidewheel admin tenant limits NAME`")
+    Markup('<bdi>Raise the limit by <code>tidewheel admin tenant limits NAME</code></bdi>.')
     """
     found = _COMMAND.fullmatch(text or "")
     if found is None:

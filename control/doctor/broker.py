@@ -80,7 +80,7 @@ def _topics_without_tenant(connection: Conn, names: Topics, tenants: Sequence[st
         except UnknownTenant:
             what = f"the topic {names.requests_of(tenant)} belongs to no tenant"
             evidence = f"there is no tenant {tenant}: no request on it is read"
-            remedy = f"`tidewheel tenant create {tenant}`, or delete it with {names.replies_of(tenant)}"
+            remedy = f"`tidewheel admin tenant create {tenant}`, or delete it with {names.replies_of(tenant)}"
             yield Finding("topics", Severity.WARNING, what, evidence, remedy)
 
 

@@ -102,7 +102,7 @@ def check_schema(context: Context) -> Iterator[Finding]:
     for name, is_invalid in cast("list[tuple[str, bool]]", rows):
         kind = kinds[name].lower()
         if is_invalid:
-            remedy = f"tidewheel psql -c 'REINDEX INDEX CONCURRENTLY {name}'"
+            remedy = f"tidewheel admin psql -c 'REINDEX INDEX CONCURRENTLY {name}'"
             yield Finding("schema", Severity.WARNING, f"the index {name} is invalid", "pg_index.indisvalid", remedy)
         else:
             severity = Severity.WARNING if kind == "index" else Severity.ERROR
@@ -198,7 +198,7 @@ def check_timers(context: Context) -> Iterator[Finding]:
         overdue, age = read_overdue(connection, _installation(context).shards)
     if age > context.limits.timer_age:
         evidence = f"{overdue:,} timers are overdue, the oldest for {age_text(age)}"
-        remedy = "start a scheduler: tidewheel scheduler; if one lives, its log names the error"
+        remedy = "start a scheduler: tidewheel service scheduler; if one lives, its log names the error"
         yield Finding("timers", Severity.ERROR, "due jobs do not fire", evidence, remedy)
 
 
@@ -210,7 +210,7 @@ def check_outbox(context: Context) -> Iterator[Finding]:
     for each in lanes:
         if each.oldest > context.limits.message_age and each.lane not in held:
             evidence = f"{each.due:,} messages wait, the oldest for {age_text(each.oldest)}"
-            remedy = "start a relay: tidewheel relay; if one lives, `tidewheel topics list` and its log name the cause"
+            remedy = "start a relay: tidewheel service relay; if one lives, `tidewheel admin topics list` and its log name the cause"
             yield Finding("outbox", Severity.ERROR, f"messages of lane {each.lane} do not leave", evidence, remedy)
 
 
@@ -229,7 +229,7 @@ def check_partitions(context: Context) -> Iterator[Finding]:
         names = ", ".join(f"{table} of {day}" for table, day in missing[:_SHOWN])
         severity = Severity.ERROR if ahead < 0 else Severity.WARNING
         evidence = f"{len(missing)} of {len(TABLES) * 5}: {names}"
-        remedy = "start a scheduler, which creates them: tidewheel scheduler; or `tidewheel migrate`, which does so too"
+        remedy = "start a scheduler, which creates them: tidewheel service scheduler; or `tidewheel migrate`, which does so too"
         yield Finding("partitions", severity, "partitions of these days are missing", evidence, remedy)
 
 
@@ -262,13 +262,13 @@ def check_vacuum(context: Context) -> Iterator[Finding]:
         else:
             evidence = f"process {name} ({application or 'no application_name'}), {age_text(age)} old"
             end = f"SELECT pg_terminate_backend({name})"
-        yield Finding("vacuum", Severity.WARNING, what, evidence, f'tidewheel psql -c "{end}"')
+        yield Finding("vacuum", Severity.WARNING, what, evidence, f'tidewheel admin psql -c "{end}"')
     for name, kept in cast("list[tuple[str, int]]", slots):
         if kept >= context.limits.slot_bytes:
             what = f"the replication slot {name} has no reader, and the server keeps WAL for it"
             end = f"SELECT pg_drop_replication_slot('{name}')"
             evidence = f"{kept // _MEBIBYTE:,} MiB of WAL"
-            yield Finding("vacuum", Severity.WARNING, what, evidence, f'tidewheel psql -c "{end}", or start its reader')
+            yield Finding("vacuum", Severity.WARNING, what, evidence, f'tidewheel admin psql -c "{end}", or start its reader')
 
 
 def check_quarantine(context: Context) -> Iterator[Finding]:
@@ -283,7 +283,7 @@ def check_quarantine(context: Context) -> Iterator[Finding]:
         yield Finding("quarantine", Severity.ERROR, what, f"{key}: {error}", remedy)
     for topic, error in ((str(name), str(error)) for kind, _, name, error in rows if kind == "outbox"):
         what = f"Kafka has refused messages of {topic} for good; they lie in the table quarantine"
-        remedy = "read and delete them: tidewheel psql -c \"SELECT * FROM quarantine WHERE kind = 'outbox'\""
+        remedy = "read and delete them: tidewheel admin psql -c \"SELECT * FROM quarantine WHERE kind = 'outbox'\""
         yield Finding("quarantine", Severity.WARNING, what, error, remedy)
     stopped = [(str(tenant), str(name), str(error)) for kind, tenant, name, error in rows if kind == "release"]
     if stopped:
@@ -303,7 +303,7 @@ def check_order(context: Context) -> Iterator[Finding]:
         what = (
             f"{len(rows)}{more} {'ordering keys are' if len(rows) > 1 else 'ordering key is'} blocked by a failed run"
         )
-        command = f"tidewheel key unblock {quote(key)} --tenant {tenant}"
+        command = f"tidewheel admin ordering-key unblock {quote(key)} --tenant {tenant}"
         remedy = f"correct the cause, then {command}; with --skip the next run starts without a retry"
         yield Finding("order", Severity.ERROR, what, f"{key}: run {run} failed {age_text(age)} ago", remedy)
 
@@ -314,7 +314,7 @@ def check_signatures(context: Context) -> Iterator[Finding]:
         row = connection.execute(_READ_KEY_AGES, binary=True).fetchone()
         of_tokens = connection.execute(_READ_TASK_TOKEN_KEY_FACTS, binary=True).fetchone()
     count, age = cast("tuple[int, timedelta | None]", row)
-    remedy = "tidewheel secrets rotate run-messages"
+    remedy = "tidewheel admin secrets rotate run-messages"
     if age is None:
         what = "there is no key to sign run messages: executors leave all of them to the sweep"
         yield Finding("signatures", Severity.ERROR, what, f"{count} rows in message_keys", remedy)
@@ -322,7 +322,7 @@ def check_signatures(context: Context) -> Iterator[Finding]:
         what = "the key that signs run messages is old"
         yield Finding("signatures", Severity.WARNING, what, f"created {age.days} days ago", remedy)
     count, age, is_readable = cast("tuple[int, timedelta | None, bool]", of_tokens)
-    remedy = "tidewheel secrets rotate task-tokens"
+    remedy = "tidewheel admin secrets rotate task-tokens"
     if age is None:
         what = "there is no key to sign task tokens: attempts that need one fail"
         yield Finding("signatures", Severity.ERROR, what, f"{count} rows in task_token_keys", remedy)
@@ -342,7 +342,7 @@ def check_keys(context: Context) -> Iterator[Finding]:
         rows = connection.execute(_FIND_EXPIRING_KEYS, columns, binary=True).fetchall()
     for key_id, name, tenant, left in cast("list[tuple[str, str, str, timedelta]]", rows):
         what = f"the API key {name} expires in {age_text(left)}, and is in use"
-        remedy = "create another with `tidewheel key create`, and give it to the key's users"
+        remedy = "create another with `tidewheel admin api-key create`, and give it to the key's users"
         yield Finding("keys", Severity.WARNING, what, f"{key_id}, tenant {tenant}", remedy)
 
 
@@ -359,7 +359,7 @@ def check_archive(context: Context) -> Iterator[Finding]:
     if last is not None and today - last > _LATE:
         what = "days wait for the archive: schedulers drop none of them"
         evidence = f"{last} is the last archived day"
-        remedy = "run `tidewheel archive run` once a day; its output names the error"
+        remedy = "run `tidewheel admin archive run` once a day; its output names the error"
         yield Finding("archive", Severity.WARNING, what, evidence, remedy)
 
 
@@ -391,5 +391,5 @@ def _find_restore(connection: Conn) -> Finding | None:
         return Finding(
             "database", Severity.ERROR, "a restore is under way: services wait", evidence, "wait for its end"
         )
-    what, remedy = "a restore was interrupted: no service starts", "`tidewheel restore --yes` continues it"
+    what, remedy = "a restore was interrupted: no service starts", "`tidewheel admin restore --yes` continues it"
     return Finding("database", Severity.ERROR, what, evidence, remedy)

@@ -84,11 +84,11 @@ def check_standby_site(context: Context) -> Iterator[Finding]:
             [refused] = cast("tuple[str | None]", connection.execute(_FIND_REFUSED_RECORDS, names).fetchone())
     if tables:
         what = "changed rows of some tables are not recorded for the standby site: they are lost with this one"
-        remedy = "run `tidewheel standby enable` again, as after each `tidewheel migrate`"
+        remedy = "run `tidewheel admin standby enable` again, as after each `tidewheel migrate`"
         yield Finding("standby", Severity.ERROR, what, ", ".join(tables), remedy)
     if refused is not None:
         what = "Kafka has refused records for the standby site: no later state is complete"
-        remedy = "set max.message.bytes of the two topics as docs/topics.md has it, then `tidewheel standby enable`"
+        remedy = "set max.message.bytes of the two topics as docs/topics.md has it, then `tidewheel admin standby enable`"
         yield Finding("standby", Severity.ERROR, what, refused, remedy)
     elif found.age is not None and found.age > context.limits.site_age:
         what = "the topics of the standby site are behind: a site that is lost now loses this time"

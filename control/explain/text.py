@@ -32,7 +32,7 @@ NOT_RECORDED = (
     "Tidewheel: please report it with this explanation."
 )
 
-_CHECK_SCHEDULER = "Check that a `tidewheel scheduler` process runs."
+_CHECK_SCHEDULER = "Check that a `tidewheel service scheduler` process runs."
 TIMER_MISSING = f"The job's timer row is missing. A scheduler repairs it within minutes. {_CHECK_SCHEDULER}"
 
 AWAITS_POLL = f"A scheduler creates its run at its next poll, within a second or two. {_CHECK_SCHEDULER}"

@@ -1,1 +1,1 @@
-"""`tidewheel audit`: recompute every occurrence and compare it with what is recorded."""
+"""`tidewheel admin audit`: recompute every occurrence and compare it with what is recorded."""

@@ -67,6 +67,6 @@ def held_findings(held: Sequence[HeldLane], now: datetime) -> Iterator[Finding]:
         what = f"queue {each.queue!r}, lane {each.lane}: executors take runs more slowly than they become due"
         remedy = "start more executors, or more slots"
         if each.tenants > 1:
-            limit = f"tidewheel tenant limits {each.by_size[0]} --in-flight N"
+            limit = f"tidewheel admin tenant limits {each.by_size[0]} --in-flight N"
             remedy += f"; {limit}, below the number of slots, leaves some to other tenants"
         yield Finding("fairness", Severity.WARNING, what, each.words, remedy)

@@ -308,13 +308,13 @@ def start_executor(queue: str, handler: str) -> str:
     """Return the remedy for runs that no live executor can run.
 
     >>> start_executor("reports", "tidewheel.shell")
-    'TIDEWHEEL_TARGETS=shell tidewheel executor --queues reports, with what jobs may use in its allow-list'
+    'TIDEWHEEL_TARGETS=shell tidewheel service executor --queues reports, with what jobs may use in its allow-list'
     """
     if handler.startswith(RESERVED):
         kind = handler.removeprefix(RESERVED)
-        start = f"TIDEWHEEL_TARGETS={kind} tidewheel executor --queues {queue}"
+        start = f"TIDEWHEEL_TARGETS={kind} tidewheel service executor --queues {queue}"
         return f"{start}, with what jobs may use in its allow-list"
-    return f"tidewheel executor --queues {queue} --handlers MODULES, with the module that has {handler}"
+    return f"tidewheel service executor --queues {queue} --handlers MODULES, with the module that has {handler}"
 
 
 def _buffered(facts: WaitFacts) -> Wait:
@@ -354,15 +354,15 @@ def _key(facts: WaitFacts, key: str) -> Wait:
     if not key:
         most = held if places is None else places
         words = f"tenant {facts.tenant} has {held} of {most} active runs: the end of one starts the oldest that waits"
-        remedy = f"raise the limit by `tidewheel tenant limits {facts.tenant} --in-flight N`"
+        remedy = f"raise the limit by `tidewheel admin tenant limits {facts.tenant} --in-flight N`"
         return Wait(WaitCode.TENANT, words, remedy)
     if places is not None and held >= places:
         words = f"waits for a place of the concurrency key {key!r}: runs hold {held} of {places}"
         return Wait(
-            WaitCode.KEY, words, f"`tidewheel limit set {key!r} --at-once {places + 1}`, or raise at_once in its jobs"
+            WaitCode.KEY, words, f"`tidewheel admin limit set {key!r} --at-once {places + 1}`, or raise at_once in its jobs"
         )
     words = f"waits for the rate of the concurrency key {key!r}; the oldest waiting run starts first"
-    remedy = f"`tidewheel limit set {key!r} --rate ...`, or raise rate in its jobs"
+    remedy = f"`tidewheel admin limit set {key!r} --rate ...`, or raise rate in its jobs"
     return Wait(WaitCode.KEY, words, remedy, until=facts.key_wake_at)
 
 
@@ -378,7 +378,7 @@ def _rate(facts: WaitFacts, per_second: float, now: datetime) -> Wait:
         f"held by the rate of its tenant, {per_second:g} runs a second: {counted} held runs are before it,"
         f" and it goes on {'after' if more else 'at about'} {_at(until)}"
     )
-    remedy = "raise the rate by `tidewheel tenant limits NAME --triggers-per-second`"
+    remedy = "raise the rate by `tidewheel admin tenant limits NAME --triggers-per-second`"
     return Wait(WaitCode.TENANT_RATE, words, remedy, until=None if more else until)
 
 
@@ -386,7 +386,7 @@ def _order(facts: WaitFacts, key: str) -> Wait:
     head, blocker = facts.order_head, facts.order_blocked_by
     if blocker is not None and head is None:
         words = f"the ordering key {key!r} is blocked: run {blocker} failed"
-        remedy = f"`tidewheel key unblock {quote(key)}` retries that run; with --skip the next one starts"
+        remedy = f"`tidewheel admin ordering-key unblock {quote(key)}` retries that run; with --skip the next one starts"
         return Wait(WaitCode.ORDER, words, remedy, behind_run_id=blocker)
     words = f"waits for its turn in the order of the key {key!r}"
     if head is None:

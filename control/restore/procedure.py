@@ -140,7 +140,7 @@ def restore(
         begin_lasting(lock.connection())
         held = HeldLock(lock.connection(), is_alone=try_table_lock(lock.connection(), _LOCK_RESTORE))
         if not held.is_alone:
-            message = "another `tidewheel restore` works on this database; wait for it"
+            message = "another `tidewheel admin restore` works on this database; wait for it"
             raise SettingsError(message)
         with session.transaction() as connection:
             connection.execute(_UNBOUND)

@@ -1,1 +1,1 @@
-"""Services as child processes of one command: `tidewheel dev` and `tidewheel run`."""
+"""Services as child processes of one command: `tidewheel dev` and `tidewheel serve`."""

@@ -224,7 +224,7 @@ def _banner(info: StackInfo, access: _Access, report: Report, began: float, *, n
         f"  handlers    {', '.join(handlers) or 'none: --handlers names their modules'}",
         f"  console     {access.console}",
         f"  REST        {access.api}: curl -H @{shlex.quote(str(info.data_dir / API_HEADERS_FILE))}",
-        "  PostgreSQL  tidewheel psql",
+        "  PostgreSQL  tidewheel admin psql",
         f"  Kafka       {info.bootstrap}, by SASL; settings: tidewheel env --format kafka --secrets",
         f"  data        {info.data_dir}",
         "",

@@ -1,4 +1,4 @@
-"""`tidewheel run`: services of an installation as one unit, until a signal.
+"""`tidewheel serve`: services of an installation as one unit, until a signal.
 
 The first signal stops them in order, a second one ends at once: also those of `tidewheel dev`.
 """

@@ -99,7 +99,7 @@ def _print_next_steps(screen: Screen, kept: Path | None) -> None:
         (
             f"  export TIDEWHEEL_HOME={kept}",
             "                                    the stack is still up with the demo's data; the services are stopped",
-            "  tidewheel run list                its runs; `tidewheel audit --from 1h` judges them again",
+            "  tidewheel run list                its runs; `tidewheel admin audit --from 1h` judges them again",
             f"  tidewheel down --erase            stop it and remove its data; then rm -r {kept}",
         )
         if kept

@@ -1,6 +1,6 @@
 """Judge a demo, and compute the figures of its summary. Pure.
 
-`tidewheel audit` decides which occurrences were due. The receiver's calls and the consumer's events are counted apart
+`tidewheel admin audit` decides which occurrences were due. The receiver's calls and the consumer's events are counted apart
 from it. Every failed check names the run to look at.
 """
 
@@ -172,7 +172,7 @@ def _no_kill(history: History) -> Iterator[str]:
 
 _CHECKS: Sequence[tuple[str, Callable[[History], Iterable[str]]]] = (
     ("every request is answered, and exactly the malformed ones are rejected, by field", _wrong_answers),
-    ("tidewheel audit: each due occurrence is one run or one skip, each end is on Kafka", _audited),
+    ("tidewheel admin audit: each due occurrence is one run or one skip, each end is on Kafka", _audited),
     ("every run has ended", _unfinished),
     ("each run has one completion event, repeated only with the same contents", _wrong_events),
     ("each end is explained: success, an overlap, a deletion, or a failure that the file scripts", _unexplained_ends),
@@ -194,7 +194,7 @@ def figures(history: History) -> Iterator[tuple[str, int, str]]:
     ended = ", ".join(f"{ends[status]} {status}" for status in RunStatus if ends[status])
     second = sum(len(calls) - 1 for calls in history.effects.values())
     yield "requests sent", history.sent, f"the producer; the replies accept {accepted}"
-    yield "occurrences due", _sum(history.totals["computed"]), f"tidewheel audit: {_audit_words(history)}"
+    yield "occurrences due", _sum(history.totals["computed"]), f"tidewheel admin audit: {_audit_words(history)}"
     yield "runs", history.rows.runs, "PostgreSQL: due occurrences and triggers"
     yield "completion events", len(runs), f"the consumer: {ended}; {history.read.repeats} repeats"
     yield "runs that had an effect", len(history.effects), "the receiver"

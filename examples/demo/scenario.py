@@ -130,7 +130,7 @@ class _Scenario:
         return len(read.runs) >= runs and len(read.dead_letters) >= len(self._expected.dead_letters)
 
     def history(self, counts: Counts) -> History:
-        """Return what was seen, with the result of `tidewheel audit`."""
+        """Return what was seen, with the result of `tidewheel admin audit`."""
         return History(
             sent=len(self._sender.lines),
             expected=self._expected,
@@ -142,7 +142,7 @@ class _Scenario:
         )
 
     def _audit(self) -> Mapping[str, object]:
-        done = self._services.command("audit", "--from", self._began_at.isoformat(), "--completions", "-o", "json")
+        done = self._services.command("admin", "audit", "--from", self._began_at.isoformat(), "--completions", "-o", "json")
         try:
             return dict(json.loads(done.stdout))
         except ValueError:

@@ -89,13 +89,13 @@ def test_command_line_and_rest_give_the_same_answer(database: Database) -> None:
     run = trigger(database, "nightly")
     with answering(database) as client:
         answer = client.get("/api/v1/ask", params={"q": "nightly"}).json()
-        assert answer == tidewheel(database, "ask", "nightly", "-o", "json").json
+        assert answer == tidewheel(database, "admin", "find", "nightly", "-o", "json").json
         assert client.get("/api/v1/ask", params={"q": ""}).status_code == HTTPStatus.UNPROCESSABLE_ENTITY
-    assert tidewheel(database, "ask", str(run)).lines == [
+    assert tidewheel(database, "admin", "find", str(run)).lines == [
         f"run {run}: nightly: queued",
         f"tidewheel run show {run}",
     ]
-    nothing = tidewheel(database, "ask", "nightyl")
+    nothing = tidewheel(database, "admin", "find", "nightyl")
     assert nothing.code == ExitCode.NOT_FOUND
     assert nothing.refusals == ["question: no job, run or dead letter is 'nightyl'; the nearest keys are nightly"]
 

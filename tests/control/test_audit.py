@@ -1,4 +1,4 @@
-"""`tidewheel audit` finds each tampered record, and nothing where all is in order."""
+"""`tidewheel admin audit` finds each tampered record, and nothing where all is in order."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -140,7 +140,7 @@ def test_every_occurrence_is_accounted_for_and_the_report_proves_itself(
     assert totals.attempts == 16 + 4
 
     path = tmp_path / "audit.json"
-    done = tidewheel(history, "audit", "--from", "2026-03-29T00:00Z", "--report", path)
+    done = tidewheel(history, "admin", "audit", "--from", "2026-03-29T00:00Z", "--report", path)
     assert (done.code, done.err) == (0, ""), done
     *lines, last = path.read_bytes().splitlines(keepends=True)
     report = json.loads(path.read_bytes())
@@ -153,7 +153,7 @@ def test_every_occurrence_is_accounted_for_and_the_report_proves_itself(
 
     with Client(history.url) as client:
         assert client.audit(MIDNIGHT).totals.computed == report["totals"]["computed"]
-    one = json_output(history, "audit", "--from", "2026-03-29T00:00Z", "--job", "in-the-gap")
+    one = json_output(history, "admin", "audit", "--from", "2026-03-29T00:00Z", "--job", "in-the-gap")
     assert (one["totals"]["computed"], one["totals"]["fired"], one["passed"]) == (1, 1, True)
 
 
@@ -218,7 +218,7 @@ def test_each_tampered_record_is_named_with_its_instant(history: ClockedDatabase
     assert found(result) >= wanted
     assert {problem for problem, *_ in found(result)} == {problem for problem, *_ in wanted} | {"attempts"}
     assert any(str(attempted) in each.finding.words for each in result.findings)
-    done = tidewheel(history, "audit", "--from", "2026-03-29T00:00Z", "--job", "paused")
+    done = tidewheel(history, "admin", "audit", "--from", "2026-03-29T00:00Z", "--job", "paused")
     assert done.code == ExitCode.FAILED
     assert done.out.startswith("missing: default/paused at 2026-03-29T00:")
     history.execute(
@@ -249,7 +249,7 @@ def test_days_of_the_archive_are_audited_as_before_their_drop(
     apply_batch(history, {"type": "calendar.put", "name": "holidays", "days": ["2026-12-24"]})
     pass_days(history, 2)
     until(lambda: are_closed(history), "the days are closed, whatever transactions were open at their begin")
-    assert tidewheel(history, "archive", "run").code == 0
+    assert tidewheel(history, "admin", "archive", "run").code == 0
     before = report_of(history, tmp_path / "before.json")
     assert {each["source"] for each in before["days"]} == {"database"}
     pass_days(history, 95)
@@ -265,11 +265,11 @@ def test_days_of_the_archive_are_audited_as_before_their_drop(
     assert (again["totals"], again["passed"]) == (before["totals"], True)
     history.advance(timedelta(hours=2))
     fire(history)
-    done = tidewheel(history, "audit", "--from", "2026-03-29T00:00Z", "--job", "deleted")
+    done = tidewheel(history, "admin", "audit", "--from", "2026-03-29T00:00Z", "--job", "deleted")
     assert (done.code, done.err) == (0, ""), done.out  # its new first version is in force now
     with monkeypatch.context() as patch:
         patch.delenv("TIDEWHEEL_ARCHIVE")
-        [refusal] = tidewheel(history, "audit", *RANGE).refusals
+        [refusal] = tidewheel(history, "admin", "audit", *RANGE).refusals
     assert "no longer kept" in refusal
 
     # A record that was taken out together with all checksums.
@@ -283,14 +283,14 @@ def test_days_of_the_archive_are_audited_as_before_their_drop(
     parts.close()
     changed = replace(manifest, files=(*parts.files, *manifest.of_kind(FACTS)), runs=manifest.runs - 1)
     store.write_manifest(day, changed.encode(), text)
-    done = tidewheel(history, "audit", *RANGE)
+    done = tidewheel(history, "admin", "audit", *RANGE)
     assert done.code == ExitCode.FAILED
     assert f"missing: default/interval at {gone['scheduled_at']:%Y-%m-%dT%H:%M}" in done.out
     assert "the database has recorded" in done.out
 
     [path] = (folder / "days" / day).glob("facts-*")
     path.unlink()
-    done = tidewheel(history, "audit", *RANGE)
+    done = tidewheel(history, "admin", "audit", *RANGE)
     assert (done.code, f"{path.name}: the file is missing" in done.out.replace("\n  ", " ")) == (ExitCode.FAILED, True)
     with Client(history.url) as client:
         assert not client.audit(MIDNIGHT, MIDNIGHT + timedelta(days=1)).passed
@@ -312,7 +312,7 @@ def are_closed(database: ClockedDatabase) -> bool:
 
 
 def report_of(database: ClockedDatabase, path: Path) -> dict[str, Any]:
-    assert tidewheel(database, "audit", *RANGE, "--report", path).code == 0
+    assert tidewheel(database, "admin", "audit", *RANGE, "--report", path).code == 0
     document: dict[str, Any] = json.loads(path.read_bytes())
     return document
 
@@ -336,9 +336,9 @@ def test_tenant_that_is_being_deleted_is_left_out_and_named(clocked: ClockedData
         assert not result.findings, found(result)
         assert (whole, result.totals.jobs, result.facts.deleting) == (4, 1, ["acme"])
         clocked.execute("DELETE FROM job_versions WHERE tenant = 'acme'")
-    done = tidewheel(clocked, "audit", "--from", "2026-03-29T00:00Z")
+    done = tidewheel(clocked, "admin", "audit", "--from", "2026-03-29T00:00Z")
     assert "acme" in done.out
-    [refusal] = tidewheel(clocked, "audit", "--from", "2026-03-29T00:00Z", "--tenant", "acme").refusals
+    [refusal] = tidewheel(clocked, "admin", "audit", "--from", "2026-03-29T00:00Z", "--tenant", "acme").refusals
     assert refusal.startswith("tenant: the tenant 'acme' is being deleted")
 
 
@@ -347,18 +347,18 @@ def test_refused_audit_leaves_the_report_before_it(history: ClockedDatabase, tmp
     report_of(history, path)
     before = path.read_bytes()
     for wrong in (("--job", "nope"), ("--tenant", "nope")):
-        done = tidewheel(history, "audit", *RANGE, *wrong, "--report", path)
+        done = tidewheel(history, "admin", "audit", *RANGE, *wrong, "--report", path)
         assert (done.code, path.read_bytes(), [*tmp_path.iterdir()]) == (ExitCode.NOT_FOUND, before, [path])
     for nowhere in (tmp_path, tmp_path / "none" / "report.json"):
-        [refusal] = tidewheel(history, "audit", *RANGE, "--report", nowhere).refusals
+        [refusal] = tidewheel(history, "admin", "audit", *RANGE, "--report", nowhere).refusals
         assert refusal.startswith(f"--report: {nowhere} cannot be written")
 
 
 def test_range_that_is_ahead_or_no_longer_kept_is_refused(history: ClockedDatabase) -> None:
-    [ahead] = tidewheel(history, "audit", "--from", "2026-03-29T00:00Z", "--to", "2027-01-01T00:00Z").refusals
+    [ahead] = tidewheel(history, "admin", "audit", "--from", "2026-03-29T00:00Z", "--to", "2027-01-01T00:00Z").refusals
     assert ahead.startswith("--to: 2027-01-01T00:00:00.000000Z is ahead")
     history.execute("UPDATE job_versions SET effective_at = '1999-01-01' WHERE version = 1")
-    [gone] = tidewheel(history, "audit", "--from", "1999-01-02T00:00Z").refusals
+    [gone] = tidewheel(history, "admin", "audit", "--from", "1999-01-02T00:00Z").refusals
     assert "no longer kept" in gone
-    [unknown] = tidewheel(history, "audit", "--from", "2026-03-29T00:00Z", "--job", "none").refusals
+    [unknown] = tidewheel(history, "admin", "audit", "--from", "2026-03-29T00:00Z", "--job", "none").refusals
     assert unknown.startswith("--job: ")

@@ -129,11 +129,11 @@ def no_retention(database: Database) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Database], None], Severity, str]] = {
-    "timers": (overdue_timer, Severity.ERROR, "tidewheel scheduler"),
-    "outbox": (old_message, Severity.ERROR, "tidewheel relay"),
-    "handlers": (unhandled_run, Severity.ERROR, "tidewheel executor --queues default"),
+    "timers": (overdue_timer, Severity.ERROR, "tidewheel service scheduler"),
+    "outbox": (old_message, Severity.ERROR, "tidewheel service relay"),
+    "handlers": (unhandled_run, Severity.ERROR, "tidewheel service executor --queues default"),
     "vacuum": (old_transaction, Severity.WARNING, "SELECT pg_terminate_backend("),
-    "order": (blocked_key, Severity.ERROR, "tidewheel key unblock 'a b' --tenant default"),
+    "order": (blocked_key, Severity.ERROR, "tidewheel admin ordering-key unblock 'a b' --tenant default"),
     "quarantine": (quarantined_job, Severity.ERROR, "tidewheel job release job"),
 }
 
@@ -147,7 +147,7 @@ OTHER_FAULTS: dict[str, tuple[str, Callable[[Database], None], Limits, str, str]
         "quarantine", refused_message, Limits(), "too large", "SELECT * FROM quarantine WHERE kind = 'outbox'",
     ),
     "an archive that is left behind": (
-        "archive", old_archive, Limits(), "2026-01-01 is the last archived day", "tidewheel archive run",
+        "archive", old_archive, Limits(), "2026-01-01 is the last archived day", "tidewheel admin archive run",
     ),
     "rows that stay": ("retention", late_retention, Limits(), "attempts: a run", "end what needs them"),
     "no retention": ("retention", no_retention, Limits(), "the last pass ended", "see the log of the schedulers"),
@@ -196,7 +196,7 @@ def test_queue_that_is_held_back_is_found_and_its_messages_are_no_fault(database
     found = about(findings, "fairness")
     words = "1,204 runs wait since 2026-11-01T09:00:00Z: acme 1,203, b 1"
     assert (found.severity, found.evidence) == (Severity.WARNING, words)
-    assert "tidewheel tenant limits acme --in-flight N" in found.remedy
+    assert "tidewheel admin tenant limits acme --in-flight N" in found.remedy
     assert not [each for each in findings if each.what == "messages of lane standard do not leave"]
     out = tidewheel(database, "status").out.replace("\n  ", " ")
     assert f"held back: queue default, lane standard: {words}" in out
@@ -230,14 +230,14 @@ def test_old_and_missing_key_of_run_messages_are_found(fresh_database: Database)
     assert (old.severity, old.evidence) == (Severity.WARNING, "created 366 days ago")
     fresh_database.execute("DELETE FROM message_keys")
     missing = about(examine(fresh_database), "signatures")
-    assert (missing.severity, missing.remedy) == (Severity.ERROR, "tidewheel secrets rotate run-messages")
+    assert (missing.severity, missing.remedy) == (Severity.ERROR, "tidewheel admin secrets rotate run-messages")
 
 
 def test_key_of_task_tokens_that_applications_read_is_found(fresh_database: Database) -> None:
     fresh_database.execute("UPDATE settings SET value = (SELECT to_jsonb(encode(secret, 'hex')) FROM task_token_keys)"
                            " WHERE name = 'task_token_key'")  # fmt: skip
     found = about(examine(fresh_database), "signatures")
-    assert (found.severity, found.remedy) == (Severity.WARNING, "tidewheel secrets rotate task-tokens")
+    assert (found.severity, found.remedy) == (Severity.WARNING, "tidewheel admin secrets rotate task-tokens")
     fresh_database.execute("DELETE FROM task_token_keys")
     assert about(examine(fresh_database), "signatures").severity is Severity.ERROR
 
@@ -346,7 +346,7 @@ def test_restore_that_has_not_ended_is_found_by_its_name(fresh_database: Databas
     found = about(examine(fresh_database), "database")
     assert (found.severity, found.what) == (Severity.ERROR, "a restore was interrupted: no service starts")
     assert found.evidence == "it reads Kafka from 2026-11-20T08:00:00+00:00, and no process works on it"
-    assert found.remedy.startswith("`tidewheel restore --yes`")
+    assert found.remedy.startswith("`tidewheel admin restore --yes`")
     holder.execute("BEGIN")
     holder.execute("LOCK TABLE restore_lock IN SHARE ROW EXCLUSIVE MODE")
     found = about(examine(fresh_database), "database")
@@ -439,7 +439,7 @@ def test_missing_topics_and_changed_settings_are_found(topics: Topics, info: Sta
     lacking = {each.what: each.remedy for each in report.findings}
     assert f"the topic {topics.replies_of('nobody')} would be created" in lacking
     remedy = lacking[f"the topic {topics.requests_of('nobody')} belongs to no tenant"]
-    assert remedy.startswith("`tidewheel tenant create nobody`, or delete")
+    assert remedy.startswith("`tidewheel admin tenant create nobody`, or delete")
 
 
 @pytest.mark.slow  # a Kafka client tries for ten seconds

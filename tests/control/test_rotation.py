@@ -95,11 +95,11 @@ def test_rotation_takes_the_key_of_an_upgraded_database_from_applications(fresh_
 def test_command_rotates_each_secret_and_names_those_that_there_are(fresh_database: Database) -> None:
     url = fresh_database.url
     for name in ("task-tokens", "run-messages"):
-        done = tidewheel(url, "secrets", "rotate", name, "--revoke")
+        done = tidewheel(url, "admin", "secrets", "rotate", name, "--revoke")
         assert done.lines == ["added key 2, which signs at once; all other keys are deleted"]
-        [refusal] = tidewheel(url, "secrets", "rotate", name).refusals
+        [refusal] = tidewheel(url, "admin", "secrets", "rotate", name).refusals
         assert "rotate again in" in refusal
-    [refusal] = tidewheel(url, "secrets", "rotate", "cookies").refusals
+    [refusal] = tidewheel(url, "admin", "secrets", "rotate", "cookies").refusals
     assert refusal.endswith("write run-messages or task-tokens")
     actions = fresh_database.rows("SELECT action, object FROM audit_log ORDER BY at, id")
     assert actions == [("secret.rotate", "secret/task-tokens/2"), ("secret.rotate", "secret/run-messages/2")]

@@ -32,7 +32,7 @@ _OF_REST = (
     ("unsupported_media_type", 415, "The body has another type, or is compressed.", "send plain `application/json`"),
     ("misdirected_request", 421, "The request names another host.", "call the API by a name that it serves"),
     ("too_many_requests", 429, "The key has more requests than its rate.", "repeat after `Retry-After`"),
-    ("internal", 500, "The service has an error of its own.", "see the log of `tidewheel api`"),
+    ("internal", 500, "The service has an error of its own.", "see the log of `tidewheel service api`"),
     ("busy", 503, "Another transaction holds a row that the request needs.", "repeat after `Retry-After`, same id"),
     ("overloaded", 503, "More requests wait than the process takes.", "repeat after `Retry-After`"),
     ("unavailable", 503, "The database does not answer now.", "repeat after `Retry-After`, with the same id"),

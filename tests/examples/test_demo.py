@@ -104,7 +104,7 @@ ALTERATIONS: Mapping[str, tuple[str, Callable[[History], History]]] = {
     "accepted": (
         "every request is answered", lambda found: reread(found, replies=found.read.replies | {(0, 2): reply("bad")}),
     ),
-    "audit": ("tidewheel audit", lambda found: replace(found, audit=audit(passed=False))),
+    "audit": ("tidewheel admin audit", lambda found: replace(found, audit=audit(passed=False))),
     "open run": ("every run has ended", lambda found: replace(found, rows=Counts(3, 1, 0))),
     "no event": ("each run has one completion event", lambda found: replace(found, rows=Counts(4, 0, 0))),
     "changed": ("each run has one completion event", lambda found: reread(found, changed=["run a"])),

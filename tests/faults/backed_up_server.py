@@ -98,7 +98,7 @@ def services_on(server: Server, info: StackInfo, folder: Path) -> Generator[Flee
 
 
 def restore(fleet: Fleet, *arguments: str, failpoint: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `tidewheel restore`."""
+    """Run `tidewheel admin restore`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEWHEEL_", "PG"))}
     own = {"TIDEWHEEL_DATABASE_URL": fleet.database.url, "TIDEWHEEL_TOPIC_PREFIX": fleet.topics.prefix}
     if failpoint is not None:

@@ -209,7 +209,7 @@ def test_postponed_job_is_explained_and_replies_with_an_occurrence(of_a_newer_re
     assert explained.outcome is OccurrenceOutcome.WAITING
     assert "postponed" in explained.words
     assert "/readyz" in explained.words
-    assert "Check that a `tidewheel scheduler` process runs" not in explained.words
+    assert "Check that a `tidewheel service scheduler` process runs" not in explained.words
 
 
 @pytest.mark.parametrize("ended_by", ["firing", "edit"])

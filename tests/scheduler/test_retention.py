@@ -661,7 +661,7 @@ def test_shorter_periods_of_a_tenant_leave_other_tenants_alone(
     assert fresh_database.rows(LEFT, ["default"]) == before
     for table in ("attempts", "run_inputs"):
         assert fresh_database.count(table) == 6 + 12
-    shown = json_output(fresh_database, "tenant", "retention", "acme", "--days", "none")
+    shown = json_output(fresh_database, "admin", "tenant", "retention", "acme", "--days", "none")
     assert shown["periods"] == [
         {"state": "any", "days": None, "kept_since": days[2].isoformat()},
         {"state": "skipped", "days": 2, "kept_since": (days[3] + DAY).isoformat()},

@@ -324,9 +324,9 @@ def test_refusals_name_the_field_and_the_time_from_which_the_name_is_free(clocke
             client.tenants.delete("default")
         with pytest.raises(UnknownTenant):
             client.tenants.delete("nobody")
-        refused = tidewheel(database, "tenant", "delete", "acme").refusals
+        refused = tidewheel(database, "admin", "tenant", "delete", "acme").refusals
         assert [line.partition(":")[0] for line in refused] == ["--yes"]
-        now = tidewheel(database, "tenant", "delete", "acme", "--yes", "--grace", "0s").lines[0]
+        now = tidewheel(database, "admin", "tenant", "delete", "acme", "--yes", "--grace", "0s").lines[0]
         assert "is being deleted" in now
         with pytest.raises(TenantDeleted, match="is being deleted"):
             client.tenants.create("acme")
@@ -342,7 +342,7 @@ def test_refusals_name_the_field_and_the_time_from_which_the_name_is_free(clocke
         with answering(database) as http:
             listed = answer_of(http.get("/api/v1/tenants"))["tenants"]
             assert [each["tenant"] for each in listed] == ["acme", "default"]
-            assert answer_of(http.get("/api/v1/tenants/acme")) == json_output(database, "tenant", "show", "acme")
+            assert answer_of(http.get("/api/v1/tenants/acme")) == json_output(database, "admin", "tenant", "show", "acme")
             assert http.get("/api/v1/jobs?tenant=acme").json()["code"] == "tenant_deleted"
             told = http.post("/api/v1/tenants", json={"tenant": "acme"})
             assert (told.status_code, told.json()["errors"][0]["path"]) == (409, "tenant")
@@ -420,7 +420,7 @@ def test_a_deletion_waits_a_day_in_which_nothing_of_the_tenant_changes(clocked: 
         assert rows_by_table(clocked, "acme") == before
         assert send(clocked, type="job.trigger", key="job").status is ReplyStatus.ACCEPTED
         # Taken back, it does not come.
-        assert tidewheel(clocked, "tenant", "delete", "acme", "--undo").lines == ["tenant acme: stays"]
+        assert tidewheel(clocked, "admin", "tenant", "delete", "acme", "--undo").lines == ["tenant acme: stays"]
         assert not client.tenants.undelete("acme")
         clocked.advance(timedelta(hours=2))
         deletions.work()

@@ -31,7 +31,7 @@ COMMANDS = (
     ("run", "list"),
     ("dlq", "list"),
     ("backfill", "list"),
-    ("calendar", "list"),
+    ("admin", "calendar", "list"),
 )
 
 

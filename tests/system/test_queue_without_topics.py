@@ -14,7 +14,7 @@ from tidewheel.settings.kafka_client import client_variables
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 _SECONDS = 200.0  # a minute is what is compared
-REMEDY = "tidewheel topics apply --queues default"
+REMEDY = "tidewheel admin topics apply --queues default"
 
 
 def remedies(fleet: Fleet) -> list[str]:

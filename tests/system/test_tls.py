@@ -87,7 +87,7 @@ def test_job_is_completed_by_services_on_servers_that_demand_tls(servers: Server
     for service, password in role_passwords(url).items():
         (folder / service).write_text(f"{password}\n")
     variables = {"TIDEWHEEL_DATABASE_URL": url, "TIDEWHEEL_TOPIC_PREFIX": prefix, **client_variables(servers.kafka)}
-    for command in (["migrate", "--roles", "--passwords", str(folder)], ["topics", "apply"]):
+    for command in (["migrate", "--roles", "--passwords", str(folder)], ["admin", "topics", "apply"]):
         done = run(command, variables)
         assert done.returncode == 0, done.stderr
     settings = Connections.load(database_url=url, topic_prefix=prefix)

@@ -131,7 +131,7 @@ def test_second_rotation_waits_unless_it_revokes(fresh_database: Database) -> No
 
 def test_database_without_a_key_gets_one_by_rotation(fresh_database: Database) -> None:
     fresh_database.execute("DELETE FROM message_keys")
-    with pytest.raises(Unavailable, match="tidewheel secrets rotate run-messages"):
+    with pytest.raises(Unavailable, match="tidewheel admin secrets rotate run-messages"):
         keys_of(fresh_database).require()
     rotate(fresh_database)
     keys_of(fresh_database).require()

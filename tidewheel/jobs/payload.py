@@ -27,7 +27,7 @@ def too_large(path: str, payload: Payload | None, tenant: str, most: int) -> Ten
     if payload is None or len(payload.content) <= most:
         return None
     problem = f"{len(payload.content)} bytes are more than the {most} that tenant {tenant} may send"
-    remedy = "send a reference to the data, or raise the limit by `tidewheel tenant limits NAME --payload`"
+    remedy = "send a reference to the data, or raise the limit by `tidewheel admin tenant limits NAME --payload`"
     return TenantLimitExceeded(FieldError(path, problem, remedy))
 
 

@@ -30,7 +30,7 @@ def read_topic_id(config: Mapping[str, str], name: str) -> str:
     """Return the id of a topic."""
     if (found := read_topic_ids(config, [name]).get(name)) is not None:
         return found
-    message = f"{name} cannot be described: there is none, or it is not authorized; run `tidewheel topics apply`"
+    message = f"{name} cannot be described: there is none, or it is not authorized; run `tidewheel admin topics apply`"
     raise Unavailable(message)
 
 

@@ -1,6 +1,6 @@
 """The topics: their names, keys, partitions and settings, written once.
 
-`tidewheel topics apply` makes them, `up` and `dev` on the local stack. No service makes a topic.
+`tidewheel admin topics apply` makes them, `up` and `dev` on the local stack. No service makes a topic.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -292,17 +292,17 @@ def missing_topic_remedy(topic: str) -> str:
     """Return what an operator does about a topic that does not exist.
 
     >>> missing_topic_remedy("tidewheel.runs.pdf.batch"), missing_topic_remedy("tidewheel.runs.standard")
-    ('tidewheel topics apply --queues pdf', 'tidewheel topics apply --queues default')
+    ('tidewheel admin topics apply --queues pdf', 'tidewheel admin topics apply --queues default')
     >>> missing_topic_remedy("tidewheel.completions"), missing_topic_remedy("tidewheel.replies.acme")
-    ('tidewheel topics apply', 'tidewheel topics apply --tenants acme')
+    ('tidewheel admin topics apply', 'tidewheel admin topics apply --tenants acme')
     """
     _, is_of_runs, rest = topic.partition(".runs.")
     if is_of_runs:
-        return f"tidewheel topics apply --queues {rest.rpartition('.')[0] or DEFAULT_QUEUE}"
+        return f"tidewheel admin topics apply --queues {rest.rpartition('.')[0] or DEFAULT_QUEUE}"
     _, is_of_tenant, tenant = topic.partition(".requests.")
     if not is_of_tenant:
         _, is_of_tenant, tenant = topic.partition(".replies.")
-    return f"tidewheel topics apply --tenants {tenant}" if is_of_tenant else "tidewheel topics apply"
+    return f"tidewheel admin topics apply --tenants {tenant}" if is_of_tenant else "tidewheel admin topics apply"
 
 
 def missing_topics(config: Mapping[str, str], names: Iterable[str]) -> list[str]:

@@ -86,7 +86,7 @@ SET_POOL_MODE = "set pool_mode = session for this database"
 _READ_ONLY = "session is read-only"  # Source: libpq's fe-connect.c
 _ONLY_READS = (
     "the database accepts no writes (session is read-only): name the primary in TIDEWHEEL_DATABASE_URL; if it is being"
-    " restored, wait, or repeat `tidewheel restore --yes` if that was interrupted"
+    " restored, wait, or repeat `tidewheel admin restore --yes` if that was interrupted"
 )
 _NO_OPTIONS = "unsupported startup parameter"  # Source: PgBouncer's src/client.c
 _SETTING = re.compile(r"(?:^|(?<=\s))-c\s*([\w.]+)=((?:\\.|\S)*)")

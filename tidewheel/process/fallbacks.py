@@ -51,7 +51,7 @@ FALLBACKS: Final[Mapping[Step, FallBack]] = MappingProxyType(
     {
         Step.DELIVER: FallBack(
             "the sweep starts runs that no message has brought",
-            "see that a relay runs, and run `tidewheel topics apply --queues {queue}`; if a topic was deleted and"
+            "see that a relay runs, and run `tidewheel admin topics apply --queues {queue}`; if a topic was deleted and"
             " created again, restart the queue's executors and the relays",
         ),
         Step.CLAIM: FallBack("other transactions hold runs while they are claimed", _LOCKS),

@@ -82,7 +82,7 @@ class Connections(Settings):
     events_encoding: Literal["avro", "json", "registry"] = Field(
         "avro",
         description="encoding of completions, events and dead letters; `registry` is the wire format of a Confluent "
-        "schema registry, after `tidewheel schemas register`",
+        "schema registry, after `tidewheel admin schemas register`",
     )
     schema_registry_url: SecretStr | None = Field(
         None, description="address of a Confluent schema registry, with user and password if it needs them"
@@ -153,7 +153,7 @@ class Connections(Settings):
     )
     archive: str | None = Field(
         None,
-        description="folder or `s3://bucket/prefix` of the archive, for `tidewheel archive`, and for `run show` and "
+        description="folder or `s3://bucket/prefix` of the archive, for `tidewheel admin archive`, and for `run show` and "
         "the API to find archived runs",
     )
     metrics_port: int | None = Field(

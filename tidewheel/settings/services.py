@@ -98,10 +98,10 @@ class RelaySettings(Connections):
 
 
 class ArchiveSettings(Connections):
-    """Settings of `tidewheel archive`."""
+    """Settings of `tidewheel admin archive`."""
 
     archive_retention: Duration = Field(
         timedelta(days=730),
         ge=timedelta(days=1),
-        description="`tidewheel archive run` removes the runs of archived days after this time",
+        description="`tidewheel admin archive run` removes the runs of archived days after this time",
     )

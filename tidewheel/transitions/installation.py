@@ -92,7 +92,7 @@ def _encoder(settings: Connections, frames: Mapping[str, bytes]) -> Callable[[Ev
     if missing := {each.__name__ for each in get_args(Event)} - frames.keys():
         message = (
             f"TIDEWHEEL_EVENTS_ENCODING is registry, but no id of {', '.join(sorted(missing))} is recorded for this"
-            " release; run `tidewheel schemas register`"
+            " release; run `tidewheel admin schemas register`"
         )
         raise SettingsError(message)
     return lambda event: framed(frames, event)

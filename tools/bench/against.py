@@ -1,4 +1,4 @@
-"""Compare this build with another checkout, interleaved: `tidewheel bench … --against CHECKOUT`.
+"""Compare this build with another checkout, interleaved: `tidewheel admin bench … --against CHECKOUT`.
 
 A shared machine changes speed by more than most changes of the code. So a pair of turns is this build and the other,
 then the other and this build: a drift falls on both. A ratio is taken within a pair. A turn is a process of the

@@ -1,4 +1,4 @@
-"""Run scenarios, show their progress and print their figures, for `tidewheel bench`."""
+"""Run scenarios, show their progress and print their figures, for `tidewheel admin bench`."""
 
 import json
 import platform

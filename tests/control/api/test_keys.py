@@ -172,7 +172,7 @@ def test_token_of_executors_and_keys_open_no_call_of_each_other(door: ApiClient)
     key = created(door.database, "admin")
     for path in ("/api/v1/jobs", "/api/v1/keys"):
         assert (
-            "tidewheel key create" in refusal(door.get(path, headers=with_key(TOKEN)), HTTPStatus.FORBIDDEN)["detail"]
+            "tidewheel admin api-key create" in refusal(door.get(path, headers=with_key(TOKEN)), HTTPStatus.FORBIDDEN)["detail"]
         )
     body = {"name": "here:1", "handlers": ["a"], "slots": 1}
     refusal(door.post("/api/v1/executors", json=body, headers=with_key(key)), HTTPStatus.FORBIDDEN)
@@ -353,7 +353,7 @@ def test_admin_key_of_a_tenant_makes_no_more_keys_and_no_faster_ones_than_operat
         return door.post("/api/v1/keys", json={"name": "n", "scopes": ["read"], **about}, headers=admin)
 
     [error] = refusal(make(rate=1_000_000), HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
-    assert (error["path"], "tidewheel tenant limits acme --key-rate N" in error["remedy"]) == ("rate", True)
+    assert (error["path"], "tidewheel admin tenant limits acme --key-rate N" in error["remedy"]) == ("rate", True)
     assert make(rate=100).status_code == HTTPStatus.CREATED
     with Client(door.database.url) as operator:
         operator.tenants.limit("acme", keys=5, key_rate=500)
@@ -393,7 +393,7 @@ def test_caller_without_a_key_makes_none(database: Database) -> None:
     """The key would outlive the open API: issue 39, N5."""
     with answering(database) as client:
         body = {"name": "x", "scopes": ["admin"], "all_tenants": True}
-        assert "tidewheel key create" in refusal(client.post("/api/v1/keys", json=body), HTTPStatus.FORBIDDEN)["detail"]
+        assert "tidewheel admin api-key create" in refusal(client.post("/api/v1/keys", json=body), HTTPStatus.FORBIDDEN)["detail"]
         client.headers.update({"Accept": "text/html"})
         page = client.get("/admin/new-key")
         assert "Refused without a sign-in" in page.text

@@ -35,20 +35,20 @@ def test_limit_is_set_listed_and_removed_by_command(database: Database) -> None:
     runs = [trigger(database) for _ in range(4)]
     claim(database, *runs)
     assert "runs hold 1 of 1" in tidewheel(database, "run", "show", runs[3]).out
-    set_it = tidewheel(database, "limit", "set", "api/*", "--at-once", 3)
+    set_it = tidewheel(database, "admin", "limit", "set", "api/*", "--at-once", 3)
     assert set_it.out.strip() == "set; 2 waiting runs get a place"
-    listed = tidewheel(database, "limit", "list").out
+    listed = tidewheel(database, "admin", "limit", "list").out
     assert "api/*" in listed
-    assert "api/acme" in tidewheel(database, "limit", "keys", "api/").out
-    assert "(cli)" in tidewheel(database, "limit", "list", "-o", "json").out
+    assert "api/acme" in tidewheel(database, "admin", "limit", "keys", "api/").out
+    assert "(cli)" in tidewheel(database, "admin", "limit", "list", "-o", "json").out
     assert "api/acme" in tidewheel(database, "run", "show", runs[0]).out
     assert str(runs[1]) in tidewheel(database, "run", "list", "--concurrency-key", "api/acme").out
-    assert tidewheel(database, "limit", "rm", "api/*").out.strip() == "removed"
-    assert tidewheel(database, "limit", "rm", "api/*").out.startswith("unchanged")
-    for words in (("limit", "list"), ("limit", "keys"), ("batch", "list")):
+    assert tidewheel(database, "admin", "limit", "rm", "api/*").out.strip() == "removed"
+    assert tidewheel(database, "admin", "limit", "rm", "api/*").out.startswith("unchanged")
+    for words in (("admin", "limit", "list"), ("admin", "limit", "keys"), ("batch", "list")):
         [refused] = tidewheel(database, *words, "--tenant", "nobody").refusals
         assert "no tenant 'nobody'" in refused
-    [refused] = tidewheel(database, "limit", "set", "api/*", "--at-once", 0).refusals
+    [refused] = tidewheel(database, "admin", "limit", "set", "api/*", "--at-once", 0).refusals
     assert "pause their jobs" in refused
 
 
@@ -56,8 +56,8 @@ def test_lists_of_limits_and_keys_have_pages(database: Database) -> None:
     for key in ("a", "b"):
         submit(database, key, concurrency_key=key)
         claim(database, trigger(database, key))
-        tidewheel(database, "limit", "set", key, "--at-once", 3)
-    for words in (("limit", "list"), ("limit", "keys")):
+        tidewheel(database, "admin", "limit", "set", key, "--at-once", 3)
+    for words in (("admin", "limit", "list"), ("admin", "limit", "keys")):
         assert tidewheel(database, *words, "-n", 1).lines[-1] == "more: add --after 'a'"
         assert not any("more:" in line for line in tidewheel(database, *words, "-n", 2).lines)
         page = tidewheel(database, *words, "--after", "a", "-o", "json").json
@@ -74,6 +74,6 @@ def test_explanation_names_the_key_that_an_occurrence_awaits(database: Database)
     run_id = database.value("SELECT run_id FROM job_runs WHERE cause = 'timer'")
     database.execute("UPDATE job_runs SET publish_at = tidewheel_now() WHERE cause = 'timer'")
     assert claim(database, run_id).waiting == {run_id}
-    explained = tidewheel(database, "job", "explain", "job", "--at", at.isoformat(), "-o", "json").json
+    explained = tidewheel(database, "explain", "job", "--at", at.isoformat(), "-o", "json").json
     assert explained["run"]["concurrency_key"] == "acme"
     assert "waits for the concurrency key 'acme'" in explained["words"]

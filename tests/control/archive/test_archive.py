@@ -81,7 +81,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def close(database: ClockedDatabase) -> Any:  # noqa: ANN401 - as json.loads
     """Let the day pass, and archive it."""
     pass_day(database)
-    return json_output(database, "archive", "run")
+    return json_output(database, "admin", "archive", "run")
 
 
 def pass_day(database: ClockedDatabase, by: timedelta = 2 * DAY) -> list[StoredDay]:
@@ -140,7 +140,7 @@ def test_archived_run_is_found_by_its_id_through_every_door(clocked: ClockedData
     done = close(clocked)
     assert {each["day"]: each["runs"] for each in done["archived"]}[str(day)] == 2
     assert not before[bad]["archived"]
-    assert json_output(clocked, "archive", "show", bad)["archived"]
+    assert json_output(clocked, "admin", "archive", "show", bad)["archived"]
     drop(clocked, day)
     for run_id, document in before.items():
         kept = {name: value for name, value in document.items() if name not in LOST}
@@ -172,35 +172,35 @@ def test_verify_finds_each_flipped_bit_missing_and_added_file(
     submit(clocked)
     clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["default", "acme"], "runs": 30})
     close(clocked)
-    assert tidewheel(clocked, "archive", "verify").lines[-1].endswith(": all as written")
+    assert tidewheel(clocked, "admin", "archive", "verify").lines[-1].endswith(": all as written")
     paths = [*files(archive, day), archive / "days" / str(day) / "manifest.json"]
     assert len(paths) > 3
     for path in paths:
         whole = path.read_bytes()
         for place in (0, len(whole) // 2):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-            done = tidewheel(clocked, "archive", "verify", day)
+            done = tidewheel(clocked, "admin", "archive", "verify", day)
             assert (done.code, path.name in done.out) == (ExitCode.FAILED, True), done
         path.write_bytes(whole[:-1])
-        assert tidewheel(clocked, "archive", "verify", day).code == ExitCode.FAILED
+        assert tidewheel(clocked, "admin", "archive", "verify", day).code == ExitCode.FAILED
         path.unlink()
-        assert f"{path.name} is missing" in tidewheel(clocked, "archive", "verify", day).out
+        assert f"{path.name} is missing" in tidewheel(clocked, "admin", "archive", "verify", day).out
         path.write_bytes(whole)
     added = paths[0].with_name("runs-9999-0.avro")
     added.write_bytes(b"")
-    found = tidewheel(clocked, "archive", "verify")
+    found = tidewheel(clocked, "admin", "archive", "verify")
     assert (found.code, "does not name" in found.out) == (ExitCode.FAILED, True)
     with locked_archive(clocked.url):
-        assert tidewheel(clocked, "archive", "verify").code == 0  # it may be a file of the writer
+        assert tidewheel(clocked, "admin", "archive", "verify").code == 0  # it may be a file of the writer
     added.unlink()
-    assert tidewheel(clocked, "archive", "verify").code == 0
+    assert tidewheel(clocked, "admin", "archive", "verify").code == 0
     for path in files(archive, day, "runs"):
         whole = path.read_bytes()
         path.write_bytes(whole[:-20] + b"\0\0\0" + whole[-17:])
     damaged = [
         done
         for (run_id,) in clocked.rows("SELECT run_id FROM finished_runs WHERE tenant = 'acme'")
-        if (done := tidewheel(clocked, "archive", "show", run_id, "--tenant", "acme")).code
+        if (done := tidewheel(clocked, "admin", "archive", "show", run_id, "--tenant", "acme")).code
     ]
     assert damaged
     assert all("is not what was written" in done.err for done in damaged)
@@ -213,24 +213,24 @@ def test_repeat_writes_the_same_files_and_adopts_what_stands(
     failed(clocked)
     clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 20})
     close(clocked)
-    assert json_output(clocked, "archive", "run")["archived"] == []
+    assert json_output(clocked, "admin", "archive", "run")["archived"] == []
     written = {path.name: path.read_bytes() for path in files(archive, day)}
     forget(clocked, day)  # as after a death before the last step
-    assert json_output(clocked, "archive", "run")["adopted"] == [str(day)]
+    assert json_output(clocked, "admin", "archive", "run")["adopted"] == [str(day)]
     for each in (day - DAY, day, day + DAY):
         forget(clocked, each)
     for each in (archive / "days").glob("*/manifest.json"):
         each.unlink()
     (archive / "days" / str(day) / "runs-0000-0123.avro").write_bytes(b"left behind")
-    json_output(clocked, "archive", "run")
+    json_output(clocked, "admin", "archive", "run")
     assert {path.name: path.read_bytes() for path in files(archive, day)} == written
     forget(clocked, day)
     at = clocked.value("SELECT min(finished_at) FROM finished_runs")
     clocked.execute("DELETE FROM finished_runs WHERE run_id = (SELECT run_id FROM finished_runs LIMIT 1)")
-    assert json_output(clocked, "archive", "run")["adopted"] == [str(day)], "the period of a tenant may have removed it"
+    assert json_output(clocked, "admin", "archive", "run")["adopted"] == [str(day)], "the period of a tenant may have removed it"
     forget(clocked, day)
     clocked.execute(ADD_RUNS, {"at": at, "tenants": ["default"], "runs": 2})
-    [refused] = tidewheel(clocked, "archive", "run").refusals
+    [refused] = tidewheel(clocked, "admin", "archive", "run").refusals
     assert re.match(rf"the archive has {day} with 21 runs of default, the database with 22; move the folder", refused)
 
 
@@ -247,10 +247,10 @@ def test_first_day_is_whole_whatever_retention_does(
         clocked.execute("DELETE FROM finished_runs WHERE tenant = 'acme'")
 
     monkeypatch.setattr(containers.Parts, "close", close_runs)
-    failure = tidewheel(clocked, "archive", "run").err
+    failure = tidewheel(clocked, "admin", "archive", "run").err
     assert f"{day - DAY} has 0 runs of acme, and 2 were read; repeat the command" in failure
     monkeypatch.setattr(containers.Parts, "close", closed)
-    json_output(clocked, "archive", "run")
+    json_output(clocked, "admin", "archive", "run")
     assert ("finished_runs", day - DAY) in {(each.table, each.day) for each in pass_day(clocked, DAY)}
 
 
@@ -260,16 +260,16 @@ def test_forgotten_archive_is_adopted_with_the_days_that_are_dropped(
     submit(clocked)
     bad = failed(clocked)
     close(clocked)
-    json_output(clocked, "archive", "forget", "--yes")
+    json_output(clocked, "admin", "archive", "forget", "--yes")
     assert ("finished_runs", day) in {(each.table, each.day) for each in pass_day(clocked, 200 * DAY)}
     assert shown(clocked, bad)["copied"]
-    assert str(day) in json_output(clocked, "archive", "run")["adopted"]
+    assert str(day) in json_output(clocked, "admin", "archive", "run")["adopted"]
     assert shown(clocked, bad)["archived"]
-    json_output(clocked, "archive", "forget", "--yes")
+    json_output(clocked, "admin", "archive", "forget", "--yes")
     monkeypatch.setenv("TIDEWHEEL_ARCHIVE_RETENTION", "10d")
-    assert str(day) in json_output(clocked, "archive", "run")["removed"]
-    json_output(clocked, "archive", "forget", "--yes")
-    assert str(day) not in json_output(clocked, "archive", "run")["adopted"], "its runs are removed"
+    assert str(day) in json_output(clocked, "admin", "archive", "run")["removed"]
+    json_output(clocked, "admin", "archive", "forget", "--yes")
+    assert str(day) not in json_output(clocked, "admin", "archive", "run")["adopted"], "its runs are removed"
 
 
 def test_reader_of_a_day_that_is_written_again_finds_its_run(
@@ -284,7 +284,7 @@ def test_reader_of_a_day_that_is_written_again_finds_its_run(
         def read(self, name: str, span: tuple[int, int] | None = None) -> bytes:
             if name.endswith(".avro"):
                 clocked.execute(_DELETED, ["acme"])
-                json_output(clocked, "archive", "run")
+                json_output(clocked, "admin", "archive", "run")
             return super().read(name, span)
 
     found = find_record(Rewritten(archive), [day], "default", bad)
@@ -299,14 +299,14 @@ def test_day_is_dropped_only_when_it_is_closed_and_archived(clocked: ClockedData
     """`complete_in` writes an end that its caller may commit hours later."""
     submit(clocked)
     pass_day(clocked, timedelta(0))
-    assert [each["day"] for each in json_output(clocked, "archive", "run")["archived"]] == [str(day - DAY)]
+    assert [each["day"] for each in json_output(clocked, "admin", "archive", "run")["archived"]] == [str(day - DAY)]
     late = clocked.connection()
     late.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 1})
     assert pass_day(clocked, 200 * DAY) == []
-    assert json_output(clocked, "archive", "run")["archived"] == []
+    assert json_output(clocked, "admin", "archive", "run")["archived"] == []
     late.commit()
     assert pass_day(clocked, DAY) == []
-    done = json_output(clocked, "archive", "run")["archived"]
+    done = json_output(clocked, "admin", "archive", "run")["archived"]
     assert {each["day"]: each["runs"] for each in done}[str(day)] == 1
     assert ("finished_runs", day) in {(each.table, each.day) for each in pass_day(clocked, DAY)}
 
@@ -318,10 +318,10 @@ def test_folder_without_the_last_day_is_not_the_archive(
     """A disk that is not mounted: a day that is written there leaves the database."""
     submit(clocked)
     pass_day(clocked, timedelta(0))
-    assert json_output(clocked, "archive", "run")["archived"]
+    assert json_output(clocked, "admin", "archive", "run")["archived"]
     other = tmp_path / "other"
     monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(other))
-    done = tidewheel(clocked, "archive", "run")
+    done = tidewheel(clocked, "admin", "archive", "run")
     assert (done.code, other.exists()) == (1, False), done
     assert "recorded: mount the folder, correct TIDEWHEEL_ARCHIVE" in done.err.replace("\n  ", " ")
 
@@ -331,24 +331,24 @@ def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Pa
     submit(clocked)
     clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": names, "runs": 25})
     close(clocked)
-    json_output(clocked, "archive", "restore", day)
+    json_output(clocked, "admin", "archive", "restore", day)
     untouched = {path.name for path in files(archive, day)}
     clocked.execute(_DELETED, ["acme"])
     pass_day(clocked, timedelta(0))
     with Client(clocked.url) as client, pytest.raises(Refused, match="the archive may still have its runs"):
         client.tenants.create("acme")
-    assert json_output(clocked, "archive", "run")["tenants"] == ["acme"]
-    assert json_output(clocked, "archive", "run")["tenants"] == []
+    assert json_output(clocked, "admin", "archive", "run")["tenants"] == ["acme"]
+    assert json_output(clocked, "admin", "archive", "run")["tenants"] == []
     with Client(clocked.url) as client:
         assert client.tenants.create("acme")
     left = tenants_of(archive, day)
     assert {name: left.count(name) for name in names} == {"a-1": 25, "acme": 0, "Acme": 25, "default": 25}
     assert untouched & {path.name for path in files(archive, day)}, "every file was written again"
     assert not any(b"acme" in path.read_bytes() for path in files(archive, day)[0].parent.iterdir())
-    assert tidewheel(clocked, "archive", "verify").code == 0
+    assert tidewheel(clocked, "admin", "archive", "verify").code == 0
     assert clocked.value("SELECT count(*) FROM tidewheel_archive.finished_runs WHERE tenant = 'acme'") == 0
     for run_id, tenant in clocked.rows("SELECT run_id, tenant FROM finished_runs ORDER BY md5(run_id::text) LIMIT 30"):
-        found = tidewheel(clocked, "archive", "show", run_id, "--tenant", tenant)
+        found = tidewheel(clocked, "admin", "archive", "show", run_id, "--tenant", tenant)
         assert found.code == (ExitCode.NOT_FOUND if tenant == "acme" else 0)
 
 
@@ -360,7 +360,7 @@ def test_restored_day_is_readable_by_sql_and_its_facts_by_any_reader(
     close(clocked)
     drop(clocked, day)
     for _ in range(2):
-        assert json_output(clocked, "archive", "restore", day) == {"day": str(day), "runs": 1}
+        assert json_output(clocked, "admin", "archive", "restore", day) == {"day": str(day), "runs": 1}
     rows = clocked.rows("SELECT run_id, state, job_key FROM tidewheel_archive.finished_runs")
     assert rows == [(bad, "failed", "job")]
     assert clocked.value("SELECT payload FROM tidewheel_archive.run_inputs") == b'{"to":"a"}'
@@ -370,9 +370,9 @@ def test_restored_day_is_readable_by_sql_and_its_facts_by_any_reader(
       FROM tidewheel_archive.facts AS f JOIN job_versions AS v ON v.job_id = f.job_id WHERE f.kind = 'job_versions'
     """
     assert clocked.rows(same) == [(True,)]
-    json_output(clocked, "archive", "restore", "--drop")
+    json_output(clocked, "admin", "archive", "restore", "--drop")
     assert clocked.value("SELECT to_regnamespace('tidewheel_archive') IS NULL")
-    [refused] = tidewheel(clocked, "archive", "restore", "2020-02-02").refusals
+    [refused] = tidewheel(clocked, "admin", "archive", "restore", "2020-02-02").refusals
     assert refused.startswith("DAY: the archive has no day 2020-02-02")
 
 
@@ -403,7 +403,7 @@ def test_restore_from_a_wrong_folder_names_folder_and_setting(
     submit(clocked)
     close(clocked)
     monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(tmp_path / "other"))
-    done = tidewheel(clocked, "archive", "restore", day)
+    done = tidewheel(clocked, "admin", "archive", "restore", day)
     text = done.err.replace("\n  ", " ")
     assert done.code == ExitCode.FAILED
     assert f"{tmp_path / 'other'} lacks {day}, which the database has recorded" in text
@@ -415,13 +415,13 @@ def test_drop_of_a_day_that_is_not_restored_is_refused(clocked: ClockedDatabase,
     clocked.execute(ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 2})
     close(clocked)
     for _ in range(2):
-        done = tidewheel(clocked, "archive", "restore", day, "--drop")
+        done = tidewheel(clocked, "admin", "archive", "restore", day, "--drop")
         assert done.code == ExitCode.REFUSED, done
         assert done.refusals[0].startswith(f"DAY: no row of {day} is restored; ")
-        json_output(clocked, "archive", "restore", day)
-        other = tidewheel(clocked, "archive", "restore", "2020-02-02", "--drop")
+        json_output(clocked, "admin", "archive", "restore", day)
+        other = tidewheel(clocked, "admin", "archive", "restore", "2020-02-02", "--drop")
         assert (other.code, "2020-02-02" in other.err) == (ExitCode.REFUSED, True)
-        assert json_output(clocked, "archive", "restore", day, "--drop") == {"dropped": str(day)}
+        assert json_output(clocked, "admin", "archive", "restore", day, "--drop") == {"dropped": str(day)}
         assert clocked.value("SELECT count(*) FROM tidewheel_archive.finished_runs") == 0
 
 
@@ -434,11 +434,11 @@ def test_damaged_manifest_has_a_remedy(clocked: ClockedDatabase, archive: Path, 
     for bad in (text, whole[:-2] + b"\n", whole.replace(b'"runs":0', b'"runs":1')):
         assert bad != whole
         path.write_bytes(bad)
-        done = tidewheel(clocked, "archive", "restore", day)
+        done = tidewheel(clocked, "admin", "archive", "restore", day)
         assert done.code == ExitCode.FAILED, done
-        assert "restore it from a copy, `tidewheel archive verify` lists" in done.err.replace("\n  ", " ")
+        assert "restore it from a copy, `tidewheel admin archive verify` lists" in done.err.replace("\n  ", " ")
     path.write_bytes(whole)
-    json_output(clocked, "archive", "restore", day)
+    json_output(clocked, "admin", "archive", "restore", day)
 
 
 @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "..", "a/b", ""])
@@ -453,7 +453,7 @@ def test_manifest_names_no_file_outside_its_folder(
     first, *others = whole.files
     (archive / "secret").write_bytes((folder / first.name).read_bytes())
     (folder / "manifest.json").write_bytes(replace(whole, files=(replace(first, name=name), *others)).encode())
-    done = tidewheel(clocked, "archive", "restore", day)
+    done = tidewheel(clocked, "admin", "archive", "restore", day)
     assert (done.code, "which is none of its folder" in done.err.replace("\n  ", " ")) == (ExitCode.FAILED, True)
 
 
@@ -480,12 +480,12 @@ def test_days_beyond_the_period_leave_their_facts(
     monkeypatch.setenv("TIDEWHEEL_ARCHIVE_RETENTION", "10d")
     close(clocked)
     clocked.advance(20 * DAY)
-    assert str(day) not in json_output(clocked, "archive", "run")["removed"], "the database has its partition"
+    assert str(day) not in json_output(clocked, "admin", "archive", "run")["removed"], "the database has its partition"
     drop(clocked, day)
-    assert str(day) in json_output(clocked, "archive", "run")["removed"]
+    assert str(day) in json_output(clocked, "admin", "archive", "run")["removed"]
     assert [path.name[:5] for path in files(archive, day)] == ["facts"], "a later day may need its versions"
-    assert tidewheel(clocked, "archive", "verify").code == 0
-    assert tidewheel(clocked, "archive", "show", bad).code == ExitCode.NOT_FOUND
+    assert tidewheel(clocked, "admin", "archive", "verify").code == 0
+    assert tidewheel(clocked, "admin", "archive", "show", bad).code == ExitCode.NOT_FOUND
 
 
 def test_manifest_of_another_writer_is_not_replaced(tmp_path: Path) -> None:
@@ -509,9 +509,9 @@ def test_killed_archiver_is_continued_by_the_next_one(
     pass_day(clocked)
     monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", clocked.url)
     monkeypatch.setenv("TIDEWHEEL_FAILPOINT", f"{point}:exit:2")
-    assert process("archive", "run").code < 0
+    assert process("admin", "archive", "run").code < 0
     monkeypatch.delenv("TIDEWHEEL_FAILPOINT")
     assert clocked.count("archived_days") == 1
-    json_output(clocked, "archive", "run")
-    assert tidewheel(clocked, "archive", "verify").code == 0
-    assert json_output(clocked, "archive", "show", bad)["status"] == "failed"
+    json_output(clocked, "admin", "archive", "run")
+    assert tidewheel(clocked, "admin", "archive", "verify").code == 0
+    assert json_output(clocked, "admin", "archive", "show", bad)["status"] == "failed"

@@ -58,8 +58,8 @@ def test_day_is_archived_verified_and_read_in_a_bucket(clocked: ClockedDatabase)
     started = begun(clocked)
     succeed(clocked, started)
     pass_day(clocked)
-    assert str(day) in [each["day"] for each in json_output(clocked, "archive", "run")["archived"]]
-    assert tidewheel(clocked, "archive", "verify").code == 0
+    assert str(day) in [each["day"] for each in json_output(clocked, "admin", "archive", "run")["archived"]]
+    assert tidewheel(clocked, "admin", "archive", "verify").code == 0
     connection = clocked.connection(autocommit=True)
     for stored in stored_days(connection):
         if stored.day == day:
@@ -68,7 +68,7 @@ def test_day_is_archived_verified_and_read_in_a_bucket(clocked: ClockedDatabase)
     store = open_store(BUCKET)
     [runs] = [name for name in store.files(str(day)) if name.startswith("runs-")]
     store.delete(f"{day}/{runs}")
-    assert f"{runs} is missing" in tidewheel(clocked, "archive", "verify").out
+    assert f"{runs} is missing" in tidewheel(clocked, "admin", "archive", "verify").out
 
 
 def test_manifest_is_written_only_where_the_expected_one_stands() -> None:
@@ -99,5 +99,5 @@ def test_refusals_name_the_setting(environment: pytest.MonkeyPatch, clocked: Clo
     with pytest.raises(Unavailable, match="the archive does not answer"):
         open_store(BUCKET).days()
     environment.delenv("TIDEWHEEL_ARCHIVE")
-    done = tidewheel(clocked, "archive", "verify")
+    done = tidewheel(clocked, "admin", "archive", "verify")
     assert (done.code, "no archive is set; set TIDEWHEEL_ARCHIVE" in done.err) == (ExitCode.FAILED, True)

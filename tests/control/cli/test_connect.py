@@ -1,4 +1,4 @@
-"""`tidewheel env` and `tidewheel psql` reach the local stack, and print no password."""
+"""`tidewheel env` and `tidewheel admin psql` reach the local stack, and print no password."""
 
 import json
 import os
@@ -91,7 +91,7 @@ def test_properties_with_secrets_let_a_kafka_client_in(stack: LocalStack) -> Non
 @pytest.mark.kafka
 @pytest.mark.process
 def test_psql_needs_no_password_and_passes_its_arguments_on(stack: LocalStack) -> None:
-    done = process("psql", "--home", str(stack.home), "-X", "-Atc", "SELECT 6 * 7", "-v", "ON_ERROR_STOP=1")
+    done = process("admin", "psql", "--home", str(stack.home), "-X", "-Atc", "SELECT 6 * 7", "-v", "ON_ERROR_STOP=1")
     assert (done.code, done.out, done.err) == (0, "42\n", "")
 
 

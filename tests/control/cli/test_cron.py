@@ -1,4 +1,4 @@
-"""`tidewheel cron explain`: words, marked instants and refusals, without a database."""
+"""`tidewheel admin cron explain`: words, marked instants and refusals, without a database."""
 
 from datetime import datetime
 from itertools import pairwise
@@ -15,7 +15,7 @@ AUTUMN = (*BERLIN, "--after", "2026-10-24T12:00:00+02:00")
 
 
 def explain(*arguments: object) -> Done:
-    return tidewheel(NO_DATABASE, "cron", "explain", *arguments)
+    return tidewheel(NO_DATABASE, "admin", "cron", "explain", *arguments)
 
 
 def explained(*arguments: object) -> Any:  # noqa: ANN401 - as json.loads
@@ -24,7 +24,7 @@ def explained(*arguments: object) -> Any:  # noqa: ANN401 - as json.loads
 
 @pytest.mark.process
 def test_skipped_local_time_is_marked_at_its_replacement() -> None:
-    done = process("cron", "explain", "30 2 * * *", *SPRING, "-n", "2")
+    done = process("admin", "cron", "explain", "30 2 * * *", *SPRING, "-n", "2")
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
         "30 2 * * *: at 02:30, every day, in time zone Europe/Berlin. A time in a DST gap fires at the end of",

@@ -78,4 +78,4 @@ def test_status_shows_how_to_reach_the_stack_and_no_password(stack: LocalStack) 
     has_api = any(
         line.split()[:1] == ["api"] for line in done.out.splitlines()
     )  # of another test, in the same database
-    assert has_api or "tidewheel api" in done.out
+    assert has_api or "tidewheel service api" in done.out

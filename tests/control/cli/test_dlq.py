@@ -135,7 +135,7 @@ def test_purge_needs_a_confirmation(letters: Database) -> None:
     assert lines[0] == "dead letters that would be purged: 2"
     purged = tidewheel(letters, "dlq", "purge", late, "--yes", "--reason", "wrong data").lines
     assert purged == ["dead letters purged: 1"]
-    [entry] = json_output(letters, "audit-log", "--action", "dlq.purge")["entries"]
+    [entry] = json_output(letters, "admin", "changes", "--action", "dlq.purge")["entries"]
     assert entry["reason"] == "wrong data"
     assert numbers(letters) == [message, plain]
 

@@ -1,4 +1,4 @@
-"""`tidewheel job explain`, on a real database with a stopped clock."""
+"""`tidewheel explain`, on a real database with a stopped clock."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -23,16 +23,16 @@ def nightly(clocked: ClockedDatabase) -> ClockedDatabase:
 
 
 def explained(database: ClockedDatabase, at: str) -> list[str]:
-    return tidewheel(database, "job", "explain", "nightly", "--at", at, *BERLIN).lines
+    return tidewheel(database, "explain", "nightly", "--at", at, *BERLIN).lines
 
 
 def test_future_occurrence_is_explained_with_its_clock_change(nightly: ClockedDatabase) -> None:
     lines = explained(nightly, "2026-03-29T03:00")
     assert lines[0] == "nightly at 2026-03-29T01:00:00Z  Sun 2026-03-29T03:00:00+02:00 CEST: scheduled"
     assert any(line.startswith("! 2026-03-29 02:30 does not exist") for line in lines)
-    found = json_output(nightly, "job", "explain", "nightly", "--at", "2026-03-29T01:00:00Z")
+    found = json_output(nightly, "explain", "nightly", "--at", "2026-03-29T01:00:00Z")
     for same in ("2026-03-29T01:00Z", "2026-03-29T03:00+02:00"):
-        assert json_output(nightly, "job", "explain", "nightly", "--at", same) == found
+        assert json_output(nightly, "explain", "nightly", "--at", same) == found
     assert (found["outcome"], found["at"]) == ("scheduled", "2026-03-29T01:00:00Z")
     assert (found["local"], found["zone"]) == ("2026-03-29T03:00:00+02:00", "Europe/Berlin")
     assert found["version"]["number"] == 1
@@ -43,7 +43,7 @@ def test_fired_occurrence_is_explained_with_its_run_and_attempts(nightly: Clocke
     assert fire_due(nightly) == 1
     [run] = job_runs(nightly)
     end(nightly, ending(begin(nightly, run.run_id), RunState.FAILED, error_type="ValueError", error_message="no stamp"))
-    found = json_output(nightly, "job", "explain", "nightly", "--at", "2026-03-29T03:00", *BERLIN)
+    found = json_output(nightly, "explain", "nightly", "--at", "2026-03-29T03:00", *BERLIN)
     assert (found["outcome"], found["run"]["run_id"], found["run"]["state"]) == ("fired", str(run.run_id), "failed")
     assert found["run"]["attempts"][0]["error_message"] == "no stamp"
     lines = explained(nightly, "2026-03-29T03:00")
@@ -61,9 +61,9 @@ def test_instant_without_an_occurrence_is_explained_with_its_neighbours(nightly:
 
 @pytest.mark.parametrize("at", ["2026-03-30T02:30", "30 Mar 2026 2:30"])
 def test_a_time_without_an_offset_is_one_of_the_zone_of_the_job(nightly: ClockedDatabase, at: str) -> None:
-    same = json_output(nightly, "job", "explain", "nightly", "--at", "2026-03-30T00:30Z")
+    same = json_output(nightly, "explain", "nightly", "--at", "2026-03-30T00:30Z")
     assert same["outcome"] == "scheduled"
-    assert json_output(nightly, "job", "explain", "nightly", "--at", at) == same
+    assert json_output(nightly, "explain", "nightly", "--at", at) == same
     done = tidewheel(nightly, "job", "skip", "nightly", "--at", at)
     assert done.lines[0].startswith("nightly: skips 2026-03-30T00:30:00Z")
     assert tidewheel(nightly, "job", "unskip", "nightly", "--at", at).code == 0
@@ -73,31 +73,31 @@ def test_a_time_without_an_offset_is_one_of_the_zone_of_the_job(nightly: Clocked
 
 
 def test_unknown_job_is_refused(nightly: ClockedDatabase) -> None:
-    [refusal] = tidewheel(nightly, "job", "explain", "weekly", "--at", "2026-03-30T12:00:00Z").refusals
+    [refusal] = tidewheel(nightly, "explain", "weekly", "--at", "2026-03-30T12:00:00Z").refusals
     assert refusal.startswith("key: tenant 'default' has no job 'weekly'")
 
 
 def test_key_alone_explains_the_last_due_instant_and_the_next(nightly: ClockedDatabase) -> None:
-    first = tidewheel(nightly, "job", "explain", "nightly", *BERLIN).lines
+    first = tidewheel(nightly, "explain", "nightly", *BERLIN).lines
     assert first[0].startswith("nightly at 2026-03-29T01:00:00Z"), "nothing was due before the job was created"
     nightly.advance(timedelta(hours=3))
     fire_due(nightly)
-    found = json_output(nightly, "job", "explain", "nightly")
+    found = json_output(nightly, "explain", "nightly")
     assert (found["last"]["at"], found["last"]["outcome"]) == ("2026-03-29T01:00:00Z", "fired")
     assert (found["next"]["at"], found["next"]["outcome"]) == ("2026-03-30T00:30:00Z", "scheduled")
-    lines = tidewheel(nightly, "job", "explain", "nightly").lines
+    lines = tidewheel(nightly, "explain", "nightly").lines
     assert [line.rpartition(": ")[2] for line in lines if line.startswith("nightly at ")] == ["fired", "scheduled"]
 
 
 def test_manual_job_alone_is_explained(nightly: ClockedDatabase) -> None:
     assert tidewheel(nightly, "job", "create", "by-hand", "--manual", "--handler", "h").code == 0
     nightly.advance(timedelta(seconds=1))
-    assert any("manual" in line for line in tidewheel(nightly, "job", "explain", "by-hand").lines)
+    assert any("manual" in line for line in tidewheel(nightly, "explain", "by-hand").lines)
 
 
 def test_time_without_an_occurrence_differs_from_one_in_which_all_fired(nightly: ClockedDatabase) -> None:
     def lines(key: str) -> list[str]:
-        return tidewheel(nightly, "job", "explain", key, "--last", "24h").lines
+        return tidewheel(nightly, "explain", key, "--last", "24h").lines
 
     none, following = lines("nightly")
     assert none == "the job had no occurrence since 2026-03-27T23:00:00Z"
@@ -112,7 +112,7 @@ def test_time_without_an_occurrence_differs_from_one_in_which_all_fired(nightly:
 
 def test_everything_that_did_not_fire_is_listed_with_its_reason(nightly: ClockedDatabase) -> None:
     def unfired(*flags: object) -> list[tuple[str, str]]:
-        found = json_output(nightly, "job", "explain", "nightly", "--last", *flags)
+        found = json_output(nightly, "explain", "nightly", "--last", *flags)
         return [(each["at"], each["reason"]) for each in found["unfired"]]
 
     assert unfired("24h") == []
@@ -127,7 +127,7 @@ def test_everything_that_did_not_fire_is_listed_with_its_reason(nightly: Clocked
     assert tidewheel(nightly, "job", "resume", "nightly").code == 0
     fire_due(nightly)
     assert unfired("72h") == [("2026-03-30T00:30:00Z", "paused"), ("2026-03-29T01:00:00Z", "manual")]
-    lines = tidewheel(nightly, "job", "explain", "nightly", "--last", "72h", *BERLIN).lines
+    lines = tidewheel(nightly, "explain", "nightly", "--last", "72h", *BERLIN).lines
     assert lines[0].startswith("2026-03-30T00:30:00Z  Mon 2026-03-30T02:30:00+02:00 CEST")
-    [refusal] = tidewheel(nightly, "job", "explain", "nightly", "--last", "1d", "--at", "now").refusals
+    [refusal] = tidewheel(nightly, "explain", "nightly", "--last", "1d", "--at", "now").refusals
     assert refusal.startswith("--last: ")

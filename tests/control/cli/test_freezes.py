@@ -11,17 +11,17 @@ def test_freeze_is_listed_with_author_reason_and_what_waits(database: Database) 
     frozen = tidewheel(database, "freeze", "--queue", "reports", "--reason", "printer swap", "--by", "anna")
     assert frozen.lines == ["frozen"]
     assert tidewheel(database, "freeze", "--queue", "reports").lines == ["unchanged: this scope was frozen already"]
-    [found] = json_output(database, "freezes")["freezes"]
+    [found] = json_output(database, "freeze", "list")["freezes"]
     freeze = found["freeze"]
     assert (freeze["tenant"], freeze["queue"], freeze["by"], freeze["reason"]) == (
         "default", "reports", "anna", "printer swap",
     )  # fmt: skip
     assert (found["waiting"], found["held"], found["jobs"]) == (1, 0, None)
-    [heading, row] = tidewheel(database, "freezes").lines
+    [heading, row] = tidewheel(database, "freeze", "list").lines
     assert heading.split("  ")[0] == "scope"
     assert row.startswith("queue reports of tenant default")
     assert tidewheel(database, "thaw", "--queue", "reports").lines == ["thawed"]
-    assert tidewheel(database, "freezes").lines == ["nothing is frozen"]
+    assert tidewheel(database, "freeze", "list").lines == ["nothing is frozen"]
 
 
 def test_scopes_that_fit_nothing_or_everything_are_refused(database: Database) -> None:
@@ -38,5 +38,5 @@ def test_scopes_that_fit_nothing_or_everything_are_refused(database: Database) -
 def test_freeze_of_the_fleet_needs_a_yes_where_nobody_can_answer(database: Database) -> None:
     [refusal] = tidewheel(database, "freeze", "--fleet").refusals
     assert refusal == "--yes: is missing: hold the new runs of all tenants?; add --yes"
-    assert json_output(database, "freezes")["freezes"] == []
+    assert json_output(database, "freeze", "list")["freezes"] == []
     assert tidewheel(database, "freeze", "--fleet", "--yes").lines == ["frozen"]

@@ -239,10 +239,10 @@ def completed(words: str, database_url: str) -> list[str]:
 
 def test_a_command_of_a_group_is_named_where_its_group_is_left_out(database: Database) -> None:
     for words, place in (
-        (("explain", "daily"), "`tidewheel job explain` or `tidewheel cron explain`"),
+        (("explain", "daily"), "`tidewheel explain` or `tidewheel admin cron explain`"),
         (("attempts", "x"), "`tidewheel run attempts`"),
         (("job", "retry", "x"), "`tidewheel run retry`"),
-        (("run", "status"), "`tidewheel standby status` or `tidewheel status`"),
+        (("run", "status"), "`tidewheel admin standby status` or `tidewheel status`"),
     ):
         done = tidewheel(database, *words)
         assert done.code == ExitCode.USAGE, done

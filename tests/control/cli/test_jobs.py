@@ -181,7 +181,7 @@ def test_a_pause_names_its_author_and_door(database: Database) -> None:
     assert tidewheel(database, "job", "pause", "a", "--reason", "audit").code == 0
     by = f"{process_user()} (cli)"
     assert f", by {by}, audit" in tidewheel(database, "job", "show", "a").out
-    assert f" by {by}: audit." in " ".join(tidewheel(database, "job", "explain", "a").out.split())
+    assert f" by {by}: audit." in " ".join(tidewheel(database, "explain", "a").out.split())
 
 
 def test_every_problem_has_a_line_of_its_own(database: Database) -> None:

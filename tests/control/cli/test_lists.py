@@ -24,7 +24,7 @@ def test_run_created_ahead_is_the_next_occurrence(clocked: ClockedDatabase) -> N
         ("last", ("--at", "2026-03-06T09:00:00Z")),
         ("weekdays", ("--cron", "0 9 * * *", "--exclude-calendar", "weekend")),
     ):
-        tidewheel(clocked, "calendar", "put", "weekend", "--weekdays", "SAT,SUN")
+        tidewheel(clocked, "admin", "calendar", "put", "weekend", "--weekdays", "SAT,SUN")
         assert tidewheel(clocked, "job", "create", key, *schedule, "--handler", "h").code == 0
     fire_due(clocked, lookahead=timedelta(seconds=5))
     for key in ("daily", "last", "weekdays"):

@@ -257,7 +257,7 @@ def test_first_digits_that_one_run_has_name_it_and_others_list_the_candidates(jo
     assert f"RUN: {same} names 2 runs" in done.err
     assert {f"{run} (job, queued)" for run in (one, other)} <= set(re.findall(r"[0-9a-f-]{36} \(.*?\)", done.err))
     assert tidewheel(job, "run", "show", "nightly").code == ExitCode.USAGE
-    tidewheel(job, "tenant", "create", "acme")
+    tidewheel(job, "admin", "tenant", "create", "acme")
     assert tidewheel(job, "run", "show", unique, "--tenant", "acme").code == ExitCode.NOT_FOUND
 
 
@@ -290,12 +290,12 @@ def test_version_is_printed() -> None:
 
 def test_blocked_key_is_listed_and_skipped(job: Database) -> None:
     trigger_in_order = ("job", "trigger", "job", "--ordering-key", "acme")
-    assert tidewheel(job, "key", "blocked").lines == ["no key is blocked"]
+    assert tidewheel(job, "admin", "ordering-key", "list").lines == ["no key is blocked"]
     [first, _] = [tidewheel(job, *trigger_in_order).lines[0].removeprefix("run ") for _ in range(2)]
     end(job, ending(begin(job, UUID(first)), RunState.FAILED))
-    assert tidewheel(job, "key", "blocked").lines[1].split()[:2] == ["acme", first]
-    assert tidewheel(job, "key", "unblock", "acme", "--skip").lines == [f"skipped run {first}"]
-    [refusal] = tidewheel(job, "key", "unblock", "acme").refusals
+    assert tidewheel(job, "admin", "ordering-key", "list").lines[1].split()[:2] == ["acme", first]
+    assert tidewheel(job, "admin", "ordering-key", "unblock", "acme", "--skip").lines == [f"skipped run {first}"]
+    [refusal] = tidewheel(job, "admin", "ordering-key", "unblock", "acme").refusals
     assert "not blocked" in refusal
 
 

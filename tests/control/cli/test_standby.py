@@ -1,4 +1,4 @@
-"""`tidewheel standby`: values that no server accepts are refused before one is connected."""
+"""`tidewheel admin standby`: values that no server accepts are refused before one is connected."""
 
 import pytest
 
@@ -21,7 +21,7 @@ from tidewheel.control.cli.exit_codes import ExitCode
     ],
 )
 def test_value_that_no_server_accepts_is_refused_at_once(words: str, problem: str, remedy: str) -> None:
-    done = tidewheel(NO_DATABASE, "standby", *(word.replace("%", " ") for word in words.split()))
+    done = tidewheel(NO_DATABASE, "admin", "standby", *(word.replace("%", " ") for word in words.split()))
     assert done.code == ExitCode.REFUSED
     [refused] = done.refusals
     assert refused.startswith(problem)
@@ -29,12 +29,12 @@ def test_value_that_no_server_accepts_is_refused_at_once(words: str, problem: st
 
 
 def test_replication_of_topics_is_refused_likewise() -> None:
-    done = tidewheel(NO_DATABASE, "topics", "apply", "--replication", "0")
+    done = tidewheel(NO_DATABASE, "admin", "topics", "apply", "--replication", "0")
     assert (done.code, "--replication: 0 is no number" in done.err) == (ExitCode.REFUSED, True)
 
 
 @pytest.mark.parametrize("source", ["a:9092", "a:9092,b-1.example:9093", "[::1]:9092", "SSL://a:9092", "127.0.0.1:1"])
 def test_brokers_that_may_exist_are_accepted(source: str) -> None:
     """The database is the next to be connected, and does not answer."""
-    done = tidewheel(NO_DATABASE, "standby", "raise", "--from", source, "--prefix", "b.tidewheel")
+    done = tidewheel(NO_DATABASE, "admin", "standby", "raise", "--from", source, "--prefix", "b.tidewheel")
     assert done.code == ExitCode.UNAVAILABLE, done

@@ -78,7 +78,7 @@ def test_api_is_missed_only_if_one_has_died(database: Database) -> None:
     process(database, "api", silent="1 min")
     done = status(database)
     assert "warning: no api lives: no call over HTTP is answered" in done.out
-    assert "  remedy: tidewheel api\n" in done.out
+    assert "  remedy: tidewheel service api\n" in done.out
 
 
 def test_status_names_a_queue_without_the_executor_that_its_due_runs_need(database: Database) -> None:

@@ -1,4 +1,4 @@
-"""`tidewheel topics`: what there is, what would be made, and making it."""
+"""`tidewheel admin topics`: what there is, what would be made, and making it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,59 +27,59 @@ def prefix(info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_topics_are_listed_created_and_listed_again(prefix: str) -> None:
     named = "--queues", "reports,default", "--tenants", "acme,b.c"
-    would = tidewheel(NO_DATABASE, "topics", "apply", *named, "--dry-run").lines
+    would = tidewheel(NO_DATABASE, "admin", "topics", "apply", *named, "--dry-run").lines
     assert f"{prefix}.runs.reports.batch would be created" in would
     assert would[-2:] == [f"{prefix}.requests.t.{tenant} would be created" for tenant in ("acme", "b.c")]
-    done = tidewheel(NO_DATABASE, "topics", "apply", *named).lines
+    done = tidewheel(NO_DATABASE, "admin", "topics", "apply", *named).lines
     assert sorted(done) == sorted(line.replace("would be created", "created") for line in would)
 
     def listed() -> dict[str, Any]:
-        found = tidewheel(NO_DATABASE, "topics", "list", "--output", "json").json["topics"]
+        found = tidewheel(NO_DATABASE, "admin", "topics", "list", "--output", "json").json["topics"]
         return {row["topic"]: row for row in found}
 
     until(lambda: len(listed()) == len(done), "the broker shows them all")
     assert {row["would_be"] for row in listed().values()} == {None}
     assert listed()[f"{prefix}.runs.standard"]["partitions"] == 6
     assert listed()[f"{prefix}.replies.t.acme"]["partitions"] == 1
-    [line] = tidewheel(NO_DATABASE, "topics", "apply", "--tenants", "b_c").refusals
+    [line] = tidewheel(NO_DATABASE, "admin", "topics", "apply", "--tenants", "b_c").refusals
     assert "the topics of 'b_c' and 'b.c' would differ in '.' and '_' alone" in line
-    text = tidewheel(NO_DATABASE, "topics", "list", "--queues", "other").lines
+    text = tidewheel(NO_DATABASE, "admin", "topics", "list", "--queues", "other").lines
     assert [line.split() for line in text if line.startswith(f"{prefix}.runs.other.batch")] == [
         [f"{prefix}.runs.other.batch", "0", "of", "6", "0", "would", "be", "created"]
     ]
-    assert tidewheel(NO_DATABASE, "topics", "apply").lines == ["nothing to do"]
+    assert tidewheel(NO_DATABASE, "admin", "topics", "apply").lines == ["nothing to do"]
 
 
 def test_rotated_key_is_added_once_a_minute(fresh_database: Database) -> None:
     fresh_database.execute("UPDATE message_keys SET created_at = created_at - interval '1 hour'")
-    assert tidewheel(fresh_database, "topics", "rotate-key").lines == [
+    assert tidewheel(fresh_database, "admin", "topics", "rotate-key").lines == [
         "added key 2, which signs in 10 s; the key before stays valid"
     ]
-    [refusal] = tidewheel(fresh_database, "topics", "rotate-key").refusals
+    [refusal] = tidewheel(fresh_database, "admin", "topics", "rotate-key").refusals
     assert "or revoke all other keys at once with --revoke" in refusal
-    assert tidewheel(fresh_database, "topics", "rotate-key", "--revoke", "--output", "json").json == {"key_id": 3}
+    assert tidewheel(fresh_database, "admin", "topics", "rotate-key", "--revoke", "--output", "json").json == {"key_id": 3}
     assert fresh_database.rows("SELECT key_id FROM message_keys") == [(3,)]
 
 
 def test_settings_raise_partition_counts_and_never_lower_them(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tidewheel(NO_DATABASE, "topics", "apply")
-    until(lambda: "would be created" not in str(tidewheel(NO_DATABASE, "topics", "list").lines), "all are listed")
+    tidewheel(NO_DATABASE, "admin", "topics", "apply")
+    until(lambda: "would be created" not in str(tidewheel(NO_DATABASE, "admin", "topics", "list").lines), "all are listed")
     monkeypatch.setenv("TIDEWHEEL_RUNS_PARTITIONS", "7")
     monkeypatch.setenv("TIDEWHEEL_EVENTS_PARTITIONS", "1")
 
     def would() -> list[str]:
-        return tidewheel(NO_DATABASE, "topics", "apply", "--dry-run").lines
+        return tidewheel(NO_DATABASE, "admin", "topics", "apply", "--dry-run").lines
 
     more = [f"{prefix}.runs.{lane} would be given more partitions" for lane in Lane]
     until(lambda: would() == more, "the broker shows them all")
-    text = tidewheel(NO_DATABASE, "topics", "list").lines
+    text = tidewheel(NO_DATABASE, "admin", "topics", "list").lines
     assert [line.split()[1:4] for line in text if ".runs." in line] == [["6", "of", "7"]] * 3
-    tidewheel(NO_DATABASE, "topics", "apply")
+    tidewheel(NO_DATABASE, "admin", "topics", "apply")
     until(lambda: would() == ["nothing to do"], "the broker shows the new ones")
 
 
 def test_invalid_queue_or_tenant_is_refused_by_name(prefix: str) -> None:
-    [line] = tidewheel(NO_DATABASE, "topics", "apply", "--queues", f"{prefix}.Reports").refusals
+    [line] = tidewheel(NO_DATABASE, "admin", "topics", "apply", "--queues", f"{prefix}.Reports").refusals
     assert "is not a queue name" in line
-    [line] = tidewheel(NO_DATABASE, "topics", "apply", "--tenants", "acme,Globex").refusals
+    [line] = tidewheel(NO_DATABASE, "admin", "topics", "apply", "--tenants", "acme,Globex").refusals
     assert "tenants: 'Globex' is not a tenant name" in line

@@ -110,4 +110,4 @@ def test_a_job_with_parents_is_described_as_such(database: Database, tmp_path: P
     file.write_text(GRAPH)
     assert tidewheel(database, "apply", file).code == ExitCode.DONE
     assert "after load, check (always)" in tidewheel(database, "job", "show", "report").out
-    assert "follows its parents" in tidewheel(database, "job", "explain", "report").out
+    assert "follows its parents" in tidewheel(database, "explain", "report").out

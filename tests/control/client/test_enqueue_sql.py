@@ -314,7 +314,7 @@ def test_deleted_tenant_is_refused_as_by_intake_before_its_jobs_are_gone_and_aft
         client.tenants.delete("acme", grace=timedelta(0))
         with pytest.raises(errors.UndefinedObject, match="tenant: the tenant 'acme' is being deleted") as caught:
             database.rows(call)
-        assert "tidewheel tenant show acme" in (caught.value.diag.message_hint or "")
+        assert "tidewheel admin tenant show acme" in (caught.value.diag.message_hint or "")
         with psycopg.connect(database.url) as own, pytest.raises(Refused, match="is being deleted") as refused:
             tidewheel.enqueue(own, "charge", tenant="acme")
         assert refused.value.code == "tenant_deleted"

@@ -103,7 +103,7 @@ def test_role_with_execute_alone_acts_for_default_until_it_is_granted_a_tenant(s
                 InsufficientPrivilege, match=f"the role {role} may not act for tenant 'globex'"
             ) as found:
                 connection.execute(statement, arguments)
-            assert f"tidewheel tenant limits globex --grant-role {role}" in (found.value.diag.message_hint or "")
+            assert f"tidewheel admin tenant limits globex --grant-role {role}" in (found.value.diag.message_hint or "")
         assert client.tenants.grant_role("globex", role)
         assert not client.tenants.grant_role("globex", role)
         assert client.tenants.get("globex").roles == [role]
@@ -231,6 +231,6 @@ def test_migrate_names_the_roles_that_have_default_alone(
     monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", shop.url)
     warning = f"the role {role} may call the SQL functions for tenant default alone"
     assert warning in process("migrate").err
-    assert command(shop, "tenant", "limits", "acme", "--grant-role", role).lines[0] == "tenant acme: changed"
-    assert ["roles", role] in [line.split() for line in command(shop, "tenant", "show", "acme").lines]
+    assert command(shop, "admin", "tenant", "limits", "acme", "--grant-role", role).lines[0] == "tenant acme: changed"
+    assert ["roles", role] in [line.split() for line in command(shop, "admin", "tenant", "show", "acme").lines]
     assert warning not in process("migrate").err

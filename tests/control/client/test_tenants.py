@@ -58,7 +58,7 @@ def test_limit_of_zero_is_refused_with_the_pause_as_remedy(client: Client, name:
     with pytest.raises(InvalidInput) as refused:
         client.tenants.limit("acme", **{name: 0})  # type: ignore[misc]  # a name of the table
     [error] = refused.value.errors
-    assert (error.path, error.remedy) == (name, "freeze the tenant instead: tidewheel tenant pause acme")
+    assert (error.path, error.remedy) == (name, "freeze the tenant instead: tidewheel admin tenant pause acme")
     wrongs: tuple[Any, ...] = (-1, 10**12, True, float("nan"))
     for wrong in wrongs:
         with pytest.raises(InvalidInput):
@@ -184,26 +184,26 @@ def test_usage_counts_runs_and_jobs(client: Client, database: Database) -> None:
 
 
 def test_command_line_and_rest_are_the_same(database: Database) -> None:
-    made = tidewheel(database, "tenant", "create", "acme", "--jobs", "1000", "--weight", "3")
+    made = tidewheel(database, "admin", "tenant", "create", "acme", "--jobs", "1000", "--weight", "3")
     assert made.lines == ["tenant acme: created"]
-    again = tidewheel(database, "tenant", "create", "acme", "--jobs", "1000")
+    again = tidewheel(database, "admin", "tenant", "create", "acme", "--jobs", "1000")
     assert again.lines == ["tenant acme: unchanged: it exists already"]
-    [refusal] = tidewheel(database, "tenant", "create", "acme", "--jobs", "7").refusals
-    assert "exists, with other limits; change them with `tidewheel tenant limits acme`" in refusal
-    [refusal] = tidewheel(database, "tenant", "limits", "acme", "--jobs", "9" * 30).refusals
+    [refusal] = tidewheel(database, "admin", "tenant", "create", "acme", "--jobs", "7").refusals
+    assert "exists, with other limits; change them with `tidewheel admin tenant limits acme`" in refusal
+    [refusal] = tidewheel(database, "admin", "tenant", "limits", "acme", "--jobs", "9" * 30).refusals
     assert "is too large; write a number of at most 999999999" in refusal
-    done = tidewheel(database, "tenant", "limits", "acme", "--payload", "64KiB", "--in-flight", "500", "--jobs", "none")
+    done = tidewheel(database, "admin", "tenant", "limits", "acme", "--payload", "64KiB", "--in-flight", "500", "--jobs", "none")
     assert done.lines[0] == "tenant acme: changed"
     for text in ("inf", "nan", "1e3", "1_0", "-1"):  # Python's own reader accepts them all
-        [refusal] = tidewheel(database, "tenant", "limits", "acme", "--triggers-per-second", text).refusals
+        [refusal] = tidewheel(database, "admin", "tenant", "limits", "acme", "--triggers-per-second", text).refusals
         assert f"{text!r} is not a number" in refusal
-    assert tidewheel(database, "tenant", "limits", "acme", "--jobs", "many").refusals == [
+    assert tidewheel(database, "admin", "tenant", "limits", "acme", "--jobs", "many").refusals == [
         "--jobs: 'many' is not a whole number; write a number such as 500, or none"
     ]
-    shown = json_output(database, "tenant", "show", "acme")
+    shown = json_output(database, "admin", "tenant", "show", "acme")
     assert shown["weight"] == 3
     assert (shown["payload_bytes"], shown["in_flight"], shown["jobs"]) == (65536, 500, None)
-    used = json_output(database, "tenant", "usage", "acme")
+    used = json_output(database, "admin", "tenant", "usage", "acme")
     with answering(database) as http:
         assert answer_of(http.get("/api/v1/tenants/acme")) == shown
         assert answer_of(http.get("/api/v1/tenants/acme/usage")) == used
@@ -256,7 +256,7 @@ def test_key_of_a_tenant_ends_its_own_pause_and_none_of_an_operator(client: Clie
             told = refusal(refused, HTTPStatus.FORBIDDEN)
             [error] = told["errors"]
             assert (told["code"], error["path"]) == ("paused_by_operator", "scope")
-            assert "tidewheel tenant resume acme" in error["remedy"]
+            assert "tidewheel admin tenant resume acme" in error["remedy"]
         thaw = parse_request({"type": "thaw", "scope": "tenant"} | ACME)
         origin = RequestOrigin(topic=database.installation.topics.requests_of("acme"), partition=0, offset=7)
         with database.transaction() as connection:

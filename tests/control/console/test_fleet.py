@@ -26,7 +26,7 @@ SELECT (jsonb_populate_record(r, jsonb_build_object(
 
 def test_fleet_without_executors_names_the_first_step(pages: ApiClient) -> None:
     page = pages.get("/fleet").text
-    assert "tidewheel executor --handlers hello" in page
+    assert "tidewheel service executor --handlers hello" in page
     assert f"{pages.database.installation.shards} of {pages.database.installation.shards}" in page
 
 

@@ -62,9 +62,9 @@ def test_pages_of_an_empty_installation_name_the_first_step(pages: ApiClient) ->
     [
         ("/bulk", "changes many runs at once", "/jobs", "tidewheel job backfill"),
         ("/workflows", "Jobs that “after” connects", "/jobs/new", "tidewheel job create publish --after load"),
-        ("/calendars", "to skip its days", "/new-calendar", "tidewheel calendar put"),
-        ("/admin/keys", "scopes limit", "/admin/new-key", "tidewheel key create"),
-        ("/admin/tenants", "One tenant has all jobs", "/admin/new-tenant", "tidewheel tenant create"),
+        ("/calendars", "to skip its days", "/new-calendar", "tidewheel admin calendar put"),
+        ("/admin/keys", "scopes limit", "/admin/new-key", "tidewheel admin api-key create"),
+        ("/admin/tenants", "One tenant has all jobs", "/admin/new-tenant", "tidewheel admin tenant create"),
     ],
 )
 def test_empty_page_says_what_it_is_for_and_how_one_begins(

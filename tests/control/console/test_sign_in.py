@@ -36,7 +36,7 @@ def test_page_without_a_sign_in_leads_to_the_sign_in_page_and_back(door: ApiClie
 def test_page_names_the_installation_and_where_a_key_comes_from(database: Database, door: ApiClient) -> None:
     page = door.get("/sign-in").text
     assert f"127.0.0.1:{door.base_url.port}</bdi>" in page
-    assert "tidewheel key create NAME --scope read" in page
+    assert "tidewheel admin api-key create NAME --scope read" in page
     assert 'class="rail"' not in page
     with console(database, console_name="Berlin <b>") as named:
         assert "Berlin &lt;b&gt;</bdi></span></p>" in named.get("/sign-in").text

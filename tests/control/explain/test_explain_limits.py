@@ -112,7 +112,7 @@ def test_a_time_without_parts_of_a_second_finds_an_occurrence_that_has_them(cloc
     for text in ("08:00:46", "08:02"):
         missed = explained_at(clocked, "sync", text)
         assert missed.outcome is OccurrenceOutcome.NO_OCCURRENCE, "the minute has two"
-    shown = tidewheel(clocked, "job", "explain", "sync", "--at", "2026-03-02T08:00:47Z").out
+    shown = tidewheel(clocked, "explain", "sync", "--at", "2026-03-02T08:00:47Z").out
     assert "sync at 2026-03-02T08:00:47.123000Z: fired" in shown
 
 
@@ -134,6 +134,6 @@ def test_a_time_of_a_job_without_a_schedule_names_the_run_of_its_minute_or_the_n
     assert between.words == MANUAL
     assert (between.between_runs, between.before, between.after) == (True, *instants[:2])
     assert "before 2026-03-02T08:00:07.123" in " ".join(
-        tidewheel(clocked, "job", "explain", "by-hand", "--at", "2026-03-02T09:00Z").out.split()
+        tidewheel(clocked, "explain", "by-hand", "--at", "2026-03-02T09:00Z").out.split()
     )
-    assert "the job had no occurrence" in tidewheel(clocked, "job", "explain", "by-hand", "--last", "24h").out
+    assert "the job had no occurrence" in tidewheel(clocked, "explain", "by-hand", "--last", "24h").out

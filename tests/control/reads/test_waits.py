@@ -57,7 +57,7 @@ def test_run_without_a_live_executor_has_what_is_missing(job: Database) -> None:
     run_id = trigger(job)
     found = why(job, run_id)
     assert (found.code, found.words) == (WaitCode.NO_EXECUTOR, "no live executor serves queue 'default'")
-    assert found.remedy == f"tidewheel executor --queues default --handlers MODULES, with the module that has {HANDLER}"
+    assert found.remedy == f"tidewheel service executor --queues default --handlers MODULES, with the module that has {HANDLER}"
     executor(job, "other")
     executor(job, HANDLER, queue="reports")
     found = why(job, run_id)
@@ -162,7 +162,7 @@ def test_due_run_names_the_limit_of_its_tenant_before_a_claim_has_looked(job: Da
     words = "tenant default has 1 of 1 active runs: the end of one starts the oldest that waits"
     found = why(job, waiting)
     assert (found.code, found.words) == (WaitCode.TENANT, words), "no scheduler has counted the active runs yet"
-    assert found.remedy == "raise the limit by `tidewheel tenant limits default --in-flight N`"
+    assert found.remedy == "raise the limit by `tidewheel admin tenant limits default --in-flight N`"
     job.execute("UPDATE tenants SET in_flight_since = NULL")
     assert why(job, waiting).code is WaitCode.SLOT, "the row of the tenant counts"
     job.execute("UPDATE run_keys SET running = 1")

@@ -318,7 +318,7 @@ def test_postgresql_and_kafka_start_again_unless_a_command_has_stopped_them(
                 kill(stack, part)
                 opened.until(f"{part} runs again", after=f"{part} has ended by itself; it starts again in 0.5 s")
                 assert result_of(home) == '"hello"'
-            assert "tidewheel.runs.reports.standard" in command(home, "topics", "list")
+            assert "tidewheel.runs.reports.standard" in command(home, "admin", "topics", "list")
             command(home, "down")
             assert opened.wait() == 0
             assert "PostgreSQL was stopped by another command: all is stopped" in opened.screen

@@ -1,4 +1,4 @@
-"""`tidewheel run`: services as one unit, on a database and topics of a test's own."""
+"""`tidewheel serve`: services as one unit, on a database and topics of a test's own."""
 
 import json
 import os
@@ -25,7 +25,7 @@ TIDEWHEEL = str(Path(sys.executable).parent / "tidewheel")
 
 
 class Unit:
-    """A running `tidewheel run`."""
+    """A running `tidewheel serve`."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self.process, self._log = process, log
@@ -127,7 +127,7 @@ def test_a_unit_waits_for_a_database_that_is_away_and_for_topics_of_its_queues(f
         unit.process.terminate()
         assert unit.process.wait(60) == 0
     with run(fleet, "--roles", "executor", TIDEWHEEL_QUEUES="default,reports") as unit:
-        unit.until("executor", "run `tidewheel topics apply --queues reports`")
+        unit.until("executor", "run `tidewheel admin topics apply --queues reports`")
 
 
 def test_a_service_that_crashes_at_its_start_ends_the_unit_with_its_last_lines(fleet: Fleet) -> None:

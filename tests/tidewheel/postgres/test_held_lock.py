@@ -81,14 +81,14 @@ def test_archiver_without_its_lock_writes_deletes_and_records_nothing(
             return result
 
         monkeypatch.setattr(FolderStore, step, stepping)
-        done = tidewheel(fresh_database, "archive", "run")
+        done = tidewheel(fresh_database, "admin", "archive", "run")
         assert (done.code, LOST in done.err) == (ExitCode.UNAVAILABLE, True), done
     assert (len(list(tmp_path.glob("days/*/manifest.json"))), fresh_database.count("archived_days")) == (manifests, 0)
     assert left.exists()
     monkeypatch.undo()
     monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(tmp_path))
-    assert str(day) in {each["day"] for each in json_output(fresh_database, "archive", "run")["archived"]}
-    assert tidewheel(fresh_database, "archive", "verify").code == 0
+    assert str(day) in {each["day"] for each in json_output(fresh_database, "admin", "archive", "run")["archived"]}
+    assert tidewheel(fresh_database, "admin", "archive", "verify").code == 0
 
 
 def test_retention_without_its_lock_drops_no_further_day(

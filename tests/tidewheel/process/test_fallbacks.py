@@ -51,7 +51,7 @@ def test_fault_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptu
     began, ended = (record.getMessage() for record in caplog.records)
     fault = "queue pdf: the sweep starts runs that no message has brought"
     assert began.startswith(f"{fault}, 55 of 60 within a minute; ")
-    assert "`tidewheel topics apply --queues pdf`" in began
+    assert "`tidewheel admin topics apply --queues pdf`" in began
     assert ended == f"no longer: {fault}"
 
 

@@ -1,6 +1,6 @@
 """`api`: lists of the REST API, pages of the console, and commands, with 10 million finished runs.
 
-Each read is a request to `tidewheel api` with a key, one after the other on one connection. Beside its time are the
+Each read is a request to `tidewheel service api` with a key, one after the other on one connection. Beside its time are the
 pages that PostgreSQL reads for it, which hardly differ between machines.
 """
 
