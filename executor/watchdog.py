@@ -5,7 +5,7 @@ executor claims nothing. Claimed attempts that have not started are released at 
 
 A handler that holds the interpreter's lock, as in a slow regular expression, keeps this thread and every other one from
 running. `faulthandler` then writes the stacks of all threads to the log, from a signal handler that needs no lock. Its
-timer counts CPU time: after a suspension of the process, threads run again, and the stack of a running thread is not safe
+timer counts CPU time: after a suspension of the process threads run again, and the stack of a running thread is unsafe
 to read.
 """
 
@@ -80,8 +80,8 @@ class Watchdog:
                 self._ticked = now  # this thread was suspended too: the whole process, or the machine
             if now - checked > every + _LOCKED_SECONDS:
                 text = (
-                    "no thread of this process ran for %.1f s: a handler held the interpreter's lock, and stacks written"
-                    " before name it; or the whole process was suspended"
+                    "no thread of this process ran for %.1f s: a handler held the interpreter's lock, and the stacks"
+                    " written before name it; or the whole process was suspended"
                 )
                 _LOG.error(text, now - checked)
             signal.setitimer(signal.ITIMER_VIRTUAL, limit)

@@ -16,7 +16,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
 TENANT_ROLE = "tidewheel_tenant"
-REMEDY = "create the role and grant it as docs/operations.md shows, then run `tidewheel migrate`"
+REMEDY = "create the role and grant it as docs/access.md shows, then run `tidewheel migrate`"
 
 _SQL = Statements("tidewheel.migrations")
 _FIND_TABLES = _SQL["find_tables"]

@@ -57,7 +57,8 @@ class ExpiredReplies:
         for topic, count in found:
             metrics.count("replies_expired", count)
             _LOG.error(
-                "%d replies were deleted, since %s has taken none for a day; run `tidewheel admin topics apply --tenants %s`,"
+                "%d replies were deleted, since %s has taken none for a day; run `tidewheel admin topics apply "
+                "--tenants %s`,"
                 " or grant WRITE",
                 count,
                 topic,

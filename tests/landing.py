@@ -7,7 +7,7 @@ failure stay failures:
 - a part that ended before its tests did: a check that failed, a test that could not be imported;
 - more than three tests that failed, or second runs that together take over four minutes;
 - a test that `.ci/flaky` lists. The author of a landing adds the printed line there, and removes it with the mend;
-- a failure of a fault test, of an oracle or of a test that docs/guarantees.md names, unless a wait ran out.
+- a failure of a fault test, of an oracle or of a test that docs/guarantees*.md name, unless a wait ran out.
 """
 
 import json
@@ -26,7 +26,7 @@ from tidewheel.clock import monotonic_seconds
 NAMES = 3
 SECONDS = 240.0
 LISTED = Path(".ci/flaky")
-GUARANTEES = Path("docs/guarantees.md")
+GUARANTEES = "guarantees*.md"
 NAMED = re.compile(r"\]\(\.\./(?P<file>tests/\S+?\.py)\)|`(?P<test>test_\w+)`")
 _PARTS = 2
 _SOME_FAILED = 1  # pytest's exit code
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
 def _unforgivable(failures: Sequence[Failure]) -> Iterator[tuple[str, str]]:
     """Yield the tests that no second run can save, with the reason."""
     listed = LISTED.read_text(encoding="utf-8").splitlines()
-    named = promised(GUARANTEES.read_text(encoding="utf-8"))
+    named = promised(Path("docs"))
     for failure in failures:
         if any(line.startswith(f"{failure.test}, ") for line in listed):
             yield failure.test, f"{LISTED} lists it: {failure.error}"
@@ -86,13 +86,14 @@ def _unforgivable(failures: Sequence[Failure]) -> Iterator[tuple[str, str]]:
         yield "the run", f"{len(tests)} tests failed, more than {NAMES}"
 
 
-def promised(page: str) -> set[str]:
-    """The tests that the page of guarantees names, as `file::function`."""
+def promised(docs: Path) -> set[str]:
+    """The tests that the pages of guarantees name, as `file::function`."""
     file, names = "", set[str]()
-    for found in NAMED.finditer(page):
-        file = found["file"] or file
-        if found["test"]:
-            names.add(f"{file}::{found['test']}")
+    for page in docs.glob(GUARANTEES):
+        for found in NAMED.finditer(page.read_text(encoding="utf-8")):
+            file = found["file"] or file
+            if found["test"]:
+                names.add(f"{file}::{found['test']}")
     return names
 
 

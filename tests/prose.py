@@ -29,6 +29,7 @@ _LEFT_OUT = (
     "docs/settings.md",
     "docs/metrics.md",
     "docs/messages.md",
+    "docs/messages-requests.md",
     "docs/errors.md",
 )
 _OPENING = re.compile(r"(?:What|Whether|Where|How|Of|Who|Which|When)\b")

@@ -136,8 +136,10 @@ def test_each_container_runs_a_command_of_the_cli() -> None:
         command.make_context(
             container["name"], [word for word in words if word not in ("--passwords", "/run/passwords")]
         )
-    migrations = ["migrate --roles --passwords /run/passwords", "topics apply", "migrate --post"]
-    assert sorted(ran) == sorted([*migrations, "archive run", *SERVICES, "executor"])
+    migrations = ["migrate --roles --passwords /run/passwords", "admin topics apply", "migrate --post"]
+    assert sorted(ran) == sorted(
+        [*migrations, "admin archive run", *(f"service {each}" for each in (*SERVICES, "executor"))]
+    )
 
 
 def test_every_variable_is_a_setting_and_none_is_a_secret() -> None:

@@ -20,10 +20,9 @@ START = f"no database: run `{LOCAL}`, then `tidewheel dev` or `tidewheel up`, or
 CODE_OF_A_SERVICE = """
 from importlib import import_module
 from tidewheel import AsyncClient, Client, handler
-from tidewheel.control.cli.commands import COMMANDS, Command
+from tidewheel.control.cli.commands import every_command
 from tidewheel.control.supervise.child import CODE
-groups = [{"": each} if isinstance(each, Command) else each.commands for each in COMMANDS.values()]
-commands = {each.path for group in groups for each in group.values() if not each.extra}
+commands = {each.path for _, each in every_command() if not each.extra}
 for module in [*commands, *(code for role, code in CODE.items() if role != "api")]:
     import_module(module)
 """
@@ -94,9 +93,9 @@ def test_code_of_services_client_and_commands_needs_no_extra(bare: Path) -> None
         ("dev", LOCAL),
         ("up", LOCAL),
         ("down", LOCAL),
-        ("api", API),
-        ("run --roles scheduler,api", API),
-        ("calendar put holidays --from holidays.ics", CALENDARS),
+        ("service api", API),
+        ("serve --roles scheduler,api", API),
+        ("admin calendar put holidays --from holidays.ics", CALENDARS),
     ],
 )
 def test_a_command_names_the_extra_that_it_needs(bare: Path, command: str, install: str) -> None:
@@ -108,9 +107,9 @@ def test_a_command_names_the_extra_that_it_needs(bare: Path, command: str, insta
 @pytest.mark.parametrize(
     ("command", "settings", "extra"),
     [
-        ("executor", {"TIDEWHEEL_TARGETS": "lambda", "TIDEWHEEL_LAMBDA_FUNCTIONS": "*"}, "lambda"),
-        ("scheduler", {"TIDEWHEEL_TRACES": "true"}, "telemetry"),
-        ("archive verify", {"TIDEWHEEL_ARCHIVE": "s3://bucket"}, "s3"),
+        ("service executor", {"TIDEWHEEL_TARGETS": "lambda", "TIDEWHEEL_LAMBDA_FUNCTIONS": "*"}, "lambda"),
+        ("service scheduler", {"TIDEWHEEL_TRACES": "true"}, "telemetry"),
+        ("admin archive verify", {"TIDEWHEEL_ARCHIVE": "s3://bucket"}, "s3"),
     ],
 )
 def test_a_setting_names_the_extra_that_it_needs(

@@ -44,7 +44,7 @@ def test_waits_once():
         raise WaitRanOut("not within 60 s: the run ends")
 
 
-def test_waits_once_for_a_process():
+def test_waits_once_more():
     if first("process"):
         subprocess.run(["sleep", "60"], timeout=0.01)
 
@@ -58,7 +58,7 @@ def test_loses_once(case):
 def test_many(number):
     assert not first(f"many-{number}")
 """
-PAGE = "- [tests/test_some.py](../tests/test_some.py): `test_loses_once`, `test_waits_once`, `test_waits_once_for_a_process`\n"
+PAGE = "- [tests/test_some.py](../tests/test_some.py): `test_loses_once`, `test_waits_once`, `test_waits_once_more`\n"
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def checkout(tmp_path: Path) -> Path:
     for path in ("tests/test_some.py", "tests/faults/test_kills.py"):
         (tmp_path / path).write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "docs/guarantees.md").write_text(PAGE)
+    (tmp_path / "docs/guarantees-runs.md").write_text(PAGE)
     (tmp_path / ".ci/flaky").write_text("")
     return tmp_path
 
@@ -144,7 +144,7 @@ def test_wait_that_ran_out_is_forgiven_where_a_promise_is_tested(checkout: Path,
     code, printed = land(checkout, "waits", file)
     assert code == 0
     assert f"flaky: {file}::test_waits_once, " in printed
-    assert f"flaky: {file}::test_waits_once_for_a_process, subprocess.TimeoutExpired: " in printed
+    assert f"flaky: {file}::test_waits_once_more, subprocess.TimeoutExpired: " in printed
     assert "not within 60 s: the run ends\n" in printed
 
 

@@ -1,7 +1,7 @@
 """Tables, keys and topics of the rows that a standby site needs (docs/adr/0082-standby-site.md).
 
-`tidewheel admin standby enable` creates triggers on these tables, a scheduler publishes the changed rows, and `tidewheel admin
-standby raise` inserts them in this order.
+`tidewheel admin standby enable` creates triggers on these tables, a scheduler publishes the changed rows, and
+`tidewheel admin standby raise` inserts them in this order.
 """
 
 from collections.abc import Mapping

@@ -18,7 +18,6 @@ from tidewheel.control.api.cancellations import CancellationsApi
 from tidewheel.control.api.doctor import DoctorApi
 from tidewheel.control.api.executors import ExecutorsApi
 from tidewheel.control.api.fleet import FleetApi
-from tidewheel.control.api.freezes import FreezesApi
 from tidewheel.control.api.health import HealthApi
 from tidewheel.control.api.job_times import JobTimesApi
 from tidewheel.control.api.jobs import JobsApi
@@ -47,6 +46,8 @@ from tidewheel.executor.message_check import MessageCheck
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.dead_letters.routes import DEAD_LETTERS
+from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.freezes.routes import FREEZES
 from tidewheel.nouns.operation import Noun
 from tidewheel.nouns.works.operations import Works
 from tidewheel.nouns.works.routes import WORKS
@@ -56,6 +57,7 @@ from tidewheel.transitions.installation import Installation
 
 NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (DeadLetters, DEAD_LETTERS),
+    (Freezes, FREEZES),
     (Works, WORKS),
 )
 """The nouns whose routes are derived."""
@@ -73,7 +75,6 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         JobTimesApi(pools.reads),
         JobsApi(pools.reads, pools.writes),
         AskApi(pools.reads),
-        FreezesApi(pools.reads, pools.writes),
         RunsApi(pools.reads, pools.writes, settings.archive),
         RunPlacesApi(pools.reads, settings),
         WorkflowsApi(pools.reads, pools.writes),

@@ -72,7 +72,9 @@ def ensure_all_tenants(found: Caller, needed: Scope = Scope.ADMIN) -> None:
 def ensure_shows_key(found: Caller) -> None:
     """Refuse a new key to a caller without one: it would open the API for ever, also once that needs keys."""
     if found.actor.kind is ActorKind.LOCAL:
-        detail = "a caller without a key makes none: run `tidewheel admin api-key create` on the installation's database"
+        detail = (
+            "a caller without a key makes none: run `tidewheel admin api-key create` on the installation's database"
+        )
         raise HTTPException(HTTPStatus.FORBIDDEN, detail)
 
 

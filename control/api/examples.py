@@ -136,14 +136,6 @@ STARTED: Json = {"started": [{
     "run_id": RUN_ID, "attempt": 1, "failed_attempts": 0, "lost_attempts": 0, "started_at": _AT,
     "schedule_to_close_remaining_seconds": None, "task_token": "AZ06HH8AgSOEVnia", "request": None,
 }]}  # fmt: skip
-FREEZE: Json = {"queue": "reports", "reason": "printer swap", "by": "anna"}
-FREEZES: Json = {"freezes": [{
-    "freeze": {
-        "tenant": "default", "queue": "reports", "labels": None, "key_prefix": None, "by": "anna",
-        "reason": "printer swap", "since": _AT,
-    },
-    "jobs": None, "open_runs": 340, "waiting": 312, "held": 14,
-}]}  # fmt: skip
 RESUMPTION: Json = {
     "jobs": [{"key": "nightly", "fires": 1, "skips": 13, "at_least": False}], "fires": 1, "skips": 13,
     "at_least": False, "words": [
@@ -308,7 +300,8 @@ BACKLOG: Json = {"backlog": [{
     "oldest_run_id": RUN_ID,
     "why": {
         "code": "no_handler", "words": "no live executor of queue reports has the handler render-pdf",
-        "remedy": "tidewheel service executor --queues reports", "until": None, "behind_run_id": None, "executor_id": None,
+        "remedy": "tidewheel service executor --queues reports", "until": None, "behind_run_id": None,
+        "executor_id": None,
         "freezes": [], "cancellation_id": None, "cancel_requested": False,
     },
 }]}  # fmt: skip

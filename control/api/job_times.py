@@ -20,8 +20,8 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.explain.job_timeline import JobTimeline, equal_edges, job_timeline
 from tidewheel.control.explain.month import JobCalendar, job_calendar
-from tidewheel.control.explain.resuming import Resumption, preview_resume
 from tidewheel.control.reads.jobs import show_job
+from tidewheel.control.reads.resuming import Resumption, preview_resume
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import Instant

@@ -153,7 +153,9 @@ class KeyCheck:
         """
         use = await self._read(key)
         if use is None or not use.stored.opens_to(key):
-            return unauthorized("there is no such API key; `tidewheel admin api-key list` shows the ids of those that exist")
+            return unauthorized(
+                "there is no such API key; `tidewheel admin api-key list` shows the ids of those that exist"
+            )
         if use.stored.revoked or use.stored.expired:
             state = "was revoked" if use.stored.revoked else "has expired"
             return unauthorized(f"the API key {key.key_id} {state}; use another one")

@@ -144,7 +144,9 @@ def read_manifest(day: str, text: bytes) -> Manifest:
 
 def damaged(name: str, problem: str) -> ArchiveDamaged:
     """Return the error of a file that is not what was written."""
-    return ArchiveDamaged(f"{name}: {problem}; restore it from a copy, `tidewheel admin archive verify` lists all such files")
+    return ArchiveDamaged(
+        f"{name}: {problem}; restore it from a copy, `tidewheel admin archive verify` lists all such files"
+    )
 
 
 def id_day(run_id: UUID | str) -> int:

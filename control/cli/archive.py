@@ -144,7 +144,9 @@ def forget(
     url = checked_url()
     with locked_archive(url), closing(archive_session(url)) as session, session.transaction() as connection:
         days = forget_days(connection)
-    print_result([f"{days:,} days are forgotten; `tidewheel admin archive run` adopts them again"], {"days": days}, output)
+    print_result(
+        [f"{days:,} days are forgotten; `tidewheel admin archive run` adopts them again"], {"days": days}, output
+    )
 
 
 def _day(text: str) -> date:

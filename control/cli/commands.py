@@ -5,7 +5,7 @@ line of the function's docstring.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -25,6 +25,7 @@ _HELP = ["-h", "--help"]
 _CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 _PACKAGE = "tidewheel.control.cli"
 _LETTERS = "tidewheel.nouns.dead_letters.commands"
+_FREEZES = "tidewheel.nouns.freezes.commands"
 _WORKS = "tidewheel.nouns.works.commands"
 
 
@@ -37,6 +38,7 @@ class Command(NamedTuple):
         help: The first line of the function's docstring.
         extra: The extra whose packages it needs.
         passes_arguments: True if unknown options are arguments, which it passes on.
+        hidden: True if no help shows it.
     """
 
     module: str
@@ -44,6 +46,7 @@ class Command(NamedTuple):
     help: str
     extra: str | None = None
     passes_arguments: bool = False
+    hidden: bool = False
 
     @property
     def path(self) -> str:
@@ -56,16 +59,29 @@ class Group(NamedTuple):
 
     Args:
         help: Its help line.
-        commands: Its commands by name.
+        commands: Its commands and groups by name.
         by_flags: The command if the first argument is a flag.
-        runs_alone: True if that command also runs without an argument.
     """
 
     help: str
-    commands: Mapping[str, Command]
+    commands: Mapping[str, "Command | Group"]
     by_flags: Command | None = None
-    runs_alone: bool = False
 
+
+_SERVE = Command("dev", "run", "Run several services as one unit, for a small installation; restart one that ends.")
+_BENCH = Command("bench", "bench", "Measure this machine, from a checkout.", extra="local")
+_SERVICES: Mapping[str, Command] = {
+    "intake": Command("services", "intake", "Apply the requests of the requests topic."),
+    "scheduler": Command("services", "scheduler", "Create the runs of due occurrences."),
+    "relay": Command("services", "relay", "Publish outbox rows to Kafka."),
+    "executor": Command("services", "executor", "Claim and execute runs, and record their outcomes."),
+    "api": Command(
+        "services",
+        "api",
+        "Serve REST: jobs, runs and dead letters, executors in other languages, and task tokens.",
+        extra="api",
+    ),
+}
 
 COMMANDS: Mapping[str, Command | Group] = {
     "dev": Command(
@@ -78,44 +94,11 @@ COMMANDS: Mapping[str, Command | Group] = {
         "local", "up", "Start PostgreSQL and Kafka on this machine; create the schema and the topics.", extra="local"
     ),
     "down": Command("local", "down", "Stop the local stack. Its data stays unless --erase is given.", extra="local"),
-    "failover": Command(
-        "local", "fail_over", "Stop the local stack's primary PostgreSQL and promote its standby.", extra="local"
-    ),
+    "env": Command("connect", "env", 'Print what a shell, a Kafka client or psql needs: eval "$(tidewheel env)".'),
     "status": Command(
         "status", "status", "Show services, what is due and not done, and what is wrong. Exit code 1 if something is."
     ),
     "doctor": Command("doctor", "doctor", "Check the installation; print each finding with its evidence and a remedy."),
-    "bench": Command("bench", "bench", "Measure this machine, from a checkout.", extra="local"),
-    "intake": Command("services", "intake", "Apply the requests of the requests topic."),
-    "scheduler": Command("services", "scheduler", "Create the runs of due occurrences."),
-    "relay": Command("services", "relay", "Publish outbox rows to Kafka."),
-    "executor": Group(
-        "Claim and execute runs, and record their outcomes. With `list`: list executors.",
-        {
-            "list": Command(
-                "fleet", "list_executors", "List executors, each with its slots, queues, handlers and last heartbeat."
-            ),
-        },
-        by_flags=Command("services", "executor", "Claim and execute runs, and record their outcomes."),
-        runs_alone=True,
-    ),
-    "api": Command(
-        "services",
-        "api",
-        "Serve REST: jobs, runs and dead letters, executors in other languages, and task tokens.",
-        extra="api",
-    ),
-    "env": Command("connect", "env", 'Print what a shell, a Kafka client or psql needs: eval "$(tidewheel env)".'),
-    "psql": Command(
-        "connect", "psql", "Open psql on the database; further arguments are psql's.", passes_arguments=True
-    ),
-    "ask": Command(
-        "ask",
-        "answer",
-        "Find what a text names: a run, a dead letter or a job.",
-    ),
-    "migrate": Command("admin", "migrate", "Migrate the database to this release's schema."),
-    "apply": Command("apply", "apply", "Submit every job in some files; report rejected ones, apply the rest."),
     "job": Group(
         "Jobs, their occurrences and versions.",
         {
@@ -148,11 +131,6 @@ COMMANDS: Mapping[str, Command | Group] = {
             "preview": Command(
                 "occurrences", "preview", "Show what an unsaved job would do, from a file or from flags."
             ),
-            "explain": Command(
-                "occurrences",
-                "explain",
-                "Explain why a job did or did not fire: the last occurrence and the next one, or any instant.",
-            ),
             "skip": Command("occurrences", "skip", "Skip one future occurrence of a job."),
             "move": Command("occurrences", "move", "Move one future occurrence of a job to another time."),
             "unskip": Command("occurrences", "unskip", "Undo a skip or a move of a future occurrence."),
@@ -163,9 +141,55 @@ COMMANDS: Mapping[str, Command | Group] = {
             "rollback": Command("versions", "rollback", "Restore the spec of an earlier version, as a new version."),
         },
     ),
-    "freeze": Command("freezes", "freeze", "Start no run of a scope until its thaw; what runs goes on."),
-    "thaw": Command("freezes", "thaw", "End the freeze of a scope; on_resume decides what came due meanwhile."),
-    "freezes": Command("freezes", "list_all", "List what is frozen: since when, by whom, why, and what waits."),
+    "run": Group(
+        "Runs and their attempts.",
+        {
+            "list": Command("runs", "list_runs", "List runs, the latest first; those whose time is ahead are last."),
+            "show": Command("runs", "show", "Show a run: state, attempts, result, deadlines and retry chain."),
+            "attempts": Command("runs", "attempts", "List a run's attempts, with their errors and results."),
+            "where": Command(
+                "runs",
+                "where",
+                "Show the places of a run: its table and day, its request, its outbox rows and its messages.",
+            ),
+            "cancel": Command("runs", "cancel", "Cancel runs by id, or all that match every given filter."),
+            "retry": Command(
+                "runs", "retry", "Create a new run of a finished one, or start the next attempt of a retrying one now."
+            ),
+            "logs": Command("runs", "logs", "Print the output of a run's attempts: the last 64 KiB of each."),
+        },
+        by_flags=_SERVE._replace(hidden=True),
+    ),
+    "dlq": Group(
+        "Dead letters: failed runs, and messages that are not requests.",
+        {
+            "list": Command(_LETTERS, "list_dead_letters", "List dead letters, the newest first."),
+            "groups": Command(
+                _LETTERS,
+                "groups",
+                "Group the newest 10,000 dead letters by job, error type and final state, the largest group first.",
+            ),
+            "show": Command(
+                _LETTERS, "show", "Show a dead letter: its run with attempts and retry chain, or its message."
+            ),
+            "redrive": Command(
+                _LETTERS,
+                "redrive",
+                "Redrive dead letters, the oldest first: schedulers create new runs, or publish messages again.",
+            ),
+            "purge": Command(_LETTERS, "purge", "Delete dead letters; their runs stay."),
+        },
+    ),
+    "work": Group(
+        "Bulk work: redrives of dead letters.",
+        {
+            "list": Command(_WORKS, "list_works", "List bulk work, the newest first."),
+            "show": Command(_WORKS, "show", "Show bulk work: its filter, its progress, and what could not be done."),
+            "pause": Command(_WORKS, "pause", "Pause bulk work until it is resumed; what it has done stays."),
+            "resume": Command(_WORKS, "resume", "Resume bulk work."),
+            "cancel": Command(_WORKS, "cancel", "Stop bulk work; what it has done stays."),
+        },
+    ),
     "backfill": Group(
         "Backfills of past ranges.",
         {
@@ -218,232 +242,263 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
         },
     ),
-    "calendar": Group(
-        "Named sets of days on which jobs do not fire, or only fire.",
+    "apply": Command("apply", "apply", "Submit every job in some files; report rejected ones, apply the rest."),
+    "freeze": Group(
+        "Start no run of a scope until its thaw. With `list`: list what is frozen.",
+        {"list": Command(_FREEZES, "list_all", "List the standing freezes, with what waits under each.")},
+        by_flags=Command(_FREEZES, "freeze", "Start no run of a scope until its thaw; what runs goes on."),
+    ),
+    "thaw": Command(
+        _FREEZES, "thaw", "End the freeze of exactly this scope; `on_resume` decides what came due meanwhile."
+    ),
+    "explain": Command(
+        "occurrences",
+        "explain",
+        "Explain why a job did or did not fire: the last occurrence and the next one, or any instant.",
+    ),
+    "migrate": Command("admin", "migrate", "Migrate the database to this release's schema."),
+    "serve": _SERVE,
+    "service": Group("A service of an installation: one process of it.", _SERVICES),
+    "admin": Group(
+        "Operate an installation: tenants, keys, archive, audit, standby site, topics.",
         {
-            "put": Command("calendars", "put", "Create or replace a calendar; jobs that name it follow at once."),
-            "list": Command("calendars", "list_all", "List the calendars of a tenant."),
-            "show": Command("calendars", "show", "Show a calendar: its days and the jobs that name it."),
-            "delete": Command("calendars", "delete", "Delete a calendar that no job names."),
-        },
-    ),
-    "run": Group(
-        "Runs and their attempts. With options instead of a command: run several services as one unit.",
-        {
-            "list": Command("runs", "list_runs", "List runs, the latest first; those whose time is ahead are last."),
-            "show": Command("runs", "show", "Show a run: state, attempts, result, deadlines and retry chain."),
-            "attempts": Command("runs", "attempts", "List a run's attempts, with their errors and results."),
-            "where": Command(
-                "runs",
-                "where",
-                "Show the places of a run: its table and day, its request, its outbox rows and its messages.",
+            "archive": Group(
+                "The archive of finished runs.",
+                {
+                    "run": Command(
+                        "archive",
+                        "run",
+                        "Archive closed days; remove days beyond the archive's period, and deleted tenants.",
+                    ),
+                    "list": Command(
+                        "archive",
+                        "list_archived",
+                        "List archived days, the oldest first, each with its runs and its size.",
+                    ),
+                    "show": Command("archive", "show", "Show a run of the archive, also while the database has it."),
+                    "verify": Command(
+                        "archive",
+                        "verify",
+                        "Read every file of the archive, or of a day; exit code 1 if one is damaged, missing or added.",
+                    ),
+                    "restore": Command(
+                        "archive",
+                        "restore",
+                        "Copy an archived day into tables of the schema tidewheel_archive, for reading by SQL.",
+                    ),
+                    "forget": Command(
+                        "archive",
+                        "forget",
+                        "Stop archiving: retention drops days without the archive again; the archive's files stay.",
+                    ),
+                },
             ),
-            "cancel": Command("runs", "cancel", "Cancel runs by id, or all that match every given filter."),
-            "retry": Command(
-                "runs", "retry", "Create a new run of a finished one, or start the next attempt of a retrying one now."
-            ),
-            "logs": Command("runs", "logs", "Print the output of a run's attempts: the last 64 KiB of each."),
-        },
-        by_flags=Command(
-            "dev", "run", "Run several services as one unit, for a small installation; restart one that ends."
-        ),
-    ),
-    "dlq": Group(
-        "Dead letters: failed runs, and messages that are not requests.",
-        {
-            "list": Command(_LETTERS, "list_dead_letters", "List dead letters, the newest first."),
-            "groups": Command(
-                _LETTERS,
-                "groups",
-                "Group the newest 10,000 dead letters by job, error type and final state, the largest group first.",
-            ),
-            "show": Command(
-                _LETTERS, "show", "Show a dead letter: its run with attempts and retry chain, or its message."
-            ),
-            "redrive": Command(
-                _LETTERS,
-                "redrive",
-                "Redrive dead letters, the oldest first: schedulers create new runs, or publish messages again.",
-            ),
-            "purge": Command(_LETTERS, "purge", "Delete dead letters; their runs stay."),
-        },
-    ),
-    "limit": Group(
-        "Limits of concurrency keys.",
-        {
-            "set": Command(
-                "limits",
-                "set_limit",
-                "Set the limit of a key or of each key with a prefix; it replaces those of jobs.",
-            ),
-            "rm": Command(
-                "limits", "remove", "Remove the limit of a key or a prefix; a shorter prefix or the jobs decide again."
-            ),
-            "list": Command("limits", "list_all", "List limits, each with what runs and waits under it."),
-            "keys": Command("limits", "keys", "List keys in use, each with its limit, and what runs and waits."),
-        },
-    ),
-    "key": Group(
-        "Keys of the HTTP API, and ordering keys.",
-        {
-            "blocked": Command(
-                "ordering_keys", "blocked", "List ordering keys that a failed run blocks, the longest first."
-            ),
-            "unblock": Command(
-                "ordering_keys",
-                "unblock",
-                "Retry the failed run of an ordering key: its success lets the next run start.",
-            ),
-            "create": Command("keys", "create", "Create a key of the HTTP API, and print it once."),
-            "list": Command("keys", "list_keys", "List keys, the newest first, each with its last use."),
-            "revoke": Command(
-                "keys",
-                "revoke",
-                "Revoke a key of any tenant; it opens nothing from the next second on.",
-            ),
-        },
-    ),
-    "audit": Command(
-        "audit",
-        "audit",
-        "Recompute every occurrence of a range, and compare it with what is recorded. Exit code 1 for a gap.",
-    ),
-    "restore": Command(
-        "restore",
-        "restore",
-        "Continue after a restore from a base backup: record what Kafka has since, before services start.",
-    ),
-    "audit-log": Command(
-        "audit_log",
-        "audit_log",
-        "List changes and operations with actor, door, result and reason, the newest first.",
-    ),
-    "archive": Group(
-        "The archive of finished runs.",
-        {
-            "run": Command(
-                "archive",
-                "run",
-                "Archive closed days; remove days beyond the archive's period, and deleted tenants.",
-            ),
-            "list": Command(
-                "archive", "list_archived", "List archived days, the oldest first, each with its runs and its size."
-            ),
-            "show": Command("archive", "show", "Show a run of the archive, also while the database has it."),
-            "verify": Command(
-                "archive",
-                "verify",
-                "Read every file of the archive, or of a day; exit code 1 if one is damaged, missing or added.",
+            "audit": Command(
+                "audit",
+                "audit",
+                "Recompute every occurrence of a range, and compare it with what is recorded. Exit code 1 for a gap.",
             ),
             "restore": Command(
-                "archive",
                 "restore",
-                "Copy an archived day into tables of the schema tidewheel_archive, for reading by SQL.",
+                "restore",
+                "Continue after a restore from a base backup: record what Kafka has since, before services start.",
             ),
-            "forget": Command(
-                "archive",
-                "forget",
-                "Stop archiving: retention drops days without the archive again; the archive's files stay.",
+            "standby": Group(
+                "A standby site, raised from the topics of this one.",
+                {
+                    "enable": Command(
+                        "standby",
+                        "enable",
+                        "Begin to record jobs and open runs in two compacted topics, for a standby site.",
+                    ),
+                    "disable": Command("standby", "disable", "Stop recording for a standby site; the topics stay."),
+                    "status": Command(
+                        "standby",
+                        "status",
+                        "Show the last complete state in the topics, and the site from which this one was raised.",
+                    ),
+                    "raise": Command(
+                        "standby", "raise_site", "Raise this installation from the topics of a site that is lost."
+                    ),
+                },
             ),
-        },
-    ),
-    "standby": Group(
-        "A standby site, raised from the topics of this one.",
-        {
-            "enable": Command(
-                "standby", "enable", "Begin to record jobs and open runs in two compacted topics, for a standby site."
+            "failover": Command(
+                "local",
+                "fail_over",
+                "Stop the local stack's primary PostgreSQL and promote its standby.",
+                extra="local",
             ),
-            "disable": Command("standby", "disable", "Stop recording for a standby site; the topics stay."),
-            "status": Command(
-                "standby",
-                "status",
-                "Show the last complete state in the topics, and the site from which this one was raised.",
+            "shards": Group(
+                "Shards, which divide the jobs between schedulers.",
+                {"list": Command("fleet", "list_shards", "List shards, each with the scheduler that fires its jobs.")},
             ),
-            "raise": Command(
-                "standby", "raise_site", "Raise this installation from the topics of a site that is lost."
+            "schemas": Group(
+                "The Avro schemas.",
+                {
+                    "check": Command(
+                        "admin",
+                        "check_schemas",
+                        "Check the schemas against every released version; exit code 1 on a conflict.",
+                    ),
+                    "register": Command(
+                        "admin",
+                        "register_schemas",
+                        "Register this release's schemas in the schema registry, and record their ids in the database.",
+                    ),
+                },
             ),
-        },
-    ),
-    "shard": Group(
-        "Shards, which divide the jobs between schedulers.",
-        {"list": Command("fleet", "list_shards", "List shards, each with the scheduler that fires its jobs.")},
-    ),
-    "tenant": Group(
-        "Tenants and their limits.",
-        {
-            "create": Command("tenants", "create", "Create a tenant, with limits or without."),
-            "list": Command("tenants", "list_tenants", "List tenants by name, each with its limits."),
-            "show": Command("tenants", "show", "Show a tenant: its state, its limits, the progress of its deletion."),
-            "limits": Command(
-                "tenants", "limits", "Change limits of a tenant; none lifts one, and those that are not named stay."
+            "topics": Group(
+                "The Kafka topics.",
+                {
+                    "apply": Command(
+                        "admin", "apply_topics", "Create missing topics; raise partition counts that are too low."
+                    ),
+                    "list": Command("admin", "list_topics", "List the topics and what `topics apply` would change."),
+                    "rotate-key": Command(
+                        "secrets",
+                        "rotate_key",
+                        "Add a key that signs run messages: the older name of `secrets rotate run-messages`.",
+                    ),
+                },
             ),
-            "retention": Command(
-                "tenants", "retention", "Keep finished runs of a tenant for a shorter time, of all states or of one."
+            "secrets": Group(
+                "The keys with which services sign.",
+                {
+                    "rotate": Command(
+                        "secrets",
+                        "rotate",
+                        "Add a key that signs run messages or task tokens, and delete all but the one before.",
+                    )
+                },
             ),
-            "pause": Command("tenants", "pause", "Start no run of a tenant until it is resumed; what runs goes on."),
-            "resume": Command(
-                "tenants", "resume", "End the pause of a tenant; on_resume of its jobs decides what came due meanwhile."
+            "api-key": Group(
+                "Keys of REST and the console.",
+                {
+                    "create": Command("keys", "create", "Create a key of the HTTP API, and print it once."),
+                    "list": Command("keys", "list_keys", "List keys, the newest first, each with its last use."),
+                    "revoke": Command(
+                        "keys",
+                        "revoke",
+                        "Revoke a key of any tenant; it opens nothing from the next second on.",
+                    ),
+                },
             ),
-            "delete": Command(
-                "tenants",
-                "delete",
-                "Delete a tenant with its jobs, runs and all else, a day later; --undo takes that back.",
+            "ordering-key": Group(
+                "Ordering keys that a failed run blocks.",
+                {
+                    "list": Command(
+                        "ordering_keys", "blocked", "List ordering keys that a failed run blocks, the longest first."
+                    ),
+                    "unblock": Command(
+                        "ordering_keys",
+                        "unblock",
+                        "Retry the failed run of an ordering key: its success lets the next run start.",
+                    ),
+                },
             ),
-            "usage": Command("tenants", "usage", "Show what a tenant uses now, beside its limits."),
-        },
-    ),
-    "work": Group(
-        "Bulk work: redrives of dead letters.",
-        {
-            "list": Command(_WORKS, "list_works", "List bulk work, the newest first."),
-            "show": Command(_WORKS, "show", "Show bulk work: its filter, its progress, and what could not be done."),
-            "pause": Command(_WORKS, "pause", "Pause bulk work until it is resumed; what it has done stays."),
-            "resume": Command(_WORKS, "resume", "Resume bulk work."),
-            "cancel": Command(_WORKS, "cancel", "Stop bulk work; what it has done stays."),
-        },
-    ),
-    "cron": Group(
-        "Cron expressions.",
-        {"explain": Command("cron", "explain", "Describe cron expressions and show their next instants.")},
-    ),
-    "topics": Group(
-        "The Kafka topics.",
-        {
-            "apply": Command(
-                "admin", "apply_topics", "Create missing topics; raise partition counts that are too low."
+            "tenant": Group(
+                "Tenants and their limits.",
+                {
+                    "create": Command("tenants", "create", "Create a tenant, with limits or without."),
+                    "list": Command("tenants", "list_tenants", "List tenants by name, each with its limits."),
+                    "show": Command(
+                        "tenants", "show", "Show a tenant: its state, its limits, the progress of its deletion."
+                    ),
+                    "limits": Command(
+                        "tenants",
+                        "limits",
+                        "Change limits of a tenant; none lifts one, and those that are not named stay.",
+                    ),
+                    "retention": Command(
+                        "tenants",
+                        "retention",
+                        "Keep finished runs of a tenant for a shorter time, of all states or of one.",
+                    ),
+                    "pause": Command(
+                        "tenants", "pause", "Start no run of a tenant until it is resumed; what runs goes on."
+                    ),
+                    "resume": Command(
+                        "tenants",
+                        "resume",
+                        "End the pause of a tenant; on_resume of its jobs decides what came due meanwhile.",
+                    ),
+                    "delete": Command(
+                        "tenants",
+                        "delete",
+                        "Delete a tenant with its jobs, runs and all else, a day later; --undo takes that back.",
+                    ),
+                    "usage": Command("tenants", "usage", "Show what a tenant uses now, beside its limits."),
+                },
             ),
-            "list": Command("admin", "list_topics", "List the topics and what `topics apply` would change."),
-            "rotate-key": Command(
-                "secrets",
-                "rotate_key",
-                "Add a key that signs run messages: the older name of `tidewheel secrets rotate run-messages`.",
+            "limit": Group(
+                "Limits of concurrency keys.",
+                {
+                    "set": Command(
+                        "limits",
+                        "set_limit",
+                        "Set the limit of a key or of each key with a prefix; it replaces those of jobs.",
+                    ),
+                    "rm": Command(
+                        "limits",
+                        "remove",
+                        "Remove the limit of a key or a prefix; a shorter prefix or the jobs decide again.",
+                    ),
+                    "list": Command("limits", "list_all", "List limits, each with what runs and waits under it."),
+                    "keys": Command(
+                        "limits", "keys", "List keys in use, each with its limit, and what runs and waits."
+                    ),
+                },
             ),
-        },
-    ),
-    "secrets": Group(
-        "The keys with which services sign.",
-        {
-            "rotate": Command(
-                "secrets",
-                "rotate",
-                "Add a key that signs run messages or task tokens, and delete all but the one before.",
-            )
-        },
-    ),
-    "schemas": Group(
-        "The Avro schemas.",
-        {
-            "check": Command(
-                "admin", "check_schemas", "Check the schemas against every released version; exit code 1 on a conflict."
+            "calendar": Group(
+                "Named sets of days on which jobs do not fire, or only fire.",
+                {
+                    "put": Command(
+                        "calendars", "put", "Create or replace a calendar; jobs that name it follow at once."
+                    ),
+                    "list": Command("calendars", "list_all", "List the calendars of a tenant."),
+                    "show": Command("calendars", "show", "Show a calendar: its days and the jobs that name it."),
+                    "delete": Command("calendars", "delete", "Delete a calendar that no job names."),
+                },
             ),
-            "register": Command(
-                "admin",
-                "register_schemas",
-                "Register this release's schemas in the schema registry, and record their ids in the database.",
+            "cron": Group(
+                "Cron expressions.",
+                {"explain": Command("cron", "explain", "Describe cron expressions and show their next instants.")},
             ),
+            "psql": Command(
+                "connect", "psql", "Open psql on the database; further arguments are psql's.", passes_arguments=True
+            ),
+            "changes": Command(
+                "audit_log",
+                "audit_log",
+                "List changes and operations with actor, door, result and reason, the newest first.",
+            ),
+            "executors": Command(
+                "fleet", "list_executors", "List executors, each with its slots, queues, handlers and last heartbeat."
+            ),
+            "find": Command(
+                "ask",
+                "answer",
+                "Find what a text names: a run, a dead letter or a job.",
+            ),
+            "bench": _BENCH,
         },
     ),
 }
+
+# Names of 0.1.0, until 0.3; `bench --against` measures builds of either.
+_OLDER = {name: command._replace(hidden=True) for name, command in {**_SERVICES, "bench": _BENCH}.items()}
+
+
+def every_command(group: Mapping[str, Command | Group] = COMMANDS, before: str = "") -> Iterator[tuple[str, Command]]:
+    """Yield each command with its words, such as `job create`; one by flags has those of its group."""
+    for name, each in group.items():
+        words = f"{before} {name}".strip()
+        if isinstance(each, Command):
+            yield words, each
+        else:
+            yield from every_command(each.commands, words)
+            if each.by_flags is not None and not each.by_flags.hidden:
+                yield words, each.by_flags
 
 
 def run(*, unusable: int | None = None) -> None:
@@ -481,7 +536,7 @@ class _LazyCommand(TyperCommand):
     """A command whose module is imported when it is invoked or prints its own help."""
 
     def __init__(self, words: str, command: Command) -> None:
-        super().__init__(words.split()[-1], short_help=command.help)
+        super().__init__(words.split()[-1], short_help=command.help, hidden=command.hidden)
         self._words, self._command = words, command
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - click's own types are private
@@ -491,7 +546,7 @@ class _LazyCommand(TyperCommand):
     def real(self) -> TyperCommand:
         """Import the command."""
         if self._command.extra is not None:
-            require(self._command.extra, f"`tidewheel {self.name}`")
+            require(self._command.extra, f"`tidewheel {self._words}`")
         module = import_module(self._command.path)
         app = _app()
         context = {**_CONTEXT, "ignore_unknown_options": self._command.passes_arguments}
@@ -517,18 +572,18 @@ class _Group(_Named):
 
     def __init__(self, group: Group, **options: Any) -> None:  # noqa: ANN401 - as above
         super().__init__(**options)
-        self._by_flags, self._runs_alone = group.by_flags, group.runs_alone
+        self._by_flags = group.by_flags
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **options: Any) -> Any:  # noqa: ANN401
         """Parse the arguments, by the command without a name if the first one is a flag of it."""
-        is_flag = args[0].startswith("-") and args[0] not in _HELP if args else self._runs_alone
+        is_flag = bool(args) and args[0].startswith("-") and args[0] not in _HELP
         if self._by_flags is None or not is_flag:
             return super().make_context(info_name, args, *rest, **options)
         return _LazyCommand(info_name or "", self._by_flags).make_context(info_name, args, *rest, **options)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - as above
         """Write the flags of the command without a name before the commands."""
-        if self._by_flags is not None:
+        if self._by_flags is not None and not self._by_flags.hidden:
             command = _LazyCommand(self.name or "", self._by_flags).real()
             with formatter.section("Without a command"):
                 formatter.write_dl(filter(None, (each.get_help_record(ctx) for each in command.params)))
@@ -541,38 +596,41 @@ def root_command() -> TyperGroup:
     app.callback()(_options)
     root = get_command(app)
     assert isinstance(root, TyperGroup)  # noqa: S101 - it has a callback
-    for name, command in COMMANDS.items():
-        if isinstance(command, Command):
-            root.add_command(_LazyCommand(name, command))
-        else:
-            root.add_command(_group(name, command))
+    for name, each in {**COMMANDS, **_OLDER}.items():
+        root.add_command(_made(name, each))
     return root
 
 
 def _places(name: str) -> list[str]:
-    """Return the commands of this name.
+    """Return the commands and groups of this name.
 
-    >>> _places("explain")
-    ['`tidewheel job explain`', '`tidewheel cron explain`']
+    >>> _places("explain"), _places("archive")
+    (['`tidewheel explain`', '`tidewheel admin cron explain`'], ['`tidewheel admin archive`'])
     """
-    groups = ((place, each) for place, each in COMMANDS.items() if isinstance(each, Group) and name in each.commands)
-    found = [f"`tidewheel {place} {name}`" for place, _ in groups]
-    return [*found, *([f"`tidewheel {name}`"] if name in COMMANDS else [])]
+    words = dict.fromkeys(
+        " ".join(found[: number + 1])
+        for found in (words.split() for words, _ in every_command())
+        for number, part in enumerate(found)
+        if part == name
+    )
+    return [f"`tidewheel {each}`" for each in words]
 
 
-def _group(name: str, group: Group) -> TyperGroup:
-    typer_group = _Group(
-        group,
-        name=name,
-        help=group.help,
-        no_args_is_help=not group.runs_alone,
+def _made(words: str, entry: Command | Group) -> TyperCommand | TyperGroup:
+    if isinstance(entry, Command):
+        return _LazyCommand(words, entry)
+    group = _Group(
+        entry,
+        name=words.split()[-1],
+        help=entry.help,
+        no_args_is_help=True,
         rich_markup_mode=None,
         context_settings=dict(_CONTEXT),
-        epilog=_epilog(name),
+        epilog=_epilog(words),
     )
-    for command_name, command in group.commands.items():
-        typer_group.add_command(_LazyCommand(f"{name} {command_name}", command))
-    return typer_group
+    for name, each in entry.commands.items():
+        group.add_command(_made(f"{words} {name}", each))
+    return group
 
 
 def _epilog(words: str) -> str | None:

@@ -114,7 +114,9 @@ def _refuse_unquoted(expressions: Sequence[str]) -> None:
     """Refuse `explain 0 8 * * *`: the shell splits it into five words and expands the stars."""
     if len(expressions) > 1 and not any(" " in each or each.startswith("@") for each in expressions):
         problem = f"the command received {len(expressions)} expressions of one word each"
-        raise ScheduleRefused(problem, 'put each expression in quotes: tidewheel admin cron explain "0 8 * * *"', "cron")
+        raise ScheduleRefused(
+            problem, 'put each expression in quotes: tidewheel admin cron explain "0 8 * * *"', "cron"
+        )
 
 
 def _text(explained: Explained, number: int) -> Iterator[str]:

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "up": ("tidewheel up --brokers 3 --standby",),
     "dev": ("tidewheel dev --handlers hello",),
-    "run": ("tidewheel serve --roles scheduler,relay,executor --handlers hello",),
-    "bench": ("tidewheel admin bench fire relay --rounds 3", "tidewheel admin bench execute --against ../before"),
-    "intake": ("tidewheel service intake --metrics-port 9101",),
-    "scheduler": ("tidewheel service scheduler --metrics-port 9102",),
-    "relay": ("tidewheel service relay --metrics-port 9103",),
-    "executor": ("tidewheel service executor --handlers hello --queues default,reports --slots 50",),
-    "api": ("tidewheel service api --host 0.0.0.0 --port 8080",),
+    "serve": ("tidewheel serve --roles scheduler,relay,executor --handlers hello",),
+    "admin bench": ("tidewheel admin bench fire relay --rounds 3", "tidewheel admin bench execute --against ../before"),
+    "service intake": ("tidewheel service intake --metrics-port 9101",),
+    "service scheduler": ("tidewheel service scheduler --metrics-port 9102",),
+    "service relay": ("tidewheel service relay --metrics-port 9103",),
+    "service executor": ("tidewheel service executor --handlers hello --queues default,reports --slots 50",),
+    "service api": ("tidewheel service api --host 0.0.0.0 --port 8080",),
     "env": ('eval "$(tidewheel env)"', "tidewheel env --format kafka --secrets"),
     "apply": ("tidewheel apply -f jobs.yaml --dry-run", "tidewheel apply -f jobs.yaml --prune --label team=billing"),
     "job create": (
@@ -33,7 +33,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "job backfill": ("tidewheel job backfill report --from 2026-11-01 --to 2026-11-08 --tz UTC --max-concurrent 4",),
     "job preview": ("tidewheel job preview --cron '30 2 * * *' --tz Europe/Berlin --handler tidy",),
-    "job explain": (
+    "explain": (
         "tidewheel explain report",
         "tidewheel explain report --last 24h",
         "tidewheel explain report --at 2027-03-28T03:00 --tz Europe/Berlin",
@@ -42,7 +42,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "job move": ("tidewheel job move report --at 'tomorrow 09:00' --to 'tomorrow 11:00' --tz Europe/Berlin",),
     "freeze": ("tidewheel freeze --fleet --reason 'database upgrade' --yes", "tidewheel freeze --queue reports"),
     "thaw": ("tidewheel thaw --fleet",),
-    "calendar put": ("tidewheel admin calendar put weekend --weekdays SAT,SUN",),
+    "admin calendar put": ("tidewheel admin calendar put weekend --weekdays SAT,SUN",),
     "run list": ("tidewheel run list --status failed --since yesterday", "tidewheel run list --job report -n 10"),
     "run cancel": (
         "tidewheel run cancel --job report --not-started --dry-run",
@@ -61,26 +61,29 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "dlq purge": ("tidewheel dlq purge --until 30d --redriven --dry-run",),
     "batch submit": ("tidewheel batch submit -f batch.yaml --wait",),
     "batch add": ("tidewheel batch add 019b2d5e-7a10-7c3e-8f00-1f5f1f9b1a3c -f more.yaml",),
-    "limit set": ("tidewheel admin limit set 'api/*' --at-once 3 --rate 100/min",),
-    "key create": (
+    "admin limit set": ("tidewheel admin limit set 'api/*' --at-once 3 --rate 100/min",),
+    "admin api-key create": (
         "tidewheel admin api-key create ci --scope write --scope read --expires 90d",
         "tidewheel admin api-key create billing --scope execute --queue billing --tenant acme --expires 90d",
     ),
-    "tenant create": ("tidewheel admin tenant create acme --triggers-per-second 100 --in-flight 500",),
-    "tenant limits": (
+    "admin tenant create": ("tidewheel admin tenant create acme --triggers-per-second 100 --in-flight 500",),
+    "admin tenant limits": (
         "tidewheel admin tenant limits acme --triggers-per-second 100 --jobs 1000 --payload 64KiB",
         "tidewheel admin tenant limits acme --in-flight none",
         "tidewheel admin tenant limits acme --grant-role acme_app",
     ),
-    "tenant delete": ("tidewheel admin tenant delete acme --yes", "tidewheel admin tenant delete acme --undo"),
-    "audit": (
+    "admin tenant delete": ("tidewheel admin tenant delete acme --yes", "tidewheel admin tenant delete acme --undo"),
+    "admin audit": (
         "tidewheel admin audit --from 2026-11-01 --to 2026-12-01 --tz UTC --report november.json",
         "tidewheel admin audit --from 24h --job report",
     ),
-    "restore": ("tidewheel admin restore --dry-run", "tidewheel admin restore --stopped-at 2026-11-20T08:00Z --yes"),
-    "standby raise": ("tidewheel admin standby raise --from kafka.b:9092 --prefix a.tidewheel",),
-    "audit-log": ("tidewheel admin changes --since 24h --object job/report",),
-    "cron explain": ("tidewheel admin cron explain '0 9 * * MON-FRI' --tz America/New_York",),
+    "admin restore": (
+        "tidewheel admin restore --dry-run",
+        "tidewheel admin restore --stopped-at 2026-11-20T08:00Z --yes",
+    ),
+    "admin standby raise": ("tidewheel admin standby raise --from kafka.b:9092 --prefix a.tidewheel",),
+    "admin changes": ("tidewheel admin changes --since 24h --object job/report",),
+    "admin cron explain": ("tidewheel admin cron explain '0 9 * * MON-FRI' --tz America/New_York",),
     "migrate": ("tidewheel migrate --dry-run", "tidewheel migrate --roles --passwords passwords"),
-    "topics apply": ("tidewheel admin topics apply --queues default,reports --dry-run",),
+    "admin topics apply": ("tidewheel admin topics apply --queues default,reports --dry-run",),
 }

@@ -47,5 +47,5 @@ def rotate(
 
 
 def rotate_key(revoke: Revoke = False, output: OutputOption = Output.TEXT) -> None:  # noqa: FBT002 - a flag
-    """Add a key that signs run messages: the older name of `tidewheel admin secrets rotate run-messages`."""
+    """Add a key that signs run messages: the older name of `secrets rotate run-messages`."""
     rotate("run-messages", revoke=revoke, output=output)

@@ -1,4 +1,4 @@
-"""`tidewheel admin tenant create | list | show | limits | retention | pause | resume | delete | usage`."""
+"""`tidewheel admin tenant`: tenants, their limits, pauses and deletion."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -208,7 +208,9 @@ def delete(
         accepted = client.tenants.delete(name, grace=span)
         now = client.tenants.get(name)
     if now.delete_at is not None:
-        text = f"will be deleted at {moment(now.delete_at, None)}; `tidewheel admin tenant delete {name} --undo` keeps it"
+        text = (
+            f"will be deleted at {moment(now.delete_at, None)}; `tidewheel admin tenant delete {name} --undo` keeps it"
+        )
     else:
         text = f"is being deleted; `tidewheel admin tenant show {name}` has the progress"
     text = text if accepted else f"unchanged: its deletion was accepted before; it {text}"

@@ -168,10 +168,16 @@ def _ensure_within_limits(connection: Conn, tenant: str, rate: float | None) -> 
     keys, most = _DEFAULT_KEYS if keys is None else keys, _DEFAULT_KEY_RATE if most is None else most
     if count >= keys:
         problem = f"tenant {tenant} has {count} API keys, and its limit is {keys}"
-        refuse("keys", problem, f"revoke one, or have an operator run `tidewheel admin tenant limits {tenant} --keys N`")
+        refuse(
+            "keys", problem, f"revoke one, or have an operator run `tidewheel admin tenant limits {tenant} --keys N`"
+        )
     if rate is not None and rate > most:
         problem = f"{rate:g} requests a second are more than the {most:g} of tenant {tenant}"
-        refuse("rate", problem, f"write less, or have an operator run `tidewheel admin tenant limits {tenant} --key-rate N`")
+        refuse(
+            "rate",
+            problem,
+            f"write less, or have an operator run `tidewheel admin tenant limits {tenant} --key-rate N`",
+        )
 
 
 def _ensure_fits(name: str, scopes: Sequence[Scope], lifetime: timedelta | None, rate: float | None) -> None:

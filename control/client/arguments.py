@@ -38,12 +38,15 @@ def as_document(value: object, name: str) -> dict[str, object]:
     """
     if not isinstance(value, Mapping):
         refuse(name, f"{shown(value)} is not a mapping", f"pass the fields of the {name} by their names")
-    ensure_text_names(value, name)
-    return dict(cast("Mapping[str, object]", value))
+    document = cast("Mapping[str, object]", value)
+    ensure_text_names(document, name)
+    return dict(document)
 
 
 def ensure_text_names(value: object, path: str) -> None:
-    """Refuse a mapping with a name that is not text: in JSON, 1 and "1" are one name, so a value would be lost.
+    """Refuse a mapping with a name that is not text.
+
+    In JSON, 1 and "1" are one name: one of the two values would be lost.
 
     >>> ensure_text_names({"lines": [{"1": 2}]}, "payload")
 

@@ -18,7 +18,6 @@ from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
-from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.jobs import Jobs
 from tidewheel.control.client.limits import Limits
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
@@ -32,6 +31,7 @@ from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.reads.backfills import BackfillProgress
 from tidewheel.control.reads.batches import Batch
 from tidewheel.nouns.dead_letters.operations import DeadLetters
+from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.works.model import Work
 from tidewheel.nouns.works.operations import Works
 from tidewheel.settings.connections import Connections

@@ -18,7 +18,6 @@ from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
-from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.job_patch import patch_job
 from tidewheel.control.client.jobs import Jobs
 from tidewheel.control.client.limits import Limits
@@ -39,6 +38,7 @@ from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.nouns.dead_letters.operations import DeadLetters
+from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.works.operations import Works
 from tidewheel.settings.connections import Connections
 

@@ -96,6 +96,11 @@ class Connection:
         self._notifier = Notifier(self.url, f"{application}-notify")
         self._never = threading.Event()
 
+    @property
+    def all_tenants(self) -> bool:
+        """True if its actor may see all tenants."""
+        return self.actor.tenant is None
+
     def close(self) -> None:
         """Close its sessions."""
         self._notifier.close()

@@ -69,7 +69,11 @@ class OrderingKeys:
         with own.transaction() as connection:
             found = read_blocked_key(connection, own.tenant, key)
         if found is None:
-            refuse("key", f"the ordering key {key!r} is not blocked", "`tidewheel admin ordering-key list` lists those that are")
+            refuse(
+                "key",
+                f"the ordering key {key!r} is not blocked",
+                "`tidewheel admin ordering-key list` lists those that are",
+            )
         document = {"type": "run.retry", "run_id": str(found.blocked_by)}
         if found.retried_by is not None:
             refuse("key", f"run {found.retried_by} retries the failed run", "wait for its end")

@@ -23,12 +23,14 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.door import SIGN_IN, Door
 from tidewheel.control.console.forms import MOST_BYTES, Form, check_form, read_form
-from tidewheel.control.console.frozen import framed
+from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.rendering import KeyShown, Visitor
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import without_zone
 from tidewheel.control.console.words import number
-from tidewheel.errors import FieldError, Refused
+from tidewheel.errors import FieldError, Refused, TidewheelError, Unavailable
+from tidewheel.nouns.freezes.model import FrozenScope
+from tidewheel.nouns.freezes.reads import standing_freezes
 
 SAMPLE = 5
 """The lines of what a dialog touches."""
@@ -214,6 +216,28 @@ def visitor(request: Request, found: Caller) -> Visitor:
     shown = None if key is None else KeyShown.of(key)
     scopes = frozenset(str(each) for each in found.scopes)
     return Visitor(request.scope.get(SIGN_IN), shown, found.tenant, found.all_tenants, scopes)
+
+
+def framed(connection: Connection, visitor: Visitor) -> Visitor:
+    """Return the reader of a page with the freezes that it sees, each with the address of its thaw.
+
+    A page does without the band if the freezes cannot be read.
+    """
+    try:
+        with connection.snapshot() as reading:
+            found = standing_freezes(reading, visitor.tenant)
+    except Unavailable:
+        raise
+    except TidewheelError:
+        return visitor
+    return visitor._replace(frozen=[(each, address_of(each)) for each in found])
+
+
+def address_of(scope: FrozenScope) -> Mapping[str, object]:
+    """Return a scope as parts of an address: labels as several `name=value`."""
+    named = scope.named()
+    labels = named.pop("labels", None)
+    return {**named, "label": pairs(labels)} if labels else named
 
 
 def acting(request: Request, found: Caller) -> Caller:

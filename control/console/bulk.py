@@ -20,11 +20,11 @@ from tidewheel.control.console.view import Failed, View, page_now, part
 from tidewheel.control.reads.backfills import BackfillProgress, backfill, backfills
 from tidewheel.control.reads.cancellations import Cancellation, cancellations, show_cancellation
 from tidewheel.control.reads.fleet import is_scheduler_alive
-from tidewheel.control.reads.freezes import freezes_of, narrow_scope, standing_freezes
 from tidewheel.ids import job_id
 from tidewheel.nouns.dead_letters.model import DeadLetterFilter
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.dead_letters.reads import list_dead_letters
+from tidewheel.nouns.freezes.reads import freezes_of, standing_freezes
 from tidewheel.nouns.works.model import COUNTED
 from tidewheel.nouns.works.model import Work as StoredWork
 from tidewheel.nouns.works.reads import list_works, show_work
@@ -181,7 +181,7 @@ def _is_frozen(connection: Conn, tenant: str, row: BackfillProgress | Cancellati
     if "job" in row.filter:
         return bool(freezes_of(connection, tenant, job_id(tenant, _filter(row)["job"])))
     freezes = standing_freezes(connection, tenant)
-    return any(not narrow_scope(each.queue, each.labels, each.key_prefix) for each in freezes)
+    return any(not each.narrow() for each in freezes)
 
 
 def _newest(connection: Connection, caller: Caller, kind: Kind, now: datetime) -> Sequence[Work]:

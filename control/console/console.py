@@ -21,13 +21,11 @@ from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console import places
-from tidewheel.control.console.actions import Action, Actions, visitor
+from tidewheel.control.console.actions import Action, Actions, framed, visitor
 from tidewheel.control.console.bulk import BulkPage, BulkWorkPage
 from tidewheel.control.console.bulk_actions import ChangeBulk
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.forms import check_form, read_form
-from tidewheel.control.console.freezing import ChooseFreezePage, FreezeScope, ThawScope
-from tidewheel.control.console.frozen import framed
 from tidewheel.control.console.job import JobPage
 from tidewheel.control.console.job_actions import PauseJob, ResumeJob
 from tidewheel.control.console.job_dialogs import (
@@ -66,6 +64,7 @@ from tidewheel.control.console.workflows import WorkflowsPage
 from tidewheel.control.doctor.kept import Doctor
 from tidewheel.control.reads.tenants import require_tenant, show_tenant
 from tidewheel.nouns.dead_letters import pages as pages_of_letters
+from tidewheel.nouns.freezes.pages import ChooseFreezePage, FreezeAction, ThawAction
 from tidewheel.settings.api import ApiSettings
 
 _YEAR_SECONDS = 365 * 86_400
@@ -153,8 +152,8 @@ class Console:
             "/bulk/{kind}/{id}/pause": ChangeBulk("pause"),
             "/bulk/{kind}/{id}/resume": ChangeBulk("resume"),
             "/bulk/{kind}/{id}/cancel": ChangeBulk("cancel"),
-            "/freeze/scope": FreezeScope(),
-            "/thaw": ThawScope(),
+            "/freeze/scope": FreezeAction(),
+            "/thaw": ThawAction(),
         }
         acting = Actions(self.reads, self.writes, self.door)
         for path, action in actions.items():

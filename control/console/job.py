@@ -28,11 +28,10 @@ from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job_timeline
 from tidewheel.control.explain.month import Counted, coming_counts
 from tidewheel.control.explain.recent import Around, around
-from tidewheel.control.explain.resuming import Resumption, preview_resume
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
-from tidewheel.control.reads.freezes import freeze_changes
 from tidewheel.control.reads.job_keys import key_of_job
 from tidewheel.control.reads.jobs import show_job
+from tidewheel.control.reads.resuming import Resumption, preview_resume
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
 from tidewheel.control.schedule_words import schedule_words
 from tidewheel.ids import job_id
@@ -40,6 +39,7 @@ from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_second, format_timestamp
 from tidewheel.nouns.dead_letters.model import DeadLetterFilter
 from tidewheel.nouns.dead_letters.reads import list_dead_letters
+from tidewheel.nouns.freezes.reads import freeze_changes
 from tidewheel.runs import DEAD_LETTERED
 from tidewheel.schedules.decision import SkipReason
 from tidewheel.schedules.describe import describe_times

@@ -14,9 +14,9 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.preview import NOT_FIRING
-from tidewheel.control.explain.resuming import preview_resume
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.reads.jobs import JobDetail, show_job
+from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.jobs.values import format_second, format_timestamp
 from tidewheel.schedules.policies import CatchUp
 

@@ -79,7 +79,7 @@ class NewKey:
         everywhere = [Field("all_tenants", "Valid for all tenants", "check", help=f"Otherwise only for {whose}.")]
         return Dialog(
             "New key", "Create the key", urls("keys"), place="admin", keep="Back",
-            will=(once if _own(request) else "Refused without a sign-in: run `tidewheel admin api-key create` instead.",),
+            will=(once if _own(request) else "Refused without a sign-in: run `tidewheel admin api-key create`.",),
             fields=(
                 Field("name", "Name", required=True, help="Shown in lists and in the audit log."),
                 *(Field(each, each, "check", help=words) for each, words in _SCOPES.items()),

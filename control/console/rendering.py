@@ -30,9 +30,9 @@ from tidewheel.control.console.sign_in import (
     new_form_cookie,
 )
 from tidewheel.control.console.urls import PATHS, Urls
-from tidewheel.control.reads.freezes import Freeze
 from tidewheel.ids import instant_of
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.settings.api import ApiSettings
 
 CONTENT_SECURITY_POLICY = (

@@ -11,10 +11,10 @@ from tidewheel.control.console.words import agreed, between, counted, number, re
 from tidewheel.control.console.workflow_graph import is_met
 from tidewheel.control.durations import duration
 from tidewheel.control.explain.recent import Unfired
-from tidewheel.control.explain.resuming import Resumption
 from tidewheel.control.explain.text import paused_by
 from tidewheel.control.explain.upcoming import Upcoming
 from tidewheel.control.reads.jobs import JobDetail
+from tidewheel.control.reads.resuming import Resumption
 from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.control.reads.runs import RunSummary
 from tidewheel.control.reads.waits import Wait

@@ -210,7 +210,10 @@ def check_outbox(context: Context) -> Iterator[Finding]:
     for each in lanes:
         if each.oldest > context.limits.message_age and each.lane not in held:
             evidence = f"{each.due:,} messages wait, the oldest for {age_text(each.oldest)}"
-            remedy = "start a relay: tidewheel service relay; if one lives, `tidewheel admin topics list` and its log name the cause"
+            remedy = (
+                "start a relay: tidewheel service relay; if one lives, `tidewheel admin topics list` and "
+                "its log name the cause"
+            )
             yield Finding("outbox", Severity.ERROR, f"messages of lane {each.lane} do not leave", evidence, remedy)
 
 
@@ -229,7 +232,10 @@ def check_partitions(context: Context) -> Iterator[Finding]:
         names = ", ".join(f"{table} of {day}" for table, day in missing[:_SHOWN])
         severity = Severity.ERROR if ahead < 0 else Severity.WARNING
         evidence = f"{len(missing)} of {len(TABLES) * 5}: {names}"
-        remedy = "start a scheduler, which creates them: tidewheel service scheduler; or `tidewheel migrate`, which does so too"
+        remedy = (
+            "start a scheduler, which creates them: tidewheel service scheduler; or `tidewheel migrate`, "
+            "which does so too"
+        )
         yield Finding("partitions", severity, "partitions of these days are missing", evidence, remedy)
 
 
@@ -268,7 +274,9 @@ def check_vacuum(context: Context) -> Iterator[Finding]:
             what = f"the replication slot {name} has no reader, and the server keeps WAL for it"
             end = f"SELECT pg_drop_replication_slot('{name}')"
             evidence = f"{kept // _MEBIBYTE:,} MiB of WAL"
-            yield Finding("vacuum", Severity.WARNING, what, evidence, f'tidewheel admin psql -c "{end}", or start its reader')
+            yield Finding(
+                "vacuum", Severity.WARNING, what, evidence, f'tidewheel admin psql -c "{end}", or start its reader'
+            )
 
 
 def check_quarantine(context: Context) -> Iterator[Finding]:

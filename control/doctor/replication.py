@@ -43,7 +43,7 @@ def check_replication(context: Context) -> Iterator[Finding]:
     names = ", ".join(sorted({each.name or "?" for each in standbys})) or "none is attached"
     if standbys and not wanted:
         what = "a fail-over may lose acknowledged work: commits do not wait for a standby"
-        remedy = "set synchronous_standby_names on the primary, or accept the loss (docs/operations.md, Fail-over)"
+        remedy = "set synchronous_standby_names on the primary, or accept the loss (docs/recovery.md, Fail-over)"
         evidence = f"synchronous_standby_names is empty; standbys: {names}"
         yield Finding("replication", Severity.WARNING, what, evidence, remedy)
     may_read = all(each.sync_state is not None for each in standbys)
@@ -88,7 +88,9 @@ def check_standby_site(context: Context) -> Iterator[Finding]:
         yield Finding("standby", Severity.ERROR, what, ", ".join(tables), remedy)
     if refused is not None:
         what = "Kafka has refused records for the standby site: no later state is complete"
-        remedy = "set max.message.bytes of the two topics as docs/topics.md has it, then `tidewheel admin standby enable`"
+        remedy = (
+            "set max.message.bytes of the two topics as docs/topics.md has it, then `tidewheel admin standby enable`"
+        )
         yield Finding("standby", Severity.ERROR, what, refused, remedy)
     elif found.age is not None and found.age > context.limits.site_age:
         what = "the topics of the standby site are behind: a site that is lost now loses this time"

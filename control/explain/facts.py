@@ -10,8 +10,9 @@ from psycopg.rows import class_row
 
 from tidewheel.control.explain.explanation import AttemptFacts, RunFacts, SkipSpan
 from tidewheel.control.explain.version_timeline import VersionSpan, VersionTimeline, read_version_timeline
-from tidewheel.control.reads.freezes import Freeze, freezes_of
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
+from tidewheel.nouns.freezes.model import Freeze
+from tidewheel.nouns.freezes.reads import freezes_of
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause

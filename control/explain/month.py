@@ -14,9 +14,9 @@ from tidewheel.control.explain.facts import read_overrides_around
 from tidewheel.control.explain.text import NO_FURTHER_OCCURRENCE
 from tidewheel.control.explain.upcoming import upcoming_words
 from tidewheel.control.explain.version_timeline import VersionSpan, VersionTimeline, read_version_timeline
-from tidewheel.control.reads.freezes import freezes_of
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.errors import UnknownJob
+from tidewheel.nouns.freezes.reads import freezes_of
 from tidewheel.postgres.session import Conn
 from tidewheel.schedules.calendars import MAX_COUNTED
 from tidewheel.schedules.decision import HoldReason, Override

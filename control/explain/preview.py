@@ -15,7 +15,6 @@ from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutco
 from tidewheel.control.explain.text import OVERLAP_EFFECTS, instant, paused, policy_effect
 from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, UpcomingOccurrence
 from tidewheel.control.explain.version_timeline import TimerPosition as TimerPosition
-from tidewheel.control.reads.freezes import freezes_of
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id
 from tidewheel.intake.allowed_targets import ensure_allowed
@@ -36,6 +35,7 @@ from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.schedule import AfterSpec
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.nouns.freezes.reads import freezes_of
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

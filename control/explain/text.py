@@ -11,8 +11,8 @@ from tidewheel.control.durations import duration
 from tidewheel.control.explain.explanation import RunFacts, SkipSpan
 from tidewheel.control.explain.facts import InstantFacts, OverrideFacts
 from tidewheel.control.explain.version_timeline import VersionSpan
-from tidewheel.control.reads.freezes import Freeze
 from tidewheel.control.reads.waits import GOES_ON, read_waits
+from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.runs import Overlap, RunState
 from tidewheel.schedules.decide import MAX_CAUGHT_UP
 from tidewheel.schedules.decision import SkipReason

@@ -27,9 +27,10 @@ from tidewheel.control.explain.text import (
     quarantined,
 )
 from tidewheel.control.explain.version_timeline import VersionSpan, read_version_timeline
-from tidewheel.control.reads.freezes import Freeze, freezes_of
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.errors import UnknownJob
+from tidewheel.nouns.freezes.model import Freeze
+from tidewheel.nouns.freezes.reads import freezes_of
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState

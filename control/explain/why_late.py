@@ -7,8 +7,8 @@ from typing import cast
 from psycopg.rows import class_row
 
 from tidewheel.control.explain.job_timeline import VersionTick
-from tidewheel.control.reads.freezes import freeze_changes
 from tidewheel.control.reads.run_detail import RunDetail
+from tidewheel.nouns.freezes.reads import freeze_changes
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 

@@ -15,7 +15,6 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from tidewheel.control.explain.explanation import OccurrenceOutcome
-from tidewheel.control.reads.freezes import Freeze, freezes_of
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.runs import STATUSES
@@ -25,6 +24,8 @@ from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.values import format_second
+from tidewheel.nouns.freezes.model import Freeze
+from tidewheel.nouns.freezes.reads import freezes_of
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import HoldReason

@@ -11,12 +11,13 @@ from psycopg.rows import class_row
 from tidewheel.control.reads.activity import ActivityBin
 from tidewheel.control.reads.backlog import Backlog, OpenRuns
 from tidewheel.control.reads.findings import Severity
-from tidewheel.control.reads.freezes import FreezeSummary, list_freezes
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.status import FleetStatus
 from tidewheel.control.reads.waits import Wait, WaitCode
 from tidewheel.ids import first_run_id
 from tidewheel.jobs.values import format_duration
+from tidewheel.nouns.freezes.model import FreezeSummary
+from tidewheel.nouns.freezes.reads import list_freezes
 from tidewheel.outbox import OutboxLane
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

@@ -12,10 +12,11 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.reads.freezes import Freeze, all_freezes
 from tidewheel.control.reads.held_lanes import HeldLane, held_findings, read_held_lanes
 from tidewheel.control.reads.waits import LEASE, start_executor
 from tidewheel.jobs.values import format_duration, format_second
+from tidewheel.nouns.freezes.model import Freeze
+from tidewheel.nouns.freezes.reads import all_freezes
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
 from tidewheel.postgres.pg_arrays import integers
 from tidewheel.postgres.session import Conn
@@ -272,7 +273,7 @@ def _missing_roles(services: Sequence[Service], *, has_jobs: bool) -> Iterator[F
             only = "the only one" if len(known) == 1 else f"the last of {len(known)}"
             since = format_second(latest.last_heartbeat_at)
             evidence = f"{only}, {latest.name}, is dead: its last heartbeat was at {since}"
-        yield Finding("services", severity, what, evidence, f"tidewheel {role}")
+        yield Finding("services", severity, what, evidence, f"tidewheel service {role}")
 
 
 def _silent_executors(services: Sequence[Service]) -> Iterator[Finding]:

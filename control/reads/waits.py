@@ -14,10 +14,10 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.control.reads.freezes import Freeze
 from tidewheel.control.reads.stored import read_definition
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import RESERVED, format_second
+from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import IN_FLIGHT, OWNED, AttemptOutcome, Gate, Move, RunState, sources
@@ -359,7 +359,9 @@ def _key(facts: WaitFacts, key: str) -> Wait:
     if places is not None and held >= places:
         words = f"waits for a place of the concurrency key {key!r}: runs hold {held} of {places}"
         return Wait(
-            WaitCode.KEY, words, f"`tidewheel admin limit set {key!r} --at-once {places + 1}`, or raise at_once in its jobs"
+            WaitCode.KEY,
+            words,
+            f"`tidewheel admin limit set {key!r} --at-once {places + 1}`, or raise at_once in its jobs",
         )
     words = f"waits for the rate of the concurrency key {key!r}; the oldest waiting run starts first"
     remedy = f"`tidewheel admin limit set {key!r} --rate ...`, or raise rate in its jobs"
@@ -386,7 +388,9 @@ def _order(facts: WaitFacts, key: str) -> Wait:
     head, blocker = facts.order_head, facts.order_blocked_by
     if blocker is not None and head is None:
         words = f"the ordering key {key!r} is blocked: run {blocker} failed"
-        remedy = f"`tidewheel admin ordering-key unblock {quote(key)}` retries that run; with --skip the next one starts"
+        remedy = (
+            f"`tidewheel admin ordering-key unblock {quote(key)}` retries that run; with --skip the next one starts"
+        )
         return Wait(WaitCode.ORDER, words, remedy, behind_run_id=blocker)
     words = f"waits for its turn in the order of the key {key!r}"
     if head is None:

@@ -156,7 +156,8 @@ def _last_complete(by_topic: Mapping[str, Sequence[Mark]]) -> Mark:
     missing = [topic for topic, marks in by_topic.items() if not marks]
     if missing:
         message = (
-            f"{' and '.join(missing)} hold no complete state; wait until `tidewheel admin standby status` of the other site "
+            f"{' and '.join(missing)} hold no complete state; wait until `tidewheel admin standby status` of the "
+            "other site "
             "shows one and the topics are mirrored, or give --prefix the begin of their names"
         )
         raise SettingsError(message)

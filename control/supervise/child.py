@@ -44,7 +44,7 @@ def main() -> None:
             return
     from tidewheel.control.cli.commands import run
 
-    sys.argv = ["tidewheel", role, *flags]
+    sys.argv = ["tidewheel", "service", role, *flags]
     run(unusable=UNUSABLE)
 
 

@@ -1,7 +1,7 @@
 """Judge a demo, and compute the figures of its summary. Pure.
 
-`tidewheel admin audit` decides which occurrences were due. The receiver's calls and the consumer's events are counted apart
-from it. Every failed check names the run to look at.
+`tidewheel admin audit` decides which occurrences were due. The receiver's calls and the consumer's events are counted
+apart from it. Every failed check names the run to look at.
 """
 
 from collections import Counter, defaultdict

@@ -142,7 +142,9 @@ class _Scenario:
         )
 
     def _audit(self) -> Mapping[str, object]:
-        done = self._services.command("admin", "audit", "--from", self._began_at.isoformat(), "--completions", "-o", "json")
+        done = self._services.command(
+            "admin", "audit", "--from", self._began_at.isoformat(), "--completions", "-o", "json"
+        )
         try:
             return dict(json.loads(done.stdout))
         except ValueError:

@@ -22,15 +22,16 @@ from tests.transitions.test_workflows import play
 from tidewheel.activity import Stage
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.explain.resuming import preview_resume, preview_thaw
 from tidewheel.control.reads.activity import read_activity, slowest_runs
 from tidewheel.control.reads.backfills import backfills
-from tidewheel.control.reads.freezes import freeze_changes, list_freezes
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.control.reads.now import read_now_of
+from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.control.reads.run_changes import read_run_changes
 from tidewheel.ids import job_id
 from tidewheel.migrations.row_security import TENANT_ROLE
+from tidewheel.nouns.freezes.model import FrozenScope
+from tidewheel.nouns.freezes.reads import freeze_changes, list_freezes, preview_thaw
 from tidewheel.postgres.pg_copy import Field, FieldDumper
 from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, connect
 from tidewheel.postgres.statements import Statements, trusted
@@ -44,7 +45,7 @@ _POLICY = "(tenant = current_setting('tidewheel.tenant'::text, true))"
 _DAY = re.compile(r"_\d{8}$")
 _INSERT = re.compile(r"INSERT INTO (\w+) \(")
 
-_DOORS = ("tidewheel.control", "tidewheel.intake", "tidewheel.nouns.dead_letters")
+_DOORS = ("tidewheel.control", "tidewheel.intake", "tidewheel.nouns.dead_letters", "tidewheel.nouns.freezes")
 _WITHOUT_TENANT = {"INSERT INTO outbox ("}
 # Their results differ from one execution to the next.
 OF_THE_SESSION = {
@@ -68,7 +69,8 @@ SELECT pg_restore_attribute_stats(
 # Statements of the doors that the scenario does not execute for a tenant, by the reason.
 _NOT_EXECUTED = {
     "it concerns all tenants, and runs as the owner of the tables": """
-        control: find_api_key list_all_freezes list_audit_log_of_all list_executors list_schedulers list_tenants ping
+        nouns.freezes: list_all_freezes
+        control: find_api_key list_audit_log_of_all list_executors list_schedulers list_tenants ping
         control: read_fleet_facts read_held_lanes read_intake_offsets read_queues read_services record_api_key_use
         control: add_executor_key add_tenant change_limits free_name grant_role keep_tenant revoke_role
         control: schedule_deletion read_fallbacks add_message_key delete_message_keys lock_message_keys
@@ -85,7 +87,8 @@ _NOT_EXECUTED = {
     "only pages of the console and their routes execute it": """
         control: find_job_key read_run_payload find_timeline_runs count_timeline_runs read_took_p95 read_versions_since
         control: read_selected_jobs read_pauses read_recent_runs read_tenant_pulse read_run_pulses read_job_pulses
-        control: find_keys_from show_api_key count_freezable find_standing_freezes
+        control: find_keys_from show_api_key
+        nouns.freezes: count_freezable find_standing_freezes
         control: list_children read_retry_facts find_longest_attempts""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
         control: find_active_run find_active_run_at find_chain find_unfired oldest_day_of_runs read_able
@@ -169,7 +172,7 @@ def lived(clocked: ClockedDatabase, recording: Recording) -> Recording:
             list_jobs(reading, MINE)
             list_freezes(reading, MINE, counts_all=False)
             freeze_changes(reading, MINE, _NOON, _NOON + span)
-            preview_thaw(reading, MINE, labels={"team": "a"}, only=MINE)
+            preview_thaw(reading, FrozenScope(MINE, None, {"team": "a"}, None), only=MINE)
             preview_resume(reading, MINE, [job_id(MINE, "job")])
             backfills(reading, MINE)
             read_now_of(reading, MINE, 64, None, sees_slots=True)

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from tests.docs.reference_errors import errors_page
-from tests.docs.reference_messages import messages_page
+from tests.docs.reference_messages import messages_page, requests_page
 from tests.docs.tables import table
 from tidewheel.jobs.values import format_duration
 from tidewheel.process.metrics import METRICS, Kind
@@ -25,13 +25,13 @@ from tidewheel.settings.services import ArchiveSettings, IntakeSettings, RelaySe
 
 DOCS = Path(__file__).parents[2] / "docs"
 
-_SERVICES: dict[str, type[Connections]] = {
-    "intake": IntakeSettings,
-    "scheduler": SchedulerSettings,
-    "relay": RelaySettings,
-    "executor": ExecutorSettings,
-    "api": ApiSettings,
-    "archive": ArchiveSettings,
+_COMMANDS: dict[str, type[Connections]] = {
+    "service intake": IntakeSettings,
+    "service scheduler": SchedulerSettings,
+    "service relay": RelaySettings,
+    "service executor": ExecutorSettings,
+    "service api": ApiSettings,
+    "admin archive": ArchiveSettings,
 }
 _SETTINGS_HEAD = """\
 # Settings
@@ -62,7 +62,7 @@ _OUTSIDE: tuple[tuple[str, str, str], ...] = (
     (
         "`TIDEWHEEL_SECRET_<NAME>`",
         "`executor`",
-        "`host[,host…]=value`: a [secret](targets.md#secrets) that jobs of the tenant `default` name in headers",
+        "`host[,host…]=value`: a [secret](http-targets.md#secrets) that jobs of the tenant `default` name in headers",
     ),
     (
         "`PGHOST`, `PGHOSTADDR`, `PGSERVICE`, `PGDATABASE`",
@@ -111,6 +111,7 @@ def pages() -> dict[Path, str]:
         DOCS / "settings.md": settings_page(),
         DOCS / "metrics.md": metrics_page(),
         DOCS / "messages.md": messages_page(),
+        DOCS / "messages-requests.md": requests_page(),
         DOCS / "errors.md": errors_page(),
     }
 
@@ -118,9 +119,9 @@ def pages() -> dict[Path, str]:
 def settings_page() -> str:
     """Return every setting: name, default, accepted values, meaning."""
     parts = [_SETTINGS_HEAD, _section("Every service", Connections.model_fields)]
-    for service, model in _SERVICES.items():
+    for command, model in _COMMANDS.items():
         own = {name: field for name, field in model.model_fields.items() if name not in Connections.model_fields}
-        parts.append(_section(f"`tidewheel {service}`", own))
+        parts.append(_section(f"`tidewheel {command}`", own))
     outside = table(("Variable", "Read by", "Meaning"), _OUTSIDE)
     return "\n".join([*parts, "## Outside the models", "", outside, ""])
 

@@ -1,33 +1,42 @@
-"""The page of the message schemas, from the `.avsc` files."""
+"""The pages of the message schemas, from the `.avsc` files."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from tests.docs.tables import table
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
+REQUESTS = ("request", "reply")
 # In the order of a job's life; the last two are inside others, or between sites.
-FILES = (
-    "request", "reply", "run_request", "run_completed", "lifecycle_event", "dead_letter", "job_definition",
-    "standby_row",
-)  # fmt: skip
+PUBLISHED = ("run_request", "run_completed", "lifecycle_event", "dead_letter", "job_definition", "standby_row")
 _HEAD = """\
-# Message schemas
+# {title}
 
 <!-- Generated from `schemas/*.avsc` by `python -m tests.docs.reference`.
 A test compares the two. Edit the schemas. -->
 
-Each message on Kafka is one of these records. [Topics](topics.md) shows real ones, in Avro and in JSON. A reader of an
+{first} [Topics](topics.md) shows real ones, in Avro and in JSON. A reader of an
 older release ignores fields that it does not know. An enum's value that it does not know is `unknown`.
 """
 
 
 def messages_page() -> str:
-    """Return every field of every message."""
-    parts = [_HEAD]
-    for name in FILES:
+    """Return every field of what Tidewheel publishes."""
+    first = "Runs, completions, events and dead letters. Clients send [requests and get replies](messages-requests.md)."
+    return _page("Message schemas", first, PUBLISHED)
+
+
+def requests_page() -> str:
+    """Return every field of requests and replies."""
+    first = "What clients send and get. Tidewheel publishes [the other messages](messages.md)."
+    return _page("Message schemas: requests and replies", first, REQUESTS)
+
+
+def _page(title: str, first: str, files: Iterable[str]) -> str:
+    parts = [_HEAD.format(title=title, first=first)]
+    for name in files:
         schema = json.loads((SCHEMAS / f"{name}.avsc").read_text(encoding="utf-8"))
         parts += [f"## {schema['name']}", "", f"[`{name}.avsc`](../schemas/{name}.avsc). {schema['doc']}", ""]
         for record in _records(schema):

@@ -32,7 +32,7 @@ PAGE = ROOT / "docs" / "scale.md"
 BEGIN, END = "<!-- routes -->\n", "<!-- end of routes -->\n"
 PACKAGES = (
     "tidewheel.scheduler", "tidewheel.relay", "tidewheel.executor", "tidewheel.transitions", "tidewheel.intake",
-    "tidewheel.control", "tidewheel.nouns.dead_letters", "tidewheel",
+    "tidewheel.control", "tidewheel.nouns.dead_letters", "tidewheel.nouns.freezes", "tidewheel",
 )  # fmt: skip
 FUNCTIONS = "functions of the migrations"
 

@@ -14,7 +14,7 @@ from tests.docs.tables import table
 from tidewheel.control.api.app import make_app
 from tidewheel.control.api.openapi import openapi
 from tidewheel.control.api.workers import Pools
-from tidewheel.control.cli.commands import COMMANDS, Command, root_command
+from tidewheel.control.cli.commands import every_command, root_command
 from tidewheel.kafka.topics import Topics
 from tidewheel.process.service import Shutdown
 from tidewheel.schemas.codec import encode
@@ -71,10 +71,9 @@ def _help(words: Sequence[str]) -> str:
 
 
 def _commands() -> Iterator[tuple[str, ...]]:
-    for name, command in COMMANDS.items():
-        yield (name,)
-        if not isinstance(command, Command):
-            yield from ((name, each) for each in command.commands)
+    """Yield the words of each command, each after those of its groups."""
+    parts = (words.split() for words, _ in every_command())
+    yield from dict.fromkeys(tuple(each[: number + 1]) for each in parts for number in range(len(each)))
 
 
 def _route(path: str, method: str, operation: Mapping[str, Any]) -> list[str]:

@@ -20,13 +20,17 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 _SEARCH = 'data-md-component="search" role="dialog"'
 _SHOWN = {".md", ".png", ".svg"}
-_GENERATED = {"commands.md", "errors.md", "messages.md", "metrics.md", "rest-routes.md", "settings.md"}
+_GENERATED = {
+    "commands.md", "errors.md", "messages.md", "messages-requests.md", "metrics.md", "rest-routes.md", "settings.md"
+}  # fmt: skip
 _GUIDES = {
     f"{name}.md" for name in (
         "quickstart", "tasks", "time", "occurrences", "run-states", "workflows", "tenants", "handlers", "targets",
-        "own-transactions", "testing", "operations", "console",
+        "http-targets", "own-transactions", "testing", "operations", "deployment", "console",
     )
 }  # fmt: skip
+# Reference with the rules that the generated pages lack.
+_RULES = {"requests.md", "requests-submit.md", "interventions.md", "rest.md"}
 # Python-Markdown, unlike CommonMark, needs a blank line before a list and a table, and no second word after a fence.
 _BLANK = re.compile(r"^(?:(?![-*|] |\d+\. |[\s#`]).+(?=\n(?:[-*]|1\.) )|<!--.*-->(?=\n\|))$", re.MULTILINE)
 _FENCE = re.compile(r"^(```\w+) .+$", re.MULTILINE)
@@ -71,12 +75,12 @@ def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
 def boost_of(uri: str) -> float:
     """Return the weight of a page in a search: guides before reference, decision records last.
 
-    >>> boost_of("tasks.md"), boost_of("rest.md"), boost_of("adr/0004-outbox.md")
+    >>> boost_of("tasks.md"), boost_of("topics.md"), boost_of("adr/0004-outbox.md")
     (4.0, 1.0, 0.1)
     """
     if uri in _GUIDES:
         return 4.0
-    if uri == "requests.md":  # reference with the rules that the generated pages lack
+    if uri in _RULES:
         return 2.0
     if uri.startswith(("adr/", "source/")):
         return 0.1

@@ -22,7 +22,8 @@ _COMPLETION = re.compile(r'"job_key":"send-email".*"max_attempts":(\d+)')
 
 def test_row_of_retry_shows_the_defaults() -> None:
     policy = RetryPolicy()
-    [row] = [line for line in (DOCS / "requests.md").read_text(encoding="utf-8").splitlines() if "| `retry` |" in line]
+    text = (DOCS / "requests-submit.md").read_text(encoding="utf-8")
+    [row] = [line for line in text.splitlines() if "| `retry` |" in line]
     expected = (
         f"`max_attempts` {policy.attempts}, `backoff` `{policy.kind}` (`fixed`, `intervals`), "
         f"`initial` {format_duration(policy.initial)}, `factor` {policy.factor:g}, "

@@ -1,20 +1,20 @@
-"""docs/guarantees.md promises only what has a test: each test that it names exists."""
+"""docs/guarantees*.md promise only what has a test: each test that they name exists."""
 
-from tests.landing import promised
+from tests.landing import GUARANTEES, promised
 from tests.strict_types import ROOT
 
-PAGE = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
 
 
 def test_named_tests_exist_in_their_files() -> None:
-    named = promised(PAGE)
+    named = promised(DOCS)
     assert len(named) > 30
     split = [name.split("::") for name in named]
     assert [name for name in split if f"def {name[1]}(" not in (ROOT / name[0]).read_text(encoding="utf-8")] == []
 
 
 def test_every_promise_names_its_tests() -> None:
-    promises, _, _ = PAGE.partition("## Never promised")
-    paragraphs = [text for text in promises.split("\n\n") if text.startswith("**")]
-    assert len(paragraphs) > 15
-    assert [text for text in paragraphs if "](../tests/" not in text] == []
+    pages = (page.read_text(encoding="utf-8") for page in DOCS.glob(GUARANTEES))
+    promises = [text for page in pages for text in page.split("\n## ") if "**Promise:**" in text]
+    assert len(promises) > 15
+    assert [text for text in promises if "](../tests/" not in text] == []

@@ -1,6 +1,6 @@
 """Records on pages equal those of a run: a field that changes makes its page fail.
 
-`docs/topics.md` marks each record with `<!-- record: NAME -->`. The records of `docs/requests.md` and
+`docs/topics.md` marks each record with `<!-- record: NAME -->`. The records of `docs/requests*.md` and
 `docs/wire-contract.md` have the fields, in their order, of a real reply and a real run's message. The calls of the
 latter are in `test_wire_contract.py`.
 """
@@ -31,7 +31,7 @@ from tidewheel.testing.stack import Tidewheel
 
 assert record_handlers
 TOPICS = ROOT / "docs" / "topics.md"
-REQUESTS = ROOT / "docs" / "requests.md"
+REQUESTS = sorted((ROOT / "docs").glob("requests*.md"))
 WIRE_CONTRACT = ROOT / "docs" / "wire-contract.md"
 SCHEMAS = {
     "replies": "reply", "completions": "run_completed", "events": "lifecycle_event", "dead-letters": "dead_letter"
@@ -126,7 +126,8 @@ def test_records_of_the_topics_page_are_real_and_fit_their_json_schemas(records:
 def test_replies_and_run_messages_of_pages_have_the_real_fields(records: Records) -> None:
     [reply, _] = records.of("replies")
     expected = list(json.loads(reply.value or b""))
-    replies = [document for document in documents(REQUESTS) if "status" in document and "origin" in document]
+    shown = [document for page in REQUESTS for document in documents(page)]
+    replies = [document for document in shown if "status" in document and "origin" in document]
     assert len(replies) > 10
     assert [document["request_id"] for document in replies if list(document) != expected] == [], expected
 

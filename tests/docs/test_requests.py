@@ -16,14 +16,15 @@ from tidewheel.jobs.requests import Freeze, JobBackfill, RunComplete, RunsCancel
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.runs import Overlap
 
-PAGE = ROOT / "docs" / "requests.md"
-PAGES = (PAGE, ROOT / "README.md", ROOT / "docs" / "quickstart.md")
+DOCS = ROOT / "docs"
+SUBMIT = DOCS / "requests-submit.md"
+PAGES = (*sorted(DOCS.glob("requests*.md")), ROOT / "README.md", DOCS / "quickstart.md")
 TABLES = {
-    "job.submit": JobSpec,
-    "job.backfill": JobBackfill,
-    "runs.cancel": RunsCancel,
-    "freeze, thaw": Freeze,
-    "run.complete": RunComplete,
+    "job.submit": (SUBMIT, JobSpec),
+    "job.backfill": (DOCS / "requests-trigger.md", JobBackfill),
+    "runs.cancel": (DOCS / "requests-runs.md", RunsCancel),
+    "freeze, thaw": (DOCS / "requests-change.md", Freeze),
+    "run.complete": (DOCS / "requests-runs.md", RunComplete),
 }
 _SCHEMA = jsonschema_rs.Draft202012Validator(json.loads((ROOT / "schemas/json/request.json").read_text("utf-8")))
 _FIELD = re.compile(r"`(\w+)`")
@@ -61,14 +62,15 @@ def test_request_that_is_wrong_does_not_fit_the_published_schema(document: dict[
 
 @pytest.mark.parametrize("section", TABLES)
 def test_table_of_a_request_names_real_fields(section: str) -> None:
-    known = {field.alias or name for name, field in TABLES[section].model_fields.items()}
-    shown = _first_column(PAGE, section)
+    page, model = TABLES[section]
+    known = {field.alias or name for name, field in model.model_fields.items()}
+    shown = _first_column(page, section)
     assert shown
     assert shown - known - {"payload_base64"} == set()
 
 
 def test_row_of_overlap_names_every_policy() -> None:
-    row, *_ = (line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `overlap` |"))
+    row, *_ = (line for line in SUBMIT.read_text(encoding="utf-8").splitlines() if line.startswith("| `overlap` |"))
     assert {policy.value for policy in Overlap} <= {*_FIELD.findall(row)}
 
 

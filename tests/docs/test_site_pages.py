@@ -11,9 +11,9 @@ from tests.control.console.browser import LOOKS, chromium, needs_chromium, tab
 pytestmark = [pytest.mark.slow, pytest.mark.process, needs_chromium]
 # A page among the first three results, by the words of a newcomer.
 FOUND = {
-    "retry": "requests", "cancel a run": "tasks", "time zone": "time", "exactly once": "own-transactions",
-    "cron": "time", "webhook": "tasks", "dead letter": "operations", "python handler": "handlers",
-    "kafka completion": "quickstart", "freeze": "tasks", "api key": "operations", "limit tenant": "tenants",
+    "retry": "requests-submit", "cancel a run": "tasks", "time zone": "time", "exactly once": "own-transactions",
+    "cron": "time", "webhook": "tasks", "dead letter": "interventions", "python handler": "handlers",
+    "kafka completion": "quickstart", "freeze": "tasks", "api key": "rest", "limit tenant": "tenants",
     "workflow": "workflows", "upgrade": "tasks",
 }  # fmt: skip
 FIRST = ("retry", "cron")  # of which it is the first one

@@ -8,13 +8,13 @@ import pytest
 from tests.fixtures.database import Database
 from tests.strict_types import ROOT
 
-PAGE = ROOT / "docs" / "operations.md"
+PAGES = (ROOT / "docs" / "operations.md", ROOT / "docs" / "interventions.md")
 _BLOCK = re.compile(r"^```sql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def _queries() -> list[str]:
-    """Return the SELECT statements of the page."""
-    blocks = _BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    """Return the SELECT statements of the pages."""
+    blocks = [block for page in PAGES for block in _BLOCK.findall(page.read_text(encoding="utf-8"))]
     without_comments = (re.sub(r"--.*", "", block) for block in blocks)
     statements = (statement.strip() for block in without_comments for statement in block.split(";"))
     return [statement for statement in statements if statement.startswith("SELECT")]

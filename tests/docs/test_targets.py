@@ -23,7 +23,8 @@ def test_kind_has_its_rows_on_the_targets_page(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_kind_is_in_the_target_row_of_requests(kind: str) -> None:
-    [row] = [line for line in (DOCS / "requests.md").read_text(encoding="utf-8").splitlines() if "| `target` |" in line]
+    text = (DOCS / "requests-submit.md").read_text(encoding="utf-8")
+    [row] = [line for line in text.splitlines() if "| `target` |" in line]
     assert f"`{kind}`" in row or f'"type": "{kind}"' in row
 
 

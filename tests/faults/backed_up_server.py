@@ -104,6 +104,6 @@ def restore(fleet: Fleet, *arguments: str, failpoint: str | None = None) -> subp
     if failpoint is not None:
         point, _, count = failpoint.partition(":")
         own["TIDEWHEEL_FAILPOINT"] = f"restoring.{point}:{count or 'exit'}"
-    command = [sys.executable, "-m", "tidewheel.control.cli", "restore", *arguments]
+    command = [sys.executable, "-m", "tidewheel.control.cli", "admin", "restore", *arguments]
     environment = {**kept, **client_variables(fleet.kafka), **own}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

@@ -61,7 +61,12 @@ def peak(service: Service) -> int:
 
 
 def send_to_all(
-    fleet: Fleet, values: list[bytes], codec: str, *, key: bytes | None = None, headers: dict[str, bytes] | None = None
+    fleet: Fleet,
+    values: list[bytes],
+    codec: str,
+    *,
+    key: bytes | None = None,
+    headers: dict[str, str | bytes | None] | None = None,
 ) -> None:
     """Produce to each topic that a service reads; each value as a batch of its own, all in one partition."""
     told = {"message.max.bytes": 1_000_000_000, "batch.size": 1_000_000_000, "batch.num.messages": 1}
@@ -128,7 +133,11 @@ def test_thousands_of_messages_with_a_long_key_or_header(fleet: Fleet, part: str
     services = fleet.start_all(EXECUTOR_GROUP=group)
     fleet.wait_started()
     key = bytes(900_000) if part == "key" else None
-    headers = {"header": {"x": bytes(900_000)}, "name": {"x" * 900_000: b""}}.get(part)
+    longest: dict[str, dict[str, str | bytes | None]] = {
+        "header": {"x": bytes(900_000)},
+        "name": {"x" * 900_000: b""},
+    }
+    headers = longest.get(part)
     send_to_all(fleet, [b"abc"] * 2000, "zstd", key=key, headers=headers)
     assert_reads_on(fleet)
     report(f"{part}, {group}", services)

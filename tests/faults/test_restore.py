@@ -1,6 +1,6 @@
 """The database is lost and restored from a base backup, and Kafka is ahead of it.
 
-`tidewheel admin restore` is killed in each of its steps and repeated. Executors of the lost database are alive meanwhile.
+`tidewheel admin restore` is killed in each of its steps and repeated. Executors of the lost database live meanwhile.
 """
 
 import signal

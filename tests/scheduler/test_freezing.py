@@ -23,8 +23,9 @@ from tests.transitions.acts import (
     trigger,
 )
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.control.explain.resuming import preview_thaw
 from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.nouns.freezes.model import FrozenScope
+from tidewheel.nouns.freezes.reads import preview_thaw
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.scheduler import freezing
@@ -63,7 +64,7 @@ def fire_all(database: ClockedDatabase) -> None:
 
 def preview_counts(database: ClockedDatabase) -> tuple[int, int]:
     with database.transaction() as connection:
-        found = preview_thaw(connection, "default")
+        found = preview_thaw(connection, FrozenScope("default", None, None, None))
     return found.fires, found.skips
 
 

@@ -342,7 +342,9 @@ def test_refusals_name_the_field_and_the_time_from_which_the_name_is_free(clocke
         with answering(database) as http:
             listed = answer_of(http.get("/api/v1/tenants"))["tenants"]
             assert [each["tenant"] for each in listed] == ["acme", "default"]
-            assert answer_of(http.get("/api/v1/tenants/acme")) == json_output(database, "admin", "tenant", "show", "acme")
+            assert answer_of(http.get("/api/v1/tenants/acme")) == json_output(
+                database, "admin", "tenant", "show", "acme"
+            )
             assert http.get("/api/v1/jobs?tenant=acme").json()["code"] == "tenant_deleted"
             told = http.post("/api/v1/tenants", json={"tenant": "acme"})
             assert (told.status_code, told.json()["errors"][0]["path"]) == (409, "tenant")

@@ -54,7 +54,7 @@ def test_services_work_through_a_pooler_in_session_mode(fleet: Fleet) -> None:
         most = _most_connections()
         for role in services:
             assert 1 <= open_ones[role_of(role)] <= most[role], (role, open_ones)
-        print(f"connections of each process: {open_ones}")  # noqa: T201 - for docs/operations.md
+        print(f"connections of each process: {open_ones}")  # noqa: T201 - for docs/deployment.md
         fleet.stop()
         fleet.database.close()
         fleet.database.url = direct
@@ -75,6 +75,6 @@ def test_pooler_that_shares_sessions_is_refused(fleet: Fleet) -> None:
 
 
 def _most_connections() -> dict[str, int]:
-    """Return the most connections of each process, as docs/operations.md has them."""
-    page = (ROOT / "docs" / "operations.md").read_text()
+    """Return the most connections of each process, as docs/deployment.md has them."""
+    page = (ROOT / "docs" / "deployment.md").read_text()
     return {role: int(most) for role, most in re.findall(r"^\| `tidewheel (\w+)` \|[^|]*\| (\d+)", page, re.MULTILINE)}

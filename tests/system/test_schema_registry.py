@@ -220,7 +220,10 @@ def test_events_are_read_by_the_schema_that_the_registry_has(registered: Databas
 
 
 def test_service_without_recorded_ids_refuses_the_format(database: Database) -> None:
-    with database.transaction() as connection, pytest.raises(SettingsError, match="run `tidewheel admin schemas register`"):
+    with (
+        database.transaction() as connection,
+        pytest.raises(SettingsError, match="run `tidewheel admin schemas register`"),
+    ):
         read_installation(connection, Connections.load(events_encoding="registry"))
 
 

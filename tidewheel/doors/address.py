@@ -1,33 +1,42 @@
 """Addresses of operations: the query of each, its cursor, and the bound of what one request deletes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
-from tidewheel.control.api.queries import Cursors, LimitQuery, PageQuery, TenantQuery, Whole, flag, whole
-from tidewheel.errors import refuse
+from tidewheel.control.api.queries import Cursors, LabelFilter, LimitQuery, PageQuery, TenantQuery, Whole, flag, whole
+from tidewheel.errors import FieldError
 from tidewheel.jobs.values import Instant
 from tidewheel.nouns.operation import Operation, Parameter, model_of
 
+UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
+"""The refusal to delete in one call what could not be counted."""
 _IN_CURSORS: Mapping[object, object] = {datetime: Instant, int: Whole}
 
 
 def query_of(declared: Operation, asked: Sequence[Parameter]) -> tuple[type[TenantQuery], dict[str, str]]:
     """Return the model of a query, and the names in it of the parameters that it has."""
-    names = {each.name: each.spoken for each in asked if each.name != "after"}
+    named = {each.name: in_address(each) for each in asked if each.name != "after"}
+    names = {name: spoken for name, (spoken, _) in named.items()}
     base = PageQuery if len(names) < len(asked) else LimitQuery if "limit" in names else TenantQuery
-    own = [(each.spoken, in_text(each)) for each in asked if each.spoken not in {"after", *base.model_fields}]
+    own = [each for each in named.values() if each[0] not in base.model_fields]
     doc = f"Query of {declared.name}."
     return (model_of(f"{title(declared.name)}Query", own, base, doc) if own else base), names
 
 
-def in_text(each: Parameter) -> Parameter:
-    """Return a parameter that is read from the text of an address."""
+def in_address(each: Parameter) -> tuple[str, Parameter]:
+    """Return a parameter with its name in an address, in which each of several ids is an `id`."""
+    singular = each.spoken.removesuffix("s")
+    if each.accepts(dict):
+        kind: Any = Annotated[LabelFilter, Field(description=f"{each.help} Write each as name=value.")]
+        return singular, replace(each, kind=kind, default={})
+    if each.accepts(Sequence):
+        return singular, replace(each, kind=tuple[Whole, ...], default=())
     reader = flag if each.accepts(bool) else whole if each.accepts(int) else None
-    kind = each.kind if reader is None else Annotated[each.kind, BeforeValidator(reader)]
-    return Parameter(each.name, kind, each.default, each.filters)
+    return each.spoken, each if reader is None else replace(each, kind=Annotated[each.kind, BeforeValidator(reader)])
 
 
 def after_of(cursors: Cursors, declared: Operation) -> tuple[Any, ...] | None:
@@ -36,16 +45,6 @@ def after_of(cursors: Cursors, declared: Operation) -> tuple[Any, ...] | None:
     place = next(each for each in get_args(after.kind) if get_origin(each) is tuple)
     parts = cursors.read(*(_IN_CURSORS[kind] for kind in get_args(place)))
     return None if parts is None else tuple(parts)
-
-
-def ensure_bounded(at_least: bool) -> None:  # noqa: FBT001 - the field of a result
-    """Refuse to delete in one call what could not be counted.
-
-    Raises:
-        InvalidInput: More match than are counted.
-    """
-    if at_least:
-        refuse("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
 
 
 def title(name: str) -> str:

@@ -5,30 +5,43 @@ nothing can undo needs `--yes`.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from inspect import Parameter as Argument
 from inspect import Signature
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ParamSpec, cast
 from uuid import UUID
 
 import typer
 
 from tidewheel.api_keys import Scope
 from tidewheel.audit import Door, process_actor
-from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, Tenant, checked_url, reading
+from tidewheel.control.cli.options import (
+    DEFAULT_TENANT,
+    Limit,
+    Reason,
+    RequestId,
+    Tenant,
+    checked_url,
+    read_labels,
+    reading,
+)
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_table, progress_bar
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import After, Tz, read_place
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
 from tidewheel.nouns.operation import Call, Found, Noun, Operation, Parameter, as_document, operations
+from tidewheel.postgres.session import Conn
+
+P = ParamSpec("P")
 
 _KINDS: Mapping[str, Any] = {
     "after": After,
     "limit": Limit,
     "reason": Reason,
+    "request_id": RequestId,
     "dry_run": Annotated[bool, typer.Option("--dry-run", help="Print their number and the first ten; change nothing.")],
 }
 
@@ -69,85 +82,58 @@ class Table:
         print_table(self.headings, map(self.row, records), spare=spare)
 
 
-def command(
-    noun: type[Noun],
-    name: str,
-    show: Callable[[Shown], None],
-    *,
-    table: Table | None = None,
-    flags: Mapping[str, Flag] | None = None,
-    options: Mapping[str, Any] | None = None,
-    local_times: bool = False,
-) -> Callable[..., None]:
-    """Return the command of an operation, for typer.
-
-    Args:
-        noun: The noun.
-        name: The name of the operation's method.
-        show: Shows a result.
-        table: The table of the first things that a bulk operation would change.
-        flags: What flags have in place of what their parameters' declarations say.
-        options: Further flags, as typer declares them, for `show`.
-        local_times: True if the output has times, which `--tz` shows as local ones.
-    """
-    made = _Command(noun, operations(noun)[name], show, table, flags or {}, options or {}, local_times)
-
-    def run(**given: Any) -> None:  # noqa: ANN401 - as typer has read them
-        made.run(given)
-
-    read = made.signature()
-    run.__doc__ = made.declared.words
-    run.__annotations__ = {each.name: each.annotation for each in read.parameters.values()}
-    vars(run)["__signature__"] = read
-    return run
-
-
 @dataclass(frozen=True, slots=True)
 class _Command:
+    """The command of an operation."""
+
     noun: type[Noun]
-    declared: Operation
+    name: str  # of the operation's method
     show: Callable[[Shown], None]
-    table: Table | None
-    flags: Mapping[str, Flag]
-    options: Mapping[str, Any]
-    local_times: bool
+    _: KW_ONLY
+    table: Table | None = None  # of the first things that a bulk operation would change
+    flags: Mapping[str, Flag | None] = field(default_factory=dict[str, Flag | None])  # None: this parameter has no flag
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # further flags, for `prepare` and `show`
+    local_times: bool = False  # the output has times, which `--tz` shows as local ones
+    prepare: Callable[[dict[str, Any], Mapping[str, Any]], None] = lambda arguments, options: None  # asks, or refuses
+    dry_run: tuple[str, Callable[[Shown], None]] | None = None  # the operation that its option `dry_run` runs instead
+
+    @property
+    def declared(self) -> Operation:
+        """The operation."""
+        return operations(self.noun)[self.name]
 
     def signature(self) -> Signature:
         """Return the arguments and flags: the filter's, the others, those of every command."""
-        parameters = self.declared.parameters
-        own = [_argument(each, self.flags.get(each.name, Flag())) for each in parameters]
+        own = [_argument(each, flag) for each, flag in self._flagged()]
         if self.declared.danger:
             words = "Confirm it; needed without --dry-run."
             own.append(_flag("yes", Annotated[bool, typer.Option("--yes", help=words)], default=False))
         own += [_flag(name, kind, default=False) for name, kind in self.options.items()]
-        if self.local_times or any(each.accepts(datetime) for each in parameters if each.name != "after"):
+        if self.local_times or any(each.accepts(datetime) for each, _ in self._flagged() if each.name != "after"):
             own.append(_flag("timezone", Tz, default=None))
-        own.append(_flag("tenant", Tenant, default=DEFAULT_TENANT))
-        own.append(_flag("output", OutputOption, default=Output.TEXT))
+        own += [_flag("tenant", Tenant, default=DEFAULT_TENANT), _flag("output", OutputOption, default=Output.TEXT)]
         return Signature(sorted(own, key=lambda each: each.kind))
 
     def run(self, given: Mapping[str, Any]) -> None:
         """Run it, and show the result."""
+        if self.dry_run is not None and given["dry_run"]:
+            replace(self, name=self.dry_run[0], show=self.dry_run[1], dry_run=None).run(given)
+            return
         zone, tenant, output = given.get("timezone"), given["tenant"], given["output"]
-        arguments = {each.name: self._value(each, given[each.spoken], zone) for each in self.declared.parameters}
+        arguments = {each.name: _value(each, flag, given[each.spoken], zone) for each, flag in self._flagged()}
+        options = {name: given[name] for name in self.options}
+        self.prepare(arguments, options)
         self._ensure_meant(given)
         with self._call(tenant) as call:
             found = self._run(call, arguments)
             if arguments.get("dry_run"):
                 self._print_dry_run(found, output)
                 return
-        options = {name: given[name] for name in self.options}
         self.show(Shown(as_document(found, self.declared), arguments, options, zone, tenant, output))
 
-    def _value(self, each: Parameter, given: Any, zone: str | None) -> object:  # noqa: ANN401 - as typer has read it
-        flag = self.flags.get(each.name, Flag())
-        if given is None or given == []:
-            return None
-        if flag.read is not None:
-            return flag.read(given)
-        if each.name == "after":
-            return read_place(given)
-        return read_instant(given, f"--{each.spoken}", zone) if each.accepts(datetime) else given
+    def _flagged(self) -> Sequence[tuple[Parameter, Flag]]:
+        found = [(each, self.flags.get(each.name, Flag())) for each in self.declared.parameters]
+        return [(each, flag) for each, flag in found if flag is not None]
 
     def _ensure_meant(self, given: Mapping[str, object]) -> None:
         if self.declared.danger and not given["dry_run"] and not given["yes"]:
@@ -185,12 +171,47 @@ class _Command:
             self.table.print(found.first)
 
 
+def _for_typer(make: Callable[P, _Command]) -> Callable[P, Callable[..., None]]:
+    def command(*args: P.args, **kwargs: P.kwargs) -> Callable[..., None]:
+        made = make(*args, **kwargs)
+
+        def run(**given: Any) -> None:  # noqa: ANN401 - as typer has read them
+            made.run(given)
+
+        read = made.signature()
+        run.__doc__ = made.declared.words
+        run.__annotations__ = {each.name: each.annotation for each in read.parameters.values()}
+        vars(run)["__signature__"] = read
+        return run
+
+    return command
+
+
+command = _for_typer(_Command)
+"""Makes the function of a command."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """The call of a read: one snapshot, without the code of requests, whose import no list needs."""
 
     tenant: str
-    snapshot: Callable[[], Any] = field(default=reading)
+    all_tenants: bool = True
+
+    def snapshot(self, **_: bool) -> AbstractContextManager[Conn]:
+        return reading()
+
+
+def _value(each: Parameter, flag: Flag, given: Any, zone: str | None) -> object:  # noqa: ANN401 - as typer has read it
+    if given is None or given == []:
+        return None
+    if flag.read is not None:
+        return flag.read(given)
+    if each.accepts(dict):
+        return read_labels(given)
+    if each.name == "after":
+        return read_place(given)
+    return read_instant(given, f"--{each.spoken}", zone) if each.accepts(datetime) else given
 
 
 def _argument(each: Parameter, flag: Flag) -> Argument:
@@ -213,6 +234,8 @@ def _option(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation
     if each.accepts(bool):
         return Annotated[bool | None, typer.Option(f"{name}/--not-{each.spoken}", help=words)]
     kind: Any = int if each.accepts(int) else str
+    if each.accepts(dict):  # repeatable
+        name, kind = name.removesuffix("s"), list[str]
     metavar = "TIME" if each.accepts(datetime) else flag.metavar
     return Annotated[
         kind | None, typer.Option(flag.name or name, metavar=metavar, help=words, autocompletion=flag.complete)

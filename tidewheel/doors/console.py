@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import TenantQuery, Whole, read_query
+from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, sample_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, ensure_confirmed, ensure_counted, until_of
@@ -23,40 +23,26 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted
 from tidewheel.control.instants import typed_number
-from tidewheel.doors.address import ensure_bounded, in_text
-from tidewheel.errors import FieldError, InvalidInput, refuse
+from tidewheel.doors.address import UNBOUNDED, in_address
+from tidewheel.errors import InvalidInput, refuse
 from tidewheel.nouns.operation import Found, Noun, Operation, Parameter, model_of, operations
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confirm:
-    """The confirm page of a bulk operation, as an action of the console.
-
-    Args:
-        noun: The noun.
-        verb: The name of the operation's method.
-        things: What it changes, in the singular, such as `dead letter`.
-        sentence: What happens to them.
-        done: Writes the sentence about a result.
-        back: The name of the page of all of them, where the caller comes from.
-        one: The name of the page of one of them, and of the id in its address.
-        line: Writes a line of the sample.
-        to: Writes the address that a result leads to.
-        labels: The labels of fields, by parameter.
-        values: The first values of fields, by parameter.
-    """
+    """The confirm page of a bulk operation, as an action of the console."""
 
     noun: type[Noun]
-    verb: str
-    things: str
-    sentence: str
-    done: Callable[[Any], str]
-    back: str
-    one: tuple[str, str]
-    line: Callable[[Any], str]
-    to: Callable[[Urls, Any], str]
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    values: Mapping[str, str] = field(default_factory=dict[str, str])
+    verb: str  # the name of the operation's method
+    things: str  # what it changes, in the singular, such as `dead letter`
+    sentence: str  # what happens to them
+    done: Callable[[Any], str]  # the sentence about a result
+    back: str  # the name of the page of all of them, where the caller comes from
+    one: tuple[str, str]  # the name of the page of one of them, and of the id in its address
+    line: Callable[[Any], str]  # a line of the sample
+    to: Callable[[Urls, Any], str]  # the address that a result leads to
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])  # of fields, by parameter
+    values: Mapping[str, str] = field(default_factory=dict[str, str])  # the first ones of fields, by parameter
 
     @property
     def scope(self) -> Scope:
@@ -82,7 +68,7 @@ class Confirm:
                 *bound(found.matched, now),
             ),
             sample=sample_of([self.line(each) for each in found.first], found.matched),
-            warnings=_unbounded(found) if danger else (),
+            warnings=(UNBOUNDED,) if danger and found.at_least else (),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -91,7 +77,8 @@ class Confirm:
         filters = self._filter(read_query(request, self._query), until_of(form, page_now(connection)))
         found = self._count(connection, filters)
         if self._declared.danger is not None:
-            ensure_bounded(found.at_least)
+            if found.at_least:
+                raise InvalidInput((UNBOUNDED,))
             ensure_confirmed(form, found.matched)
         ensure_counted(form, found.matched)
         given = {**filters, **{each.name: _value(each, text_of(form, each.name)) for each in self._typed}}
@@ -113,13 +100,13 @@ class Confirm:
 
     @cached_property
     def _query(self) -> type[TenantQuery]:
-        named = [_in_address(each) for each in self._declared.parameters if each.filters]
+        named = [in_address(each) for each in self._declared.parameters if each.filters]
         return model_of(f"Confirm{self.verb.capitalize()}", named, TenantQuery)
 
     def _filter(self, query: TenantQuery, now: datetime) -> dict[str, Any]:
         """Return the filter of an address, up to an instant."""
         parameters = [each for each in self._declared.parameters if each.filters]
-        found = {each.name: getattr(query, _in_address(each)[0]) for each in parameters if each.name != "until"}
+        found = {each.name: getattr(query, in_address(each)[0]) for each in parameters if each.name != "until"}
         given = {name: None if value == () else value for name, value in found.items()}
         until: datetime | None = getattr(query, "until", None)
         return {**given, "until": min(until or now, now)}
@@ -141,13 +128,6 @@ class Confirm:
         return urls(self.back, **{name: _in_query(value) for name, value in given.items()})
 
 
-def _in_address(each: Parameter) -> tuple[str, Parameter]:
-    """Return a field of a filter with its name in an address, in which each of several ids is an `id`."""
-    if each.accepts(Sequence):
-        return each.spoken.removesuffix("s"), Parameter(each.name, tuple[Whole, ...], (), filters=True)
-    return each.spoken, in_text(each)
-
-
 def _in_query(value: object) -> object:
     return str(value).lower() if isinstance(value, bool) else value
 
@@ -155,12 +135,3 @@ def _in_query(value: object) -> object:
 def _value(each: Parameter, text: str | None) -> object:
     """Return what was typed into a field; a number that is none is refused as a text."""
     return text if text is None or not each.accepts(float) else (typed_number(text) or text)
-
-
-def _unbounded(found: Found) -> Sequence[FieldError]:
-    """Return the error of what is too much to be deleted by one call."""
-    try:
-        ensure_bounded(found.at_least)
-    except InvalidInput as error:
-        return error.errors
-    return ()

@@ -17,15 +17,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.api.answers import LOCATION, accepted, answer, call
-from tidewheel.control.api.bodies import read_body
-from tidewheel.control.api.callers import Caller, caller
+from tidewheel.control.api.answers import IDEMPOTENCY_KEY, LOCATION, accepted, answer, call, idempotency_key
+from tidewheel.control.api.bodies import ELSEWHERE, read_body
+from tidewheel.control.api.callers import Caller, caller, ensure_all_tenants
 from tidewheel.control.api.json_schemas import body_of, schema_of
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Cursors, PageQuery, read_number, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.doors.address import after_of, ensure_bounded, query_of, title
+from tidewheel.doors.address import UNBOUNDED, after_of, query_of, title
+from tidewheel.errors import InvalidInput
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.nouns.operation import Noun, Operation, Parameter, as_document, field_values, model_of, operations
@@ -60,9 +61,11 @@ class _Endpoint:
         others = [each for each in declared.parameters if f"{{{each.name}" not in self._path]
         self._in_path = [each for each in declared.parameters if each not in others]
         self.query, self._asked = query_of(declared, [] if self._method == "POST" else others)
-        self._sent = others if self._method == "POST" else []
+        self._sent = [each for each in others if each.name != "request_id"] if self._method == "POST" else []
+        self._is_idempotent = len(self._sent) < len(others) and self._method == "POST"
         named = [(each.spoken, each) for each in self._sent]
         self.body = model_of(f"{title(declared.name)}Body", named, StrictModel, declared.summary)
+        self.body.elsewhere = {**ELSEWHERE, **getattr(declared.function, "elsewhere", {})}
 
     def add_to(self, router: APIRouter) -> None:
         """Add the route with its documentation."""
@@ -74,6 +77,8 @@ class _Endpoint:
         endpoint.__name__, endpoint.__doc__ = declared.name, declared.words
         endpoint.__annotations__["found"] = Annotated[Caller, Security(caller, scopes=[declared.scope])]
         documented: dict[str, Any] = {"body": body_of(self.body), "sent": route.sent} if self._sent else {}
+        if self._is_idempotent:
+            documented["headers"] = IDEMPOTENCY_KEY
         if declared.starts is not None:
             documented |= {"also": HTTPStatus.ACCEPTED, "sets": LOCATION}
         add_route(
@@ -88,6 +93,10 @@ class _Endpoint:
         if self._method == "POST":
             body = await read_body(request, self.body)
             arguments |= {each.name: getattr(body, each.spoken) for each in self._sent}
+        if self._is_idempotent:
+            arguments["request_id"] = idempotency_key(request)
+        if (needed := self._declared.authorize(arguments)) is not None:
+            ensure_all_tenants(found, needed)
         cursors = Cursors.of(request, query, found.tenant) if isinstance(query, PageQuery) else None
         if cursors is not None:
             arguments["after"] = after_of(cursors, self._declared)
@@ -98,9 +107,11 @@ class _Endpoint:
         return accepted(found, started, self._declared.starts, id_of(self._declared))
 
     def _run(self, arguments: Mapping[str, object], cursors: Cursors | None, connection: Connection) -> object:
-        if self._declared.danger is not None and not arguments["dry_run"]:
-            ensure_bounded(self._declared.call(self._noun, connection, {**arguments, "dry_run": True}).at_least)
-        found = self._declared.call(self._noun, connection, arguments)
+        run = partial(self._declared.call, self._noun, connection)
+        deletes = self._declared.danger is not None and not arguments["dry_run"]
+        if deletes and run({**arguments, "dry_run": True}).at_least:
+            raise InvalidInput((UNBOUNDED,))
+        found = run(arguments)
         if self._route.shape is not None:
             return self._route.shape(found)
         if cursors is not None:

@@ -47,10 +47,15 @@ from tidewheel.jobs.values import (
 _IN_JOB = "write it inside job"
 
 
-class _Request(StrictModel):
-    """The fields of every request."""
+class Sent(StrictModel):
+    """The field of every request that its sender chooses."""
 
     request_id: Key | None = None
+
+
+class _Request(Sent):
+    """The fields of every request."""
+
     tenant: Tenant = "default"
     traceparent: Traceparent | None = None
 
@@ -454,25 +459,21 @@ class RunsCancel(_Request):
         return self
 
 
-class _AboutScope(_Request):
-    """Base of requests about a scope: the runs that fit all of its fields.
-
-    Attributes:
-        scope: `fleet`, the runs of all tenants, or `tenant`, those of the request's tenant.
-        queue: Of this queue; with `scope: fleet` of all tenants.
-        labels: Of the tenant's jobs that have all of these labels.
-        key_prefix: Of the tenant's jobs whose keys begin so.
-    """
+class FreezeScope(StrictModel):
+    """A scope: the runs that fit all of its fields."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {
         "key": "write key_prefix, or send job.pause, which is about one job",
         "label": "write labels, as an object",
     }
 
-    scope: Literal["fleet", "tenant"] | None = None
-    queue: Queue | None = None
-    labels: Labels | None = None
-    key_prefix: Key | None = None
+    scope: Annotated[
+        Literal["fleet", "tenant"] | None,
+        Field(description="`fleet`, the runs of all tenants, or `tenant`, those of the request's tenant."),
+    ] = None
+    queue: Annotated[Queue | None, Field(description="Only runs of this queue.")] = None
+    labels: Annotated[Labels | None, Field(description="Only runs of jobs that have all of these labels.")] = None
+    key_prefix: Annotated[Key | None, Field(description="Only runs of jobs whose keys begin so.")] = None
 
     @model_validator(mode="after")
     def _named(self) -> Self:
@@ -486,20 +487,24 @@ class _AboutScope(_Request):
         return self
 
 
-class Freeze(_AboutScope):
-    """Start no run of a scope until it is thawed; what runs goes on.
+class ThawFields(FreezeScope, Sent):
+    """End the freeze of a scope."""
 
-    Attributes:
-        reason: Shown until the thaw.
-        by: The name of the operator, which nothing verifies.
-    """
+
+class FreezeFields(FreezeScope, Sent):
+    """Start no run of a scope until it is thawed; what runs goes on."""
+
+    reason: Annotated[Reason | None, Field(description="Shown until the thaw.")] = None
+    by: Annotated[Key | None, Field(description="The name of the operator, which nothing verifies.")] = None
+
+
+class Freeze(FreezeFields, _Request):
+    """Start no run of a scope until it is thawed; what runs goes on."""
 
     type: Literal["freeze"]
-    reason: Reason | None = None
-    by: Key | None = None
 
 
-class Thaw(_AboutScope):
+class Thaw(ThawFields, _Request):
     """End the freeze of a scope."""
 
     type: Literal["thaw"]

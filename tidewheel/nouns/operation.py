@@ -7,14 +7,16 @@ itself: it refuses what its own declaration does not allow.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from datetime import datetime
 from functools import cached_property, wraps
 from inspect import Parameter as Argument
-from inspect import getdoc, isfunction, signature
+from inspect import Signature, getdoc, signature
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
+    Concatenate,
     Literal,
     NamedTuple,
     ParamSpec,
@@ -36,7 +38,12 @@ from tidewheel.jobs.validation import StrictModel, validate
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 
+if TYPE_CHECKING:
+    from tidewheel.jobs.requests import Sent
+    from tidewheel.schemas.generated.records import Reply
+
 M = TypeVar("M", bound=StrictModel)
+N = TypeVar("N", bound="Noun")
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -57,8 +64,17 @@ class Call(Protocol):
         """The tenant that it acts for."""
         ...
 
-    def snapshot(self) -> AbstractContextManager[Conn]:
+    @property
+    def all_tenants(self) -> bool:
+        """True if its caller may see all tenants."""
+        ...
+
+    def snapshot(self, *, all_tenants: bool = False) -> AbstractContextManager[Conn]:
         """Open a transaction that reads one snapshot."""
+        ...
+
+    def request(self, document: Mapping[str, object], request_id: str | None = None) -> "Reply":
+        """Have intake apply a request."""
         ...
 
     def write(self, work: Callable[[Conn], T], /) -> T:
@@ -87,6 +103,10 @@ class Noun:
     def __init__(self, call: Call) -> None:
         self._call = call
 
+    def _request(self, kind: str, sent: "Sent") -> "Reply":
+        """Have intake apply a request with these fields."""
+        return self._call.request({"type": kind, **dict(sent)}, sent.request_id)
+
 
 class InDoors(NamedTuple):
     """The name of a parameter in all doors but Python, where it differs."""
@@ -106,17 +126,12 @@ class Parameter:
     @property
     def spoken(self) -> str:
         """Its name in the doors."""
-        return next((each.name for each in self.kind_metadata if isinstance(each, InDoors)), self.name)
-
-    @property
-    def kind_metadata(self) -> Sequence[object]:
-        """The metadata of its annotation."""
-        return cast("Sequence[object]", getattr(self.kind, "__metadata__", ()))
+        return next((each.name for each in _metadata(self.kind) if isinstance(each, InDoors)), self.name)
 
     @property
     def help(self) -> str:
         """Its description."""
-        found = (each.description for each in self.kind_metadata if isinstance(each, FieldInfo))
+        found = (each.description for each in _metadata(self.kind) if isinstance(each, FieldInfo))
         return next(filter(None, found), "")
 
     @property
@@ -134,21 +149,40 @@ class Parameter:
         return kind in _parts(self.kind)
 
 
+def _metadata(kind: object) -> Sequence[object]:
+    return cast("Sequence[object]", getattr(kind, "__metadata__", ()))
+
+
 def _parts(kind: Any) -> set[object]:  # noqa: ANN401 - an annotation
     return {kind, get_origin(kind)}.union(*map(_parts, get_args(kind)))
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation, as the doors see it."""
+    """An operation, as the doors see it; as a decorator, it makes one of a method."""
 
-    function: Callable[..., Any]
-    scope: Scope
     route: str  # its method and path in REST
     name: str  # in the OpenAPI document and in messages
-    python_only: Collection[str]  # parameters that no other door has
-    starts: str | None  # the path of the work that it starts, whose id its result names
-    danger: str | None  # the loss that nothing can undo, in a clause
+    _: KW_ONLY
+    scope: Scope
+    python_only: Collection[str] = ()  # parameters that no other door has
+    starts: str | None = None  # the path of the work that it starts, whose id its result names
+    danger: str | None = None  # the loss that nothing can undo, in a clause
+    authorize: Callable[[Mapping[str, object]], Scope | None] = lambda _: None  # the right in all tenants that it needs
+    function: Callable[..., Any] = type  # the method that it has decorated
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Make an operation of a method."""
+        declared, shape = replace(self, function=function), signature(function)
+
+        @wraps(function)
+        def method(*args: P.args, **kwargs: P.kwargs) -> T:
+            shape.bind(*args, **kwargs)  # refuses unknown names
+            given = {**dict(zip([*shape.parameters][1:], args[1:], strict=False)), **kwargs}
+            return cast("Callable[..., T]", function)(args[0], **declared.checked(given))
+
+        vars(method)["operation"] = declared
+        return method
 
     @property
     def verb(self) -> str:
@@ -162,8 +196,8 @@ class Operation:
 
     @property
     def words(self) -> str:
-        """Its docstring without the list of its errors, which are a client's."""
-        return (getdoc(self.function) or "").partition("\n\nRaises:")[0]
+        """Its docstring without its result in Python and the list of its errors, which are a client's."""
+        return (getdoc(self.function) or "").partition("\n\nReturns:")[0].partition("\n\nRaises:")[0]
 
     @cached_property
     def result(self) -> Any:  # noqa: ANN401 - an annotation
@@ -173,26 +207,20 @@ class Operation:
     @cached_property
     def every_parameter(self) -> Sequence[Parameter]:
         """The fields of its filter, then its other parameters."""
-        filters: list[Parameter] = []
-        others: list[Parameter] = []
+        found: list[Parameter] = []
         hints = get_type_hints(self.function, include_extras=True)
         for each in [*signature(self.function).parameters.values()][1:]:
             if each.kind is Argument.VAR_KEYWORD:
                 names = get_type_hints(get_args(hints[each.name])[0], include_extras=True)
-                filters = [Parameter(name, kind, None, filters=True) for name, kind in names.items()]
+                found = [*(Parameter(name, kind, None, filters=True) for name, kind in names.items()), *found]
             else:
-                others.append(Parameter(each.name, hints[each.name], each.default, filters=False))
-        return [*filters, *others]
+                found.append(Parameter(each.name, hints[each.name], each.default, filters=False))
+        return found
 
     @cached_property
     def parameters(self) -> Sequence[Parameter]:
         """Its parameters in the doors."""
         return [each for each in self.every_parameter if each.name not in self.python_only]
-
-    @property
-    def is_bulk(self) -> bool:
-        """True if it can count what it would change."""
-        return any(each.name == "dry_run" for each in self.parameters)
 
     def call(self, noun: type[Noun], call: Call, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401 - its result
         """Run it with arguments that a door has checked by `model_of`."""
@@ -208,31 +236,23 @@ class Operation:
         return {name: getattr(found, name) for name in given}
 
 
-def operation(
-    route: str,
-    name: str,
-    *,
-    scope: Scope,
-    python_only: Collection[str] = (),
-    starts: str | None = None,
-    danger: str | None = None,
-) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make an operation of a method; `Operation` has the meaning of the arguments."""
+operation = Operation
 
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        declared = Operation(function, scope, route, name, python_only, starts, danger)
-        bind = signature(function).bind
-        variable = (each.name for each in signature(function).parameters.values() if each.kind is Argument.VAR_KEYWORD)
-        filters = next(variable, None)
 
+def fields_of(model: Callable[P, M]) -> Callable[[Callable[[N, M], T]], Callable[Concatenate[N, P], T]]:
+    """Give a method the fields of a model, such as those of a request, as its parameters."""
+    kind = cast("type[StrictModel]", model)
+    hints = get_type_hints(kind, include_extras=True)
+
+    def decorate(function: Callable[[N, M], T]) -> Callable[Concatenate[N, P], T]:
         @wraps(function)
-        def method(*args: P.args, **kwargs: P.kwargs) -> T:
-            (_, noun), *given = bind(*args, **kwargs).arguments.items()
-            flat = {name: value for name, value in given if name != filters}
-            flat |= next((value for name, value in given if name == filters), dict[str, object]())
-            return cast("Callable[..., T]", function)(noun, **declared.checked(flat))
+        def method(noun: N, /, *_: P.args, **given: P.kwargs) -> T:
+            return function(noun, cast("M", checked(kind, given)))
 
-        vars(method)["operation"] = declared
+        noun, _ = signature(function).parameters.values()
+        vars(method)["__signature__"] = Signature([noun, *signature(kind).parameters.values()])
+        method.__annotations__ = {**hints, "return": get_type_hints(function)["return"]}
+        vars(method)["elsewhere"] = kind.elsewhere
         return method
 
     return decorate
@@ -240,8 +260,7 @@ def operation(
 
 def operations(noun: type[Noun]) -> Mapping[str, Operation]:
     """Return the operations of a noun by the names of their methods."""
-    found = {name: getattr(each, "operation", None) for name, each in vars(noun).items() if isfunction(each)}
-    return {name: each for name, each in found.items() if isinstance(each, Operation)}
+    return {name: each.operation for name, each in vars(noun).items() if hasattr(each, "operation")}
 
 
 def model_of(title: str, named: Sequence[tuple[str, Parameter]], base: type[M], doc: str = "") -> type[M]:

@@ -40,7 +40,9 @@ class Epoch:
         """
         noted, restoring = _read(connection)
         if restoring:
-            message = "the database is being restored; `tidewheel admin restore` continues it, and services start afterwards"
+            message = (
+                "the database is being restored; `tidewheel admin restore` continues it, and services start afterwards"
+            )
             raise EpochOver(message)
         self._noted, self._on_end = noted, on_end
 

@@ -123,7 +123,8 @@ METRICS = (
         Kind.GAUGE,
         "seconds",
         (),
-        "time since the end of the oldest day that waits for `tidewheel admin archive run`, after the last pass of retention;"
+        "time since the end of the oldest day that waits for `tidewheel admin archive run`, after the last pass "
+        "of retention;"
         " 0 without an archive",
     ),
     Metric(

@@ -153,7 +153,8 @@ class Connections(Settings):
     )
     archive: str | None = Field(
         None,
-        description="folder or `s3://bucket/prefix` of the archive, for `tidewheel admin archive`, and for `run show` and "
+        description="folder or `s3://bucket/prefix` of the archive, for `tidewheel admin archive`, and for `run "
+        "show` and "
         "the API to find archived runs",
     )
     metrics_port: int | None = Field(

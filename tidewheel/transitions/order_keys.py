@@ -161,7 +161,11 @@ def skip_blocker(connection: Conn, installation: Installation, tenant: str, key:
     found = connection.execute(_LOCK_ORDER_KEYS, {"key_ids": [order_id(tenant, key)]}, binary=True).fetchone()
     row = None if found is None else OrderKey(*cast("_KeyColumns", found))
     if row is None or row.blocked_by is None:
-        refuse("key", f"the ordering key {key!r} is not blocked", "`tidewheel admin ordering-key list` lists those that are")
+        refuse(
+            "key",
+            f"the ordering key {key!r} is not blocked",
+            "`tidewheel admin ordering-key list` lists those that are",
+        )
     if row.head is not None:
         refuse("key", f"run {row.head} retries the failed run", f"wait for its end, or cancel run {row.head}")
     blocker = row.blocked_by

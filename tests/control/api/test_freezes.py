@@ -20,3 +20,16 @@ def test_freeze_is_listed_until_its_thaw(database: Database) -> None:
         assert refusal(again, HTTPStatus.NOT_FOUND)["code"] == "unknown_freeze"
         empty = refusal(client.post("/api/v1/freezes", json={}), HTTPStatus.UNPROCESSABLE_ENTITY)
         assert [error["path"] for error in empty["errors"]] == ["scope"]
+
+
+def test_repeated_key_returns_the_first_answer_and_a_body_names_no_tenant(database: Database) -> None:
+    with answering(database) as client:
+        key = {"Idempotency-Key": "once"}
+        for _ in range(2):
+            assert answer_of(client.post("/api/v1/freezes", json={"scope": "tenant"}, headers=key)) == {
+                "unchanged": False
+            }
+        wrong = client.post("/api/v1/freezes:thaw", json={"tenant": "acme", "label": "a=b"})
+        remedies = {each["path"]: each["remedy"] for each in refusal(wrong, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]}
+        assert remedies == {"tenant": "write it in the query, as ?tenant=", "label": "write labels, as an object"}
+        assert database.count("freezes") == 1

@@ -172,7 +172,8 @@ def test_token_of_executors_and_keys_open_no_call_of_each_other(door: ApiClient)
     key = created(door.database, "admin")
     for path in ("/api/v1/jobs", "/api/v1/keys"):
         assert (
-            "tidewheel admin api-key create" in refusal(door.get(path, headers=with_key(TOKEN)), HTTPStatus.FORBIDDEN)["detail"]
+            "tidewheel admin api-key create"
+            in refusal(door.get(path, headers=with_key(TOKEN)), HTTPStatus.FORBIDDEN)["detail"]
         )
     body = {"name": "here:1", "handlers": ["a"], "slots": 1}
     refusal(door.post("/api/v1/executors", json=body, headers=with_key(key)), HTTPStatus.FORBIDDEN)
@@ -393,7 +394,10 @@ def test_caller_without_a_key_makes_none(database: Database) -> None:
     """The key would outlive the open API: issue 39, N5."""
     with answering(database) as client:
         body = {"name": "x", "scopes": ["admin"], "all_tenants": True}
-        assert "tidewheel admin api-key create" in refusal(client.post("/api/v1/keys", json=body), HTTPStatus.FORBIDDEN)["detail"]
+        assert (
+            "tidewheel admin api-key create"
+            in refusal(client.post("/api/v1/keys", json=body), HTTPStatus.FORBIDDEN)["detail"]
+        )
         client.headers.update({"Accept": "text/html"})
         page = client.get("/admin/new-key")
         assert "Refused without a sign-in" in page.text

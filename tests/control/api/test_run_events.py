@@ -75,7 +75,8 @@ def test_changes_of_a_run_are_streamed_in_order_and_a_new_stream_goes_on_after_t
     with following(client) as stream:
         assert next(stream) == {"opened": True}
         started = begun(database)
-        assert next(stream)["data"]["status"] == "running"
+        seen_states = (each["data"]["status"] for each in stream)
+        assert next(each for each in seen_states if each != "queued") == "running", "a slow look may see it queued"
         succeed(database, started)
         ended = next(stream)
         assert (ended["data"]["run_id"], ended["data"]["status"]) == (str(started.run_id), "succeeded")

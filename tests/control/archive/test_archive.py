@@ -227,7 +227,9 @@ def test_repeat_writes_the_same_files_and_adopts_what_stands(
     forget(clocked, day)
     at = clocked.value("SELECT min(finished_at) FROM finished_runs")
     clocked.execute("DELETE FROM finished_runs WHERE run_id = (SELECT run_id FROM finished_runs LIMIT 1)")
-    assert json_output(clocked, "admin", "archive", "run")["adopted"] == [str(day)], "the period of a tenant may have removed it"
+    assert json_output(clocked, "admin", "archive", "run")["adopted"] == [str(day)], (
+        "the period of a tenant may have removed it"
+    )
     forget(clocked, day)
     clocked.execute(ADD_RUNS, {"at": at, "tenants": ["default"], "runs": 2})
     [refused] = tidewheel(clocked, "admin", "archive", "run").refusals

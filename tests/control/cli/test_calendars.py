@@ -1,4 +1,4 @@
-"""`tidewheel admin calendar`: put from flags and files, listed, shown, deleted, refused with what works."""
+"""`tidewheel admin calendar`: put, listed, shown, deleted, refused with what works."""
 
 from pathlib import Path
 

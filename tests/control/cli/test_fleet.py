@@ -40,14 +40,21 @@ def test_every_shard_is_listed_without_a_scheduler_too(database: Database) -> No
 
 def test_tenants_are_listed(database: Database) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    assert [row.split()[0] for row in tidewheel(database, "admin", "tenant", "list").lines] == ["tenant", "acme", "default"]
+    assert [row.split()[0] for row in tidewheel(database, "admin", "tenant", "list").lines] == [
+        "tenant",
+        "acme",
+        "default",
+    ]
     first = json_output(database, "admin", "tenant", "list", "-n", 1)
-    assert json_output(database, "admin", "tenant", "list", "--after", first["next_cursor"])["tenants"][0]["tenant"] == "default"
+    assert (
+        json_output(database, "admin", "tenant", "list", "--after", first["next_cursor"])["tenants"][0]["tenant"]
+        == "default"
+    )
 
 
 def test_rest_has_the_same_lists(database: Database) -> None:
     executor(database, HANDLER)
     with answering(database) as client:
-        for noun in ("executor", "shard", "tenant"):
-            found: Any = answer_of(client.get(f"/api/v1/{noun}s"))
-            assert found == json_output(database, noun, "list")
+        for noun, words in (("executors", "executors"), ("shards", "shards list"), ("tenants", "tenant list")):
+            found: Any = answer_of(client.get(f"/api/v1/{noun}"))
+            assert found == json_output(database, "admin", *words.split())

@@ -25,7 +25,7 @@ def test_freeze_is_listed_with_author_reason_and_what_waits(database: Database) 
 
 
 def test_scopes_that_fit_nothing_or_everything_are_refused(database: Database) -> None:
-    assert tidewheel(database, "freeze").refusals == [
+    assert tidewheel(database, "freeze", "--reason", "none").refusals == [
         "scope: none is named; write --fleet, --all, --queue, --label or --key-prefix; "
         "`tidewheel job pause KEY` holds one job"
     ]
@@ -40,3 +40,11 @@ def test_freeze_of_the_fleet_needs_a_yes_where_nobody_can_answer(database: Datab
     assert refusal == "--yes: is missing: hold the new runs of all tenants?; add --yes"
     assert json_output(database, "freeze", "list")["freezes"] == []
     assert tidewheel(database, "freeze", "--fleet", "--yes").lines == ["frozen"]
+
+
+def test_thaw_shows_first_what_it_would_do_and_is_repeatable_by_its_id(database: Database) -> None:
+    assert tidewheel(database, "freeze", "--label", "team=billing", "--label", "tier=1").lines == ["frozen"]
+    scope = ("--label", "team=billing", "--label", "tier=1")
+    assert tidewheel(database, "thaw", *scope, "--dry-run").lines == ["No occurrence came due during the freeze."]
+    for _ in range(2):
+        assert tidewheel(database, "thaw", *scope, "--request-id", "once").lines == ["thawed"]

@@ -371,14 +371,14 @@ def test_triggers_with_a_dedupe_key_share_a_run(database: Database) -> None:
 
 OF_A_JOB = [
     ("job show {}", "key"), ("job pause {}", "key"), ("job resume {}", "key"), ("job delete {}", "key"),
-    ("job trigger {}", "key"), ("job next {}", "key"), ("job stats {}", "key"), ("job explain {}", "key"),
+    ("job trigger {}", "key"), ("job next {}", "key"), ("job stats {}", "key"), ("explain {}", "key"),
     ("job versions {}", "key"), ("job diff {} 1", "key"), ("job rollback {} 1", "key"),
     ("job update {} --cron @daily", "key"),
     ("job skip {} --at 2999-01-01T00:00Z", "key"), ("job unskip {} --at 2999-01-01T00:00Z", "key"),
     ("job move {} --at 2999-01-01T00:00Z --to 2999-01-02T00:00Z", "key"),
     ("job backfill {} --from 2h --to 1h", "key"),
     ("run list --job {}", "--job"), ("run cancel --job {}", "--job"),
-    ("audit --from 24h --job {}", "--job"), ("dlq list --job {}", "--job"), ("dlq redrive --job {}", "--job"),
+    ("admin audit --from 24h --job {}", "--job"), ("dlq list --job {}", "--job"), ("dlq redrive --job {}", "--job"),
     ("dlq purge --yes --job {}", "--job"),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`tidewheel admin api-key` and `tidewheel admin changes`: a key is printed once, and every change has its actor."""
+"""`tidewheel admin api-key` and `admin changes`: a key is printed once, changes have actors."""
 
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
@@ -7,7 +7,9 @@ from tidewheel.audit import process_user
 
 
 def test_key_is_printed_once_listed_without_it_and_revoked(database: Database) -> None:
-    made = tidewheel(database, "admin", "api-key", "create", "ci", "--scope", "read", "--scope", "write", "--expires", "90d")
+    made = tidewheel(
+        database, "admin", "api-key", "create", "ci", "--scope", "read", "--scope", "write", "--expires", "90d"
+    )
     key = made.out.strip()
     parts = read_key(key)
     assert parts is not None
@@ -18,7 +20,9 @@ def test_key_is_printed_once_listed_without_it_and_revoked(database: Database) -
     [found] = json_output(database, "admin", "api-key", "list")["keys"]
     assert (found["name"], found["scopes"], found["tenant"]) == ("ci", ["read", "write"], "default")
     assert tidewheel(database, "admin", "api-key", "revoke", parts.key_id).lines == ["revoked"]
-    assert tidewheel(database, "admin", "api-key", "revoke", parts.key_id).lines == ["unchanged: the key was revoked already"]
+    assert tidewheel(database, "admin", "api-key", "revoke", parts.key_id).lines == [
+        "unchanged: the key was revoked already"
+    ]
     assert tidewheel(database, "admin", "api-key", "revoke", "0123456789").refusals == [
         "key_id: there is no API key 0123456789; copy the id from the list of keys"
     ]
@@ -43,7 +47,9 @@ def test_new_key_comes_with_a_note_if_a_live_api_needs_none(database: Database) 
 def test_key_without_a_fitting_scope_lifetime_or_tenant_is_refused(database: Database) -> None:
     [scope] = tidewheel(database, "admin", "api-key", "create", "ci", "--scope", "reed").refusals
     assert scope == "scopes: 'reed' is no scope; write one of read, write, operate, admin, execute"
-    [lifetime] = tidewheel(database, "admin", "api-key", "create", "ci", "--scope", "read", "--expires", "soon").refusals
+    [lifetime] = tidewheel(
+        database, "admin", "api-key", "create", "ci", "--scope", "read", "--expires", "soon"
+    ).refusals
     assert lifetime.startswith("--expires: 'soon' is not a duration")
     [tenant] = tidewheel(database, "admin", "api-key", "create", "ci", "--scope", "read", "--tenant", "none").refusals
     assert tenant.startswith("tenant: there is no tenant 'none'")

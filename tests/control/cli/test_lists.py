@@ -36,10 +36,10 @@ def test_run_created_ahead_is_the_next_occurrence(clocked: ClockedDatabase) -> N
 
 
 def test_lists_of_an_unknown_tenant_are_refused(database: Database) -> None:
-    for noun in ("job", "calendar", "backfill"):
-        [refusal] = tidewheel(database, noun, "list", "--tenant", "nobody").refusals
+    for noun in ("job", "admin calendar", "backfill"):
+        [refusal] = tidewheel(database, *noun.split(), "list", "--tenant", "nobody").refusals
         assert refusal == "tenant: there is no tenant 'nobody'; name another tenant, or create this one"
-        assert tidewheel(database, noun, "list").code == 0
+        assert tidewheel(database, *noun.split(), "list").code == 0
 
 
 def test_row_is_one_line_without_a_terminal(database: Database) -> None:

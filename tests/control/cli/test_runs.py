@@ -19,7 +19,7 @@ from tests.fixtures.services import until
 from tests.fixtures.terminal import Terminal
 from tests.transitions.acts import begin, begun, end, ending, final_state, open_run, requeue, submit, trigger
 from tests.transitions.stepping import in_background
-from tidewheel.control.cli.commands import COMMANDS, Command, Group
+from tidewheel.control.cli.commands import Command, every_command
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.errors import Unavailable
 from tidewheel.process.service import Shutdown
@@ -225,7 +225,7 @@ def test_missing_or_invalid_cancel_filter_is_refused(job: Database, flags: list[
 
 TAKES_A_RUN: dict[str, list[str]] = {
     "run show": [], "run attempts": [], "run where": ["--no-kafka"], "run logs": [], "run cancel": [], "run retry": [],
-    "workflow show": [], "workflow pause": [], "workflow resume": [], "workflow cancel": [], "archive show": [],
+    "workflow show": [], "workflow pause": [], "workflow resume": [], "workflow cancel": [], "admin archive show": [],
 }  # fmt: skip
 
 
@@ -236,8 +236,7 @@ def takes_a_run(command: Command) -> bool:
 
 
 def test_every_command_takes_the_first_digits_of_a_run_id(job: Database) -> None:
-    groups = {name: group.commands for name, group in COMMANDS.items() if isinstance(group, Group)}
-    found = {f"{name} {one}" for name, commands in groups.items() for one in commands if takes_a_run(commands[one])}
+    found = {words for words, command in every_command() if takes_a_run(command)}
     assert found == {*TAKES_A_RUN, "batch add"}
     for words, flags in TAKES_A_RUN.items():
         done = tidewheel(job, *words.split(), "0000abcd", *flags)

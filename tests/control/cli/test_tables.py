@@ -121,8 +121,8 @@ def test_commands_on_a_terminal_of_40_columns_cut_nothing(database: Database, mo
     submit(database, key, labels={"team": "billing"})
     run_id = str(trigger(database, key))
     lists: dict[tuple[str, ...], str] = {
-        ("job", "list"): key, ("run", "list"): run_id, ("audit-log",): f"job/{key}", ("job", "versions", key): "1",
-        ("dlq", "list"): "no", ("admin", "api-key", "list"): "no",
+        ("job", "list"): key, ("run", "list"): run_id, ("admin", "changes"): f"job/{key}",
+        ("job", "versions", key): "1", ("dlq", "list"): "no", ("admin", "api-key", "list"): "no",
     }  # fmt: skip
     facts = {
         ("job", "show", key): key, ("run", "show", run_id): run_id, ("explain", key): key,

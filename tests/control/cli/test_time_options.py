@@ -98,7 +98,13 @@ def test_hour_that_twelve_hours_do_not_have_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["audit --from 2026-03-29T00:00Z", "run list --since 24h", "restore --dry-run", "archive show " + "0" * 32]
+    "words",
+    [
+        "admin audit --from 2026-03-29T00:00Z",
+        "run list --since 24h",
+        "admin restore --dry-run",
+        "admin archive show " + "0" * 32,
+    ],
 )
 def test_unknown_zone_is_refused_also_where_no_time_needs_it(words: str) -> None:
     done = tidewheel(NO_DATABASE, *words.split(), "--tz", "Europe/Berlim")

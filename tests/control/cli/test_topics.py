@@ -57,13 +57,17 @@ def test_rotated_key_is_added_once_a_minute(fresh_database: Database) -> None:
     ]
     [refusal] = tidewheel(fresh_database, "admin", "topics", "rotate-key").refusals
     assert "or revoke all other keys at once with --revoke" in refusal
-    assert tidewheel(fresh_database, "admin", "topics", "rotate-key", "--revoke", "--output", "json").json == {"key_id": 3}
+    assert tidewheel(fresh_database, "admin", "topics", "rotate-key", "--revoke", "--output", "json").json == {
+        "key_id": 3
+    }
     assert fresh_database.rows("SELECT key_id FROM message_keys") == [(3,)]
 
 
 def test_settings_raise_partition_counts_and_never_lower_them(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tidewheel(NO_DATABASE, "admin", "topics", "apply")
-    until(lambda: "would be created" not in str(tidewheel(NO_DATABASE, "admin", "topics", "list").lines), "all are listed")
+    until(
+        lambda: "would be created" not in str(tidewheel(NO_DATABASE, "admin", "topics", "list").lines), "all are listed"
+    )
     monkeypatch.setenv("TIDEWHEEL_RUNS_PARTITIONS", "7")
     monkeypatch.setenv("TIDEWHEEL_EVENTS_PARTITIONS", "1")
 

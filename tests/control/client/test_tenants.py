@@ -192,7 +192,9 @@ def test_command_line_and_rest_are_the_same(database: Database) -> None:
     assert "exists, with other limits; change them with `tidewheel admin tenant limits acme`" in refusal
     [refusal] = tidewheel(database, "admin", "tenant", "limits", "acme", "--jobs", "9" * 30).refusals
     assert "is too large; write a number of at most 999999999" in refusal
-    done = tidewheel(database, "admin", "tenant", "limits", "acme", "--payload", "64KiB", "--in-flight", "500", "--jobs", "none")
+    done = tidewheel(
+        database, "admin", "tenant", "limits", "acme", "--payload", "64KiB", "--in-flight", "500", "--jobs", "none"
+    )
     assert done.lines[0] == "tenant acme: changed"
     for text in ("inf", "nan", "1e3", "1_0", "-1"):  # Python's own reader accepts them all
         [refusal] = tidewheel(database, "admin", "tenant", "limits", "acme", "--triggers-per-second", text).refusals

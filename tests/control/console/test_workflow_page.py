@@ -66,7 +66,8 @@ def test_part_that_waits_names_the_reason_and_the_command_against_it(pages: ApiC
     page = shown(pages, f"/workflows/{root}")
     assert page.count("No live executor serves queue") == 1
     assert (
-        "<code><bdi>tidewheel service executor --queues default --handlers MODULES</bdi></code>, <bdi>with the module" in page
+        "<code><bdi>tidewheel service executor --queues default --handlers MODULES</bdi></code>, <bdi>with the module"
+        in page
     )
 
 

@@ -14,7 +14,6 @@ from tidewheel.control.reads.audit_log import list_audit_log
 from tidewheel.control.reads.batches import batches
 from tidewheel.control.reads.cancellations import cancellations
 from tidewheel.control.reads.fleet import list_executors
-from tidewheel.control.reads.freezes import list_freezes
 from tidewheel.control.reads.jobs import list_jobs, show_job
 from tidewheel.control.reads.limits import list_keys, list_limits
 from tidewheel.control.reads.ordering_keys import list_blocked_keys
@@ -25,6 +24,7 @@ from tidewheel.control.reads.tenants import list_tenants, tenant_usage
 from tidewheel.control.reads.versions import versions
 from tidewheel.control.reads.workflows import list_workflows
 from tidewheel.nouns.dead_letters.reads import group_dead_letters, list_dead_letters
+from tidewheel.nouns.freezes.reads import list_freezes
 from tidewheel.nouns.works.reads import list_works
 from tidewheel.postgres.session import Conn
 from tools.bench.history import BUSY_JOB, RARE, RARE_JOB

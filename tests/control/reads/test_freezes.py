@@ -12,11 +12,13 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.explain.explanation import OccurrenceOutcome
-from tidewheel.control.reads.freezes import count_freezable
 from tidewheel.control.reads.jobs import show_job
+from tidewheel.nouns.freezes.model import FrozenScope
+from tidewheel.nouns.freezes.reads import count_freezable
 from tidewheel.scheduler.freezing import Thaws
 
 MINUTE = timedelta(minutes=1)
+_TENANT = FrozenScope("default", None, None, None)
 
 
 @pytest.fixture
@@ -44,12 +46,12 @@ def test_run_job_and_occurrence_say_frozen(frozen: ClockedDatabase) -> None:
         trigger(frozen, delay="1h")
         [found] = client.freezes.list()
         assert (found.open_runs, found.waiting) == (2, 1), "an instant equal to now is due"
-        counted = count_freezable(frozen.connection(), "default")
+        counted = count_freezable(frozen.connection(), _TENANT)
         assert (counted.open_runs, counted.waiting) == (2, 1)
         client.runs.cancel_all(key="job")
         [found] = client.freezes.list()
         assert (found.open_runs, found.waiting) == (0, 0), "a cancellation names both"
-        counted = count_freezable(frozen.connection(), "default")
+        counted = count_freezable(frozen.connection(), _TENANT)
         assert (counted.open_runs, counted.waiting) == (0, 0)
         held = client.explain("job", frozen.now())
         assert (held.outcome, held.reason) == (OccurrenceOutcome.PAUSED, "frozen")

@@ -57,7 +57,10 @@ def test_run_without_a_live_executor_has_what_is_missing(job: Database) -> None:
     run_id = trigger(job)
     found = why(job, run_id)
     assert (found.code, found.words) == (WaitCode.NO_EXECUTOR, "no live executor serves queue 'default'")
-    assert found.remedy == f"tidewheel service executor --queues default --handlers MODULES, with the module that has {HANDLER}"
+    assert (
+        found.remedy
+        == f"tidewheel service executor --queues default --handlers MODULES, with the module that has {HANDLER}"
+    )
     executor(job, "other")
     executor(job, HANDLER, queue="reports")
     found = why(job, run_id)

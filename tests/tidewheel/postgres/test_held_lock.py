@@ -6,6 +6,7 @@ from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any, LiteralString
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -13,12 +14,14 @@ import pytest
 from tests.control.archive.test_archive import ADD_RUNS
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
+from tests.fixtures.services import delete_topics, until
 from tidewheel.control.archive.records import locked_archive
 from tidewheel.control.archive.stores import FolderStore
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.control.restore.procedure import restore
 from tidewheel.errors import Unavailable
+from tidewheel.local.stack import StackInfo
 from tidewheel.migrations import runner
 from tidewheel.migrations.runner import migrate, migrations
 from tidewheel.postgres.partitions import day_of, ensure_days, stored_days
@@ -130,16 +133,28 @@ def test_audit_without_its_lock_has_no_result(database: Database) -> None:
 
 
 @pytest.mark.kafka
-def test_restore_without_its_lock_does_not_open_the_database(fresh_database: Database) -> None:
+def test_restore_without_its_lock_does_not_open_the_database(
+    fresh_database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = f"t{uuid4().hex[:10]}"
+    monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", prefix)
+    monkeypatch.setenv("TIDEWHEEL_KAFKA_PROPERTIES", str(info.kafka_properties))
+    assert tidewheel(fresh_database, "admin", "topics", "apply").code == 0
     settings, since = Connections.load(), fresh_database.now() - timedelta(minutes=1)
 
     def lose(step: str) -> None:
         if step == "records runs and their ends":
-            assert fresh_database.rows(LOSE, ["tidewheel-restore-lock"]) == [(True,)]
+            with psycopg.connect(fresh_database.url) as other:
+                assert other.execute(LOSE, ["tidewheel-restore-lock"]).fetchall() == [(True,)]
 
-    with pytest.raises(Unavailable, match=LOST):
-        restore(fresh_database.url, settings, since=since, progress=lose)
-    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+    def is_stopped() -> bool:
+        with pytest.raises(Unavailable) as stopped:
+            restore(fresh_database.url, settings, since=since, progress=lose)
+        return LOST in str(stopped.value)  # else the new topics have no leaders yet
+
+    until(is_stopped, "the restore has lost its lock")
+    with pytest.raises(Unavailable, match="session is read-only"):
         fresh_database.execute("DELETE FROM job_runs")
-    assert restore(fresh_database.url, settings, since=since).occurrences == 0
+    restore(fresh_database.url, settings, since=since)
     fresh_database.execute("DELETE FROM job_runs")
+    delete_topics(info.kafka, prefix)

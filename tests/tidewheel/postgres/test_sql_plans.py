@@ -747,13 +747,14 @@ _HOT = {
         show_failed_run read_retry_facts find_longest_attempts
         read_past_attempts read_last_attempts find_open_states
         list_blocked_keys read_blocked_key
-        find_keys_from read_frozen_timers read_paused_timers
+        find_keys_from read_paused_timers
         find_workflows find_workflows_of_root
         list_key_limits list_keys_in_use list_batches read_batch_runs read_run_edges
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
         count_waiting_dead_letters count_runs_of_executors list_runs_of_executor
     """,
     "tidewheel.nouns.dead_letters": "list_dead_letters last_dead_letter_looked_at group_dead_letters",
+    "tidewheel.nouns.freezes": "read_frozen_timers",
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
 
@@ -837,11 +838,13 @@ def test_hot_statement_uses_the_index_of_its_comment(
         assert not taken
 
 
-@pytest.mark.parametrize("name", ["read_waits", "count_freezable"])
+@pytest.mark.parametrize(
+    ("package", "name"), [("tidewheel.control", "read_waits"), ("tidewheel.nouns.freezes", "count_freezable")]
+)
 def test_reasons_of_waits_and_counts_of_freezes_read_no_run_table_whole(
-    planning: Conn, facts: Mapping[str, object], name: str
+    planning: Conn, facts: Mapping[str, object], package: str, name: str
 ) -> None:
-    plan = plan_of(planning, Statements("tidewheel.control")[name], {**facts, **SPECIAL[name]})
+    plan = plan_of(planning, Statements(package)[name], {**facts, **SPECIAL[name]})
     assert "job_runs" not in {node["Relation Name"] for node in plan if node["Node Type"] == "Seq Scan"}
 
 

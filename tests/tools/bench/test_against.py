@@ -45,7 +45,7 @@ def test_cost_and_wal_are_compared_where_both_have_them() -> None:
 
 
 def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "tidewheel.control.cli", "bench", *arguments]
+    command = [sys.executable, "-m", "tidewheel.control.cli", "admin", "bench", *arguments]
     named = os.environ | {"TIDEWHEEL_DATABASE_URL": "postgresql://127.0.0.1:1/none"}  # for both builds: none takes it
     return subprocess.run(command, cwd=ROOT, env=named, capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""`tidewheel admin bench` on the tests' stack: a small round of each scenario but `api`, and its document."""
+"""`tidewheel admin bench` on the tests' stack: a small round of each scenario but `api`."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def bench(*arguments: str, stack: StackInfo | None = None, before: str = "") -> 
             "TIDEWHEEL_DATABASE_URL": stack.database_url,
             "TIDEWHEEL_KAFKA_PROPERTIES": str(stack.kafka_properties),
         }
-    program = [sys.executable, "-c", before + MAIN, "bench", *arguments]
+    program = [sys.executable, "-c", before + MAIN, "admin", "bench", *arguments]
     return subprocess.run(program, env=named, capture_output=True, text=True, check=False)
 
 

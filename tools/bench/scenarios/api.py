@@ -1,7 +1,7 @@
 """`api`: lists of the REST API, pages of the console, and commands, with 10 million finished runs.
 
-Each read is a request to `tidewheel service api` with a key, one after the other on one connection. Beside its time are the
-pages that PostgreSQL reads for it, which hardly differ between machines.
+Each read is a request to `tidewheel service api` with a key, one after the other on one connection. Beside its time are
+the pages that PostgreSQL reads for it, which hardly differ between machines.
 """
 
 import json

@@ -10,9 +10,8 @@ from typing import LiteralString, NamedTuple
 from uuid import UUID
 
 from psycopg.rows import class_row
-from psycopg.types.json import Jsonb
 
-from tidewheel.errors import ScheduleRefused, UnknownFreeze
+from tidewheel.errors import ScheduleRefused
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
@@ -25,9 +24,7 @@ from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
 
 _SQL = Statements("tidewheel.control")
-_READ_FROZEN_TIMERS = _SQL["read_frozen_timers"]
 _READ_PAUSED_TIMERS = _SQL["read_paused_timers"]
-_FIND_FREEZE = Statements("tidewheel.transitions")["find_freeze"]
 
 _UNWANTED = {SkipReason.EXCLUDED, SkipReason.MANUAL}  # they would not fire without a hold either
 
@@ -81,34 +78,10 @@ class Resumption:
     words: tuple[str, ...]
 
 
-def preview_thaw(
-    connection: Conn,
-    tenant: str | None,
-    *,
-    queue: str | None = None,
-    labels: Mapping[str, str] | None = None,
-    key_prefix: str | None = None,
-    only: str | None = None,
-) -> Resumption:
-    """Return what a thaw of exactly this scope does. Jobs that another freeze names stay held.
-
-    Args:
-        tenant: The tenant of the freeze; None for that of the fleet.
-    """
-    columns: dict[str, object] = {
-        "tenant": tenant, "queue": queue, "labels": Jsonb(dict(labels)) if labels else None, "key_prefix": key_prefix,
-        "only": only, "limit": MAX_JOBS + 1,
-    }  # fmt: skip
-    if connection.execute(_FIND_FREEZE, columns).fetchone() is None:
-        named = {"key_prefix": key_prefix, "labels": labels, "queue": queue}
-        raise UnknownFreeze(next((name for name, value in named.items() if value), "scope"))
-    return _resumption(connection, _READ_FROZEN_TIMERS, columns, "freeze")
-
-
 def preview_resume(connection: Conn, tenant: str, job_ids: Sequence[UUID]) -> Resumption:
     """Return what the end of the pauses of these jobs does."""
     columns: dict[str, object] = {"tenant": tenant, "job_ids": uuids(job_ids), "limit": MAX_JOBS + 1}
-    return _resumption(connection, _READ_PAUSED_TIMERS, columns, "pause")
+    return resumption(connection, _READ_PAUSED_TIMERS, columns, "pause")
 
 
 class _HeldTimer(NamedTuple):
@@ -122,7 +95,8 @@ class _HeldTimer(NamedTuple):
     overridden: bool
 
 
-def _resumption(connection: Conn, statement: LiteralString, columns: dict[str, object], hold: str) -> Resumption:
+def resumption(connection: Conn, statement: LiteralString, columns: Mapping[str, object], hold: str) -> Resumption:
+    """Return what the end of a hold does to the timers that a statement reads."""
     with connection.cursor(row_factory=class_row(_HeldTimer), binary=True) as cursor:
         found = cursor.execute(statement, columns).fetchall()
     timers, now = found[:MAX_JOBS], read_now(connection)

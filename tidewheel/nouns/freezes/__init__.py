@@ -1,0 +1,1 @@
+"""Freezes: scopes of which no run starts until the thaw."""

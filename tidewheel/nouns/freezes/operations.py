@@ -1,0 +1,69 @@
+"""`client.freezes`: freeze and thaw a scope, and list the standing freezes."""
+
+from collections.abc import Mapping
+
+from tidewheel.api_keys import Scope
+from tidewheel.control.reads.resuming import Resumption
+from tidewheel.jobs.requests import FreezeFields, FreezeScope, ThawFields
+from tidewheel.nouns.freezes.model import FreezeSummary, FrozenScope
+from tidewheel.nouns.freezes.reads import list_freezes, preview_thaw
+from tidewheel.nouns.operation import Noun, fields_of, operation
+
+_FREEZES = "/api/v1/freezes"
+
+
+def _authorize(arguments: Mapping[str, object]) -> Scope | None:
+    return Scope.ADMIN if arguments.get("scope") == "fleet" else None
+
+
+class Freezes(Noun):
+    """Freezes: scopes of which no run starts until the thaw."""
+
+    @operation(f"GET {_FREEZES}", "list_freezes", scope=Scope.READ)
+    def list(self) -> list[FreezeSummary]:
+        """List the standing freezes, with what waits under each."""
+        everywhere = self._call.all_tenants
+        with self._call.snapshot(all_tenants=everywhere) as connection:
+            return list_freezes(connection, self._call.tenant, counts_all=everywhere)
+
+    @operation(f"GET {_FREEZES}/thaw-preview", "preview_thaw", scope=Scope.READ)
+    @fields_of(FreezeScope)
+    def preview_thaw(self, asked: FreezeScope) -> Resumption:
+        """Return what a thaw of exactly this scope does with the occurrences that came due meanwhile.
+
+        Raises:
+            Refused: No standing freeze has this scope.
+            Unavailable: The database does not answer.
+        """
+        tenant, everywhere = self._call.tenant, self._call.all_tenants
+        scope = FrozenScope(None if asked.scope == "fleet" else tenant, asked.queue, asked.labels, asked.key_prefix)
+        with self._call.snapshot(all_tenants=everywhere) as connection:
+            return preview_thaw(connection, scope, only=None if everywhere else tenant)
+
+    @operation(f"POST {_FREEZES}", "freeze", scope=Scope.OPERATE, authorize=_authorize)
+    @fields_of(FreezeFields)
+    def freeze(self, sent: FreezeFields) -> bool:
+        """Start no run of a scope until its thaw; what runs goes on.
+
+        Returns:
+            False if this scope was frozen already.
+
+        Raises:
+            Refused: A field does not fit, or the labels or the key prefix fit too many jobs.
+            Unavailable: The database does not answer.
+        """
+        return not self._request("freeze", sent).unchanged
+
+    @operation(f"POST {_FREEZES}:thaw", "thaw", scope=Scope.OPERATE, authorize=_authorize)
+    @fields_of(ThawFields)
+    def thaw(self, sent: ThawFields) -> bool:
+        """End the freeze of exactly this scope; `on_resume` decides what came due meanwhile.
+
+        Returns:
+            False if it was thawed already.
+
+        Raises:
+            Refused: No standing freeze has this scope.
+            Unavailable: The database does not answer.
+        """
+        return not self._request("thaw", sent).unchanged

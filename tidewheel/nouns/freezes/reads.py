@@ -1,0 +1,137 @@
+"""Reads of freezes, and of those that name a job or a run."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from tidewheel.control.reads.resuming import MAX_JOBS, Resumption, resumption
+from tidewheel.errors import UnknownFreeze
+from tidewheel.nouns.freezes.model import MAX_WAITING, Freezable, Freeze, FreezeChange, FreezeSummary, FrozenScope
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import OWNED, Move, sources
+
+_SQL = Statements("tidewheel.nouns.freezes")
+_LIST_FREEZES = _SQL["list_freezes"]
+_LIST_ALL_FREEZES = _SQL["list_all_freezes"]
+_FIND_STANDING_FREEZES = _SQL["find_standing_freezes"]
+_COUNT_FREEZABLE = _SQL["count_freezable"]
+_READ_FREEZE_CHANGES = _SQL["read_freeze_changes"]
+_FIND_FREEZES_OF = _SQL["find_freezes_of"]
+_READ_FROZEN_TIMERS = _SQL["read_frozen_timers"]
+_FIND_FREEZE = Statements("tidewheel.transitions")["find_freeze"]
+
+_LOOKED_AT = 20_000
+_STANDING = 20  # freezes of one band
+
+
+def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> list[FreezeSummary]:
+    """Return the standing freezes of a tenant and of the fleet, the oldest first.
+
+    Args:
+        counts_all: False to count only this tenant's runs and jobs under a freeze of the fleet.
+    """
+    columns: dict[str, object] = {
+        "tenant": tenant,
+        "only": None if counts_all else tenant,
+        "states": sources(Move.CLAIM),
+        "limit": MAX_WAITING,
+        "look": _LOOKED_AT,
+    }
+    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+        rows = cursor.execute(_LIST_FREEZES, columns).fetchall()
+    return [FreezeSummary(row.freeze, row.jobs, row.open_runs, row.waiting, row.held) for row in rows]
+
+
+def freeze_changes(connection: Conn, tenant: str, since: datetime, until: datetime) -> list[FreezeChange]:
+    """Return the freezes and thaws of a time in the audit log of a tenant, the newest first."""
+    columns: dict[str, object] = {"tenant": tenant, "since": since, "until": until}
+    with connection.cursor(row_factory=class_row(FreezeChange), binary=True) as cursor:
+        return cursor.execute(_READ_FREEZE_CHANGES, columns).fetchall()
+
+
+def frozen_spans(
+    connection: Conn, tenant: str, since: datetime, until: datetime
+) -> list[tuple[datetime, datetime, str]]:
+    """Return the spans of a time in which a scope was frozen, with their scopes, the earliest first."""
+    began: dict[str, datetime] = {}
+    spans: list[tuple[datetime, datetime, str]] = []
+    for change in reversed(freeze_changes(connection, tenant, since, until)):
+        if change.begins:
+            began.setdefault(change.scope, change.at)
+        else:
+            spans.append((began.pop(change.scope, since), change.at, change.scope))
+    spans += [(at, until, scope) for scope, at in began.items()]
+    # One from before this time is in no entry of it.
+    spans += [(since, until, each.scope) for each in standing_freezes(connection, tenant) if each.since < since]
+    return sorted(spans)
+
+
+def standing_freezes(connection: Conn, tenant: str, limit: int = _STANDING) -> tuple[Freeze, ...]:
+    """Return the standing freezes of a tenant and of the fleet, the oldest first, without counts."""
+    columns: dict[str, object] = {"tenant": tenant, "limit": limit}
+    with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
+        return tuple(cursor.execute(_FIND_STANDING_FREEZES, columns))
+
+
+def all_freezes(connection: Conn) -> tuple[Freeze, ...]:
+    """Return the standing freezes of all tenants and of the fleet, the oldest first, without counts."""
+    with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
+        return tuple(cursor.execute(_LIST_ALL_FREEZES))
+
+
+def freezes_of(connection: Conn, tenant: str, job_id: UUID, queue: str | None = None) -> tuple[Freeze, ...]:
+    """Return the standing freezes of a job's runs, the oldest first; by default in its current queue."""
+    columns: dict[str, object] = {"tenant": tenant, "queue": queue, "job_id": job_id}
+    with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
+        return tuple(cursor.execute(_FIND_FREEZES_OF, columns))
+
+
+def is_paused_by_tenant(connection: Conn, tenant: str) -> bool:
+    """Return True if a key of the tenant has begun the freeze of all its runs."""
+    columns = _columns(FrozenScope(tenant, None, None, None))
+    row = connection.execute(_FIND_FREEZE, columns, binary=True).fetchone()
+    return row is not None and not row[1]
+
+
+def count_freezable(connection: Conn, scope: FrozenScope) -> Freezable:
+    """Count the runs of a scope among the first 20,000 open ones."""
+    columns = {**_columns(scope), "waiting": sources(Move.CLAIM), "under_way": sorted(OWNED), "look": _LOOKED_AT}
+    row = connection.execute(_COUNT_FREEZABLE, columns, binary=True).fetchone()
+    open_runs, waiting, under_way, seen = cast("tuple[int, int, int, int]", row)
+    return Freezable(open_runs, waiting, under_way, at_least=seen >= _LOOKED_AT)
+
+
+def preview_thaw(connection: Conn, scope: FrozenScope, *, only: str | None = None) -> Resumption:
+    """Return what a thaw of exactly this scope does, to jobs of one tenant only if `only` names it.
+
+    Jobs that another freeze names stay held.
+
+    Raises:
+        UnknownFreeze: No standing freeze has this scope.
+    """
+    columns = {**_columns(scope), "only": only, "limit": MAX_JOBS + 1}
+    if connection.execute(_FIND_FREEZE, columns).fetchone() is None:
+        raise UnknownFreeze(next((name for name in ("key_prefix", "labels", "queue") if getattr(scope, name)), "scope"))
+    return resumption(connection, _READ_FROZEN_TIMERS, columns, "freeze")
+
+
+def _columns(scope: FrozenScope) -> dict[str, object]:
+    labels = Jsonb(dict(scope.labels)) if scope.labels else None
+    return {"tenant": scope.tenant, "queue": scope.queue, "labels": labels, "key_prefix": scope.key_prefix}
+
+
+@dataclass(frozen=True, slots=True)
+class _Row(Freeze):
+    jobs: int | None
+    open_runs: int
+    waiting: int
+    held: int
+
+    @property
+    def freeze(self) -> Freeze:
+        return Freeze(self.tenant, self.queue, self.labels, self.key_prefix, self.by, self.reason, self.since)
