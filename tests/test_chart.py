@@ -11,9 +11,9 @@ import kubernetes_validate  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 import yaml
 
+from tests.control.cli.command import find_command
 from tests.strict_types import ROOT
 from tests.test_compose import ROLES, SERVICES, load
-from tidewheel.control.cli.commands import root_command
 from tidewheel.migrations.runner import PATIENCE_SECONDS
 from tidewheel.migrations.service_roles import role_of
 from tidewheel.settings.api import ApiSettings
@@ -128,11 +128,8 @@ def test_wrong_values_are_refused_with_their_path(values: Manifest, named: str) 
 def test_each_container_runs_a_command_of_the_cli() -> None:
     ran: list[str] = []
     for container in containers():
-        command: Any = root_command()
-        words = list(container["args"])
-        ran.append(" ".join(words))
-        while words and words[0] in getattr(command, "commands", ()):
-            command = command.commands[words.pop(0)]
+        ran.append(" ".join(container["args"]))
+        command, words = find_command(container["args"])
         command.make_context(
             container["name"], [word for word in words if word not in ("--passwords", "/run/passwords")]
         )

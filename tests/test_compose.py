@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from tests.control.cli.command import find_command
 from tests.strict_types import ROOT
-from tidewheel.control.cli.commands import root_command
 from tidewheel.local.broker_config import KafkaPasswords, Node, server_properties
 from tidewheel.local.postgres_program import find_programs
 from tidewheel.migrations.service_rights import SERVICES as ROLES
@@ -73,13 +73,10 @@ def environments() -> Iterator[tuple[str, dict[str, str]]]:
 @pytest.mark.parametrize("file", FILES)
 def test_each_command_is_a_command_of_the_cli(file: str) -> None:
     for name in (*OURS, *(("archive",) if file == "deployed.yaml" else ())):
-        command: Any = root_command()
-        words = list(load(file)[name]["command"])
-        while words and words[0] in getattr(command, "commands", ()):
-            command = command.commands[words.pop(0)]
-        if words[-1:] == ["/run/passwords"]:
-            del words[-2:]  # a folder that exists in the container alone
-        context = command.make_context(name, words)
+        command, arguments = find_command(load(file)[name]["command"])
+        if [*arguments[-1:]] == ["/run/passwords"]:
+            arguments = arguments[:-2]  # a folder that exists in the container alone
+        context = command.make_context(name, [*arguments])
         assert not hasattr(context.command, "commands"), "a group of commands, not one"
 
 

@@ -113,7 +113,7 @@ def _print_next_steps(screen: Screen, kept: Path | None) -> None:
 
 
 _NEXT = (
-    "  tidewheel --help                  every command; `intake`, `scheduler`, `relay` and `executor` are the services",
+    "  tidewheel --help                  every command; `tidewheel service` starts one service",
     "  README.md, docs/quickstart.md     how the pieces fit; a request in five lines of any Kafka client",
     "  tidewheel.requests                the topic of requests; replies are on tidewheel.replies, ends on",
     "                                    tidewheel.completions, failed runs on tidewheel.dead-letters",

@@ -1,6 +1,5 @@
 """delivery at_most_once: after an attempt has begun, nothing but a certain non-start begins another."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -9,10 +8,8 @@ import pytest
 
 from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
-from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import apply_batch, attempts, dead_letters, open_run
-from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka
 
@@ -20,22 +17,6 @@ ONCE: dict[str, Any] = {
     "delivery": "at_most_once",
     "retry": {"max_attempts": 5, "backoff": "fixed", "initial": "10ms", "jitter": "0%"},
 }
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
-
-
-@pytest.fixture
-def gate() -> Iterator[str]:
-    """A gate of this test's own, open at its end."""
-    name = uuid4().hex
-    GATES[name] = Gate()
-    yield name
-    GATES[name].opened.set()
 
 
 def test_failed_at_most_once_run_is_not_retried(executing: Executing) -> None:

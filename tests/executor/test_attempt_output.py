@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from typing import cast
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from confluent_kafka import Consumer
@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 
 from tests.executor import noisy_handlers
 from tests.executor.attempting import RUN, attempt_of
-from tests.executor.handlers import GATES, Gate
+from tests.executor.handlers import GATES
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import PATIENCE_SECONDS, until
@@ -71,22 +71,6 @@ def test_first_output_during_the_end_is_not_flushed() -> None:
     assert attempt.output is not None
     assert attempt.output.begin_flush() is None
     assert attempt.seal_output()
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
-
-
-@pytest.fixture
-def gate() -> Iterator[str]:
-    """A gate of this test's own, open at its end."""
-    name = uuid4().hex
-    GATES[name] = Gate()
-    yield name
-    GATES[name].opened.set()
 
 
 def attempt(handler: str, payload: object, **given: object) -> Attempt:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
-from tests.executor.handlers import GATES, Gate
+from tests.executor.handlers import GATES
 from tests.executor.http_target import Answer, serving
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
@@ -29,15 +29,6 @@ def executing(shared_database: Database, info: StackInfo) -> Iterator[Executing]
     made.make_topics()
     with made.running(http_allow_private=True):
         yield made
-
-
-@pytest.fixture
-def gate() -> Iterator[str]:
-    """A gate of this test's own, open at its end."""
-    name = uuid4().hex
-    GATES[name] = Gate()
-    yield name
-    GATES[name].opened.set()
 
 
 def outcomes(executing: Executing, run_id: UUID) -> list[str]:

@@ -14,7 +14,6 @@ from tests.fixtures.services import until
 from tests.transitions.acts import apply_batch, final_state, submit
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
-from tidewheel.local.stack import StackInfo
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 from tidewheel.scheduler.bulk_cancel import BulkCancel
@@ -23,13 +22,6 @@ from tidewheel.schemas.generated.records import ReplyStatus
 pytestmark = pytest.mark.kafka
 
 BACKLOG = 4000
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
 
 
 @pytest.fixture

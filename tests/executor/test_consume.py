@@ -1,11 +1,10 @@
 """Messages of a lane: stale copies, topics created later, a change of the group's protocol."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any, LiteralString
-from uuid import uuid4
 
 import psycopg
 import pytest
@@ -13,7 +12,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from tests.executor.handlers import GATES, Gate
+from tests.executor.handlers import GATES
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
@@ -41,15 +40,6 @@ A_MESSAGE = "SELECT value FROM outbox WHERE key = %s AND topic LIKE '%%.runs.%%'
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
     return Executing(database, info.kafka)
-
-
-@pytest.fixture
-def gate() -> Iterator[str]:
-    """A gate of this test's own, open at its end."""
-    name = uuid4().hex
-    GATES[name] = Gate()
-    yield name
-    GATES[name].opened.set()
 
 
 def test_stale_message_does_not_replace_the_current_one(executing: Executing) -> None:

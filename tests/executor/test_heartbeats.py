@@ -1,42 +1,24 @@
 """Heartbeats, progress and checkpoints: saved, passed to the next attempt, and timed out if missing."""
 
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
-from tests.executor.handlers import GATES, Gate
+from tests.executor.handlers import GATES
 from tests.executor.long_handlers import handlers
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import attempts, open_run
 from tidewheel.clock import monotonic_seconds
-from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka
 
 KNOWN: dict[str, Any] = {"known": handlers()}
 SOON: dict[str, Any] = {"retry": {"max_attempts": 50, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}}
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
-
-
-@pytest.fixture
-def gate() -> Iterator[str]:
-    """A gate of this test's own, open at its end."""
-    name = uuid4().hex
-    GATES[name] = Gate()
-    yield name
-    GATES[name].opened.set()
 
 
 def saved_progress(database: Database, run_id: UUID) -> tuple[object, object, int | None]:

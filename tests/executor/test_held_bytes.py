@@ -7,24 +7,15 @@ import pytest
 
 from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
-from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import apply_batch, submission, submit, trigger
 from tidewheel.control.client.client import Client
-from tidewheel.local.stack import StackInfo
 from tidewheel.runs import RunState
 
 pytestmark = pytest.mark.kafka
 
 LARGE_BYTES = 250_000
 FULL = 56  # attempts whose payload, in three forms each, is more than 40 MiB
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ import tidewheel
 from tests.executor import isolated_handlers
 from tests.executor.attempting import NOON, RUN, Reports, attempt_of
 from tests.executor.running import Executing
-from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import apply_batch, open_run
 from tidewheel.executor.attempt import Attempt
@@ -32,7 +31,6 @@ from tidewheel.executor.isolation.process import Setup
 from tidewheel.executor.outcome import CANCELLED, RELEASED, Outcome, timed_out
 from tidewheel.executor.runners.python import PythonRunner, modules_of
 from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES
-from tidewheel.local.stack import StackInfo
 from tidewheel.redaction import protect
 from tidewheel.runs import AttemptOutcome
 
@@ -432,13 +430,6 @@ def test_unknown_isolation_is_refused(refused: _Refused) -> None:
             del payload
 
     assert str(caught.value) == f"handler 'alone-refused': {refused.words}"
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
 
 
 @pytest.mark.kafka

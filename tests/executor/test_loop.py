@@ -1,41 +1,23 @@
 """Runs reach an executor by message and by sweep, and are released when it stops."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from confluent_kafka import Producer
 
-from tests.executor.handlers import GATES, Gate, handlers
+from tests.executor.handlers import GATES, handlers
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import attempts, begin, completions, open_run, some_executor
-from tidewheel.local.stack import StackInfo
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 
 pytestmark = pytest.mark.kafka
 
 NO_SWEEP: dict[str, Any] = {"sweep": timedelta(days=1)}
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
-
-
-@pytest.fixture
-def gate() -> Iterator[str]:
-    """A gate of this test's own, open at its end."""
-    name = uuid4().hex
-    GATES[name] = Gate()
-    yield name
-    GATES[name].opened.set()
 
 
 def executors(database: Database) -> int:

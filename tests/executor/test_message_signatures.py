@@ -16,13 +16,11 @@ from confluent_kafka import Producer
 from prometheus_client import REGISTRY
 
 from tests.executor.running import Executing
-from tests.fixtures.database import Database
 from tests.fixtures.reader import TopicReader
 from tests.fixtures.services import until
 from tests.transitions.acts import attempts, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.control.rotation import rotate_message_keys
-from tidewheel.local.stack import StackInfo
 from tidewheel.message_signatures import (
     SIGNATURE_HEADER,
     SIGNS_AFTER_SECONDS,
@@ -44,13 +42,6 @@ Headers = list[tuple[str, str | bytes | None]]
 NO_SWEEP: dict[str, Any] = {"sweep": timedelta(days=1)}
 AGE_KEYS: LiteralString = "UPDATE message_keys SET created_at = created_at - %s"
 FORGERIES = ["unsigned", "own key", "other value", "other topic", "other key", "malformed", "too long"]
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
 
 
 def message_of(executing: Executing, run_id: UUID) -> tuple[str, bytes, bytes]:

@@ -28,7 +28,6 @@ from tests.transitions.acts import (
 )
 from tests.transitions.overlapping import make, signals
 from tidewheel.executor.heartbeat import Heartbeat
-from tidewheel.local.stack import StackInfo
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
@@ -39,13 +38,6 @@ from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_sig
 A_SECOND = timedelta(seconds=1)
 # Were it not for the terminate, a handler that does not listen would hold its run for a minute.
 DEAF: dict[str, Any] = {"cancel_grace": timedelta(seconds=60)}
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
 
 
 @pytest.fixture

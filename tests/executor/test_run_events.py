@@ -5,21 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.executor.running import Executing
-from tests.fixtures.database import Database
 from tests.transitions.acts import completions, lifecycle, submit, trigger
-from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka
 
 TRACE = f"00-{'a' * 32}-{'b' * 16}-01"
 RETRIES = {"retry": {"max_attempts": 4, "intervals": ["1ms"]}}
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
 
 
 def test_starts_and_retries_are_events_in_the_order_of_the_run(executing: Executing) -> None:

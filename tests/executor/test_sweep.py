@@ -1,14 +1,13 @@
 """The sweep: runs that an executor with free slots claims from the table, also during messages."""
 
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
-from tests.executor.handlers import GATES, Gate
+from tests.executor.handlers import GATES
 from tests.executor.running import Executing
 from tests.executor.test_claim import ENTER, claimer
 from tests.fixtures.database import Database
@@ -17,29 +16,12 @@ from tests.transitions.acts import EXECUTOR, HANDLER, attempts, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.executor.slots import HeldBytes, Slots
 from tidewheel.executor.sweep import LaneSchedule, Sweep
-from tidewheel.local.stack import StackInfo
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 
 pytestmark = pytest.mark.kafka
 
 HALF_A_SECOND: dict[str, Any] = {"sweep": timedelta(milliseconds=500)}
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
-
-
-@pytest.fixture
-def gate() -> Iterator[str]:
-    """A gate of this test's own, open at its end."""
-    name = uuid4().hex
-    GATES[name] = Gate()
-    yield name
-    GATES[name].opened.set()
 
 
 def test_sweep_claims_messages_that_a_full_executor_holds(executing: Executing, gate: str) -> None:

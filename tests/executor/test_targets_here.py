@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from tests.executor.running import Executing
-from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import open_run
 from tidewheel.errors import SettingsError
 from tidewheel.executor.runners.kinds import target_kinds
-from tidewheel.local.stack import StackInfo
 from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.schemas.generated.records import TargetKind
 from tidewheel.settings.executor import ExecutorSettings
@@ -23,13 +21,6 @@ pytestmark = pytest.mark.kafka
 
 PROGRAM = {"type": "shell", "argv": [shutil.which("echo"), "here"]}
 PROGRAMS: dict[str, Any] = {"targets": "handler,shell", "shell_allow": "*"}
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
 
 
 def test_program_waits_for_an_executor_that_allows_programs(executing: Executing) -> None:

@@ -1,18 +1,14 @@
 """The timeouts that an executor keeps: they strike whatever a handler makes of being cancelled."""
 
-from collections.abc import Iterator
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
-from tests.executor.handlers import GATES, Gate
+from tests.executor.handlers import GATES
 from tests.executor.long_handlers import handlers
 from tests.executor.running import Executing
-from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import attempts
-from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka
 
@@ -21,22 +17,6 @@ ONE_ATTEMPT: dict[str, Any] = {"retry": {"max_attempts": 1}}
 LIMIT = "3s"  # schedule_to_close counts from the trigger, and the executor must claim the run within it
 BEGUN_WITHIN = "1s"  # of an attempt whose handler is to begin, also on a busy machine
 KEPT_HERE = ("start_to_close", "heartbeat", "schedule_to_close")
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
-
-
-@pytest.fixture
-def gate() -> Iterator[str]:
-    """A gate of this test's own, open at its end."""
-    name = uuid4().hex
-    GATES[name] = Gate()
-    yield name
-    GATES[name].opened.set()
 
 
 @pytest.mark.parametrize("which", KEPT_HERE)

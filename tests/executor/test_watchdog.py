@@ -1,41 +1,22 @@
 """A handler that blocks the loop is logged, the lease is kept, and queued runs are released."""
 
 import logging
-from collections.abc import Iterator
 from datetime import timedelta
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from prometheus_client import REGISTRY
 
 from tests.executor import noisy_handlers
-from tests.executor.handlers import GATES, Gate
+from tests.executor.handlers import GATES
 from tests.executor.running import Executing
-from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, until
 from tests.transitions.acts import attempts, open_run, submit, trigger
-from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka
 
 STALL = {"stall_after": timedelta(milliseconds=500), "lease": timedelta(seconds=60)}
 NEVER = {"stall_after": timedelta(hours=1), "lease": timedelta(seconds=60)}
-
-
-@pytest.fixture
-def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.kafka)
-    made.make_topics()
-    return made
-
-
-@pytest.fixture
-def gate() -> Iterator[str]:
-    """A gate of this test's own, open at its end."""
-    name = uuid4().hex
-    GATES[name] = Gate()
-    yield name
-    GATES[name].opened.set()
 
 
 def sample(name: str) -> float:

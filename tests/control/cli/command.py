@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.database import Database
+from tidewheel.control.cli.commands import root_command
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.main import main
 
@@ -43,6 +45,14 @@ class Done:
         assert self.code in {ExitCode.FAILED, ExitCode.NOT_FOUND, ExitCode.REFUSED, ExitCode.UNAVAILABLE}, self
         assert not self.out, self
         return [line.removeprefix("tidewheel: ") for line in self.err.splitlines()]
+
+
+def find_command(words: Sequence[str]) -> tuple[Any, Sequence[str]]:
+    """Return the command that some words name, and its arguments."""
+    command: Any = root_command()
+    while words and words[0] in getattr(command, "commands", ()):
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
 
 
 def process(*arguments: str) -> Done:

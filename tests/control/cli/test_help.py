@@ -5,18 +5,16 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
 
 import pytest
 
-from tests.control.cli.command import NO_DATABASE, tidewheel
+from tests.control.cli.command import NO_DATABASE, find_command, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
 from tidewheel.control.api.backfills import BACKFILLS
-from tidewheel.control.cli.commands import Command, every_command, root_command
+from tidewheel.control.cli.commands import Command, every_command
 from tidewheel.control.cli.examples import EXAMPLES
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.local.stack import StackInfo
@@ -71,14 +69,6 @@ def test_command_with_several_options_shows_examples_that_it_accepts(words: tupl
 
 def test_every_example_is_one_of_a_command() -> None:
     assert set(EXAMPLES) <= {" ".join(words) for words in ALL}
-
-
-def find_command(words: Sequence[str]) -> tuple[Any, Sequence[str]]:
-    """Return the command that some words name, and its arguments."""
-    command: Any = root_command()
-    while words and words[0] in getattr(command, "commands", ()):
-        command, words = command.commands[words[0]], words[1:]
-    return command, words
 
 
 @pytest.mark.process
