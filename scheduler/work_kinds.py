@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from tidewheel.errors import FieldError, Refused
 from tidewheel.postgres.database_clock import read_now
@@ -13,6 +13,7 @@ from tidewheel.transitions.dead_letters import (
     DeadLetterRef,
     LetterScan,
     lock_dead_letters,
+    purge,
     republish,
     scan_dead_letters,
 )
@@ -20,36 +21,33 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.manual_retry import RetryRequest, retry_runs
 from tidewheel.transitions.works import Cursor, OpenWork, Rejections
 
+T = TypeVar("T")
+
 _LOOKED_AT = 2000  # dead letters of one batch: some milliseconds, where an error is rare
 _LETTER_COLUMNS = ("ids", "kind", "job_id", "status", "error_type", "queue", "lane", "since", "until", "redriven")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """The next things of a work, and the cursor after them; no cursor if nothing was looked at."""
+class Batch(Generic[T]):
+    """The next things of a work by their ids, and the cursor after them; None if nothing was looked at."""
 
-    things: Sequence[DeadLetterRef]
+    things: Mapping[int | str, T]
     cursor: Cursor | None
     is_last: bool
 
-    @property
-    def ids(self) -> Sequence[int]:
-        """The ids of the things."""
-        return [each.id for each in self.things]
 
-
-class Kind(Protocol):
+class Kind(Protocol[T]):
     """A kind of work: `batch` is its largest batch, `remedy` what helps a thing whose own data fail."""
 
     batch: int
     remedy: str
 
-    def next(self, connection: Conn, work: OpenWork, limit: int) -> Batch | None:
-        """Find and lock the next things; None if another transaction holds the first."""
+    def next(self, connection: Conn, work: OpenWork, limit: int) -> Batch[T] | None:
+        """Find the next things, and lock them if that is needed; None if another transaction holds the first."""
         ...
 
     def apply(
-        self, connection: Conn, installation: Installation, work: OpenWork, batch: Batch
+        self, connection: Conn, installation: Installation, work: OpenWork, batch: Batch[T]
     ) -> tuple[int, Rejections]:
         """Change them; return how many it has changed, and the errors of the rejected ones."""
         ...
@@ -64,7 +62,7 @@ class Redrive:
     batch = 50  # of one transaction: some tens of milliseconds
     remedy = "correct the job, or purge this dead letter"
 
-    def next(self, connection: Conn, work: OpenWork, limit: int) -> Batch | None:
+    def next(self, connection: Conn, work: OpenWork, limit: int) -> Batch[DeadLetterRef] | None:
         """Find and lock the next dead letters."""
         found = _scan(connection, work, limit)
         numbers = [each.id for each in found.letters]
@@ -75,18 +73,17 @@ class Redrive:
         return _batch(letters, found.last if len(letters) == len(numbers) else letters[-1])
 
     def apply(
-        self, connection: Conn, installation: Installation, work: OpenWork, batch: Batch
+        self, connection: Conn, installation: Installation, work: OpenWork, batch: Batch[DeadLetterRef]
     ) -> tuple[int, Rejections]:
         """Redrive them."""
-        if not batch.things:
-            return 0, {}
-        runs = [(each.id, each.run_id) for each in batch.things if each.run_id is not None]
+        letters = batch.things.values()
+        runs = [(each.id, each.run_id) for each in letters if each.run_id is not None]
         done = retry_runs(connection, installation, [RetryRequest(work.tenant, run_id) for _, run_id in runs])
         rejected: dict[int | str, Sequence[FieldError]] = {
             number: each.errors for (number, _), each in zip(runs, done, strict=True) if isinstance(each, Refused)
         }
         redriven = len(runs) - len(rejected)
-        messages = [each.id for each in batch.things if each.run_id is None]
+        messages = [each.id for each in letters if each.run_id is None]
         if messages:
             published, cut = republish(connection, installation, messages, read_now(connection))
             redriven += published
@@ -94,6 +91,28 @@ class Redrive:
                 problem = f"the message had {size} bytes, of which only the first are stored"
                 rejected[number] = (FieldError("id", problem, "send a shorter message"),)
         return redriven, rejected
+
+
+class Purge:
+    """Deletions of dead letters.
+
+    A batch waits for a redrive under way, and then leaves what no longer fits the filter by redrives.
+    """
+
+    batch = 1000  # of one transaction: some tens of milliseconds
+    remedy = "give ids or a filter without this dead letter"
+
+    def next(self, connection: Conn, work: OpenWork, limit: int) -> Batch[DeadLetterRef]:
+        """Find the next dead letters."""
+        found = _scan(connection, work, limit)
+        return _batch(found.letters, found.last)
+
+    def apply(
+        self, connection: Conn, installation: Installation, work: OpenWork, batch: Batch[DeadLetterRef]
+    ) -> tuple[int, Rejections]:
+        """Delete them."""
+        del installation
+        return purge(connection, [each.id for each in batch.things.values()], redriven=work.filter.get("redriven")), {}
 
 
 def _scan(connection: Conn, work: OpenWork, limit: int) -> LetterScan:
@@ -104,11 +123,11 @@ def _scan(connection: Conn, work: OpenWork, limit: int) -> LetterScan:
     )
 
 
-def _batch(letters: Sequence[DeadLetterRef], last: DeadLetterRef | None) -> Batch:
+def _batch(letters: Sequence[DeadLetterRef], last: DeadLetterRef | None) -> Batch[DeadLetterRef]:
     """Return a batch up to the dead letter after which the walk goes on; None at its end."""
     reached = last or next(reversed(letters), None)
     cursor = None if reached is None else {"at": reached.created_at.isoformat(), "id": reached.id}
-    return Batch(letters, cursor, is_last=last is None)
+    return Batch({each.id: each for each in letters}, cursor, is_last=last is None)
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType({"redrive": Redrive()})
+KINDS: Mapping[str, Kind[Any]] = MappingProxyType({"redrive": Redrive(), "purge": Purge()})

@@ -103,9 +103,9 @@ class WorkLoop:
             now = read_now(connection)
             work = lock_due_work(connection, work_id, now)
             found = None if work is None else KINDS[work.kind].next(connection, work, 1)
-            if work is not None and found is not None and found.ids and found.cursor is not None:
+            if work is not None and found is not None and found.things and found.cursor is not None:
                 problem = FieldError("id", describe(error)[:1000], KINDS[work.kind].remedy)
-                rejected: Rejections = {found.ids[0]: (problem,)}
+                rejected: Rejections = {next(iter(found.things)): (problem,)}
                 advance_work(connection, work, found.cursor, done=0, rejected=rejected, next_at=_next_at(work, 1, now))
 
 
@@ -130,14 +130,14 @@ def do_batch(session: Session, installation: Installation, work_id: UUID, *, mos
         if found is None:
             return None
         if found.cursor is not None:
-            done, rejected = kind.apply(connection, installation, work, found)
-            next_at = _next_at(work, len(found.ids), now)
+            done, rejected = kind.apply(connection, installation, work, found) if found.things else (0, {})
+            next_at = _next_at(work, len(found.things), now)
             advance_work(connection, work, found.cursor, done=done, rejected=rejected, next_at=next_at)
         if found.is_last:
             set_work_state(connection, work_id, BackfillState.FINISHED, now)
         failpoint("working.before_commit")
     failpoint("working.after_commit")
-    return len(found.ids)
+    return len(found.things)
 
 
 def _size(work: OpenWork, batch: int) -> int:

@@ -1,4 +1,4 @@
-"""Bulk work: backfills, cancellations by filter and redrives, and one of them with its progress."""
+"""Bulk work: backfills, cancellations by filter and works, and one of them with its progress."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import TenantQuery, read_number, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.paces import Paces
-from tidewheel.control.console.progress import KINDS, Kind, Work, of_backfill, of_cancellation, of_work, ordered
+from tidewheel.control.console.progress import KINDS, Work, of_backfill, of_cancellation, of_work, ordered
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part
 from tidewheel.control.reads.backfills import BackfillProgress, backfill, backfills
@@ -54,7 +54,7 @@ class BulkPage:
         del urls
         read_query(request, TenantQuery)
         now = page_now(connection)
-        parts = [part(partial(_newest, connection, caller, kind, now)) for kind in KINDS]
+        parts = [part(partial(_newest, connection, caller, kind, now)) for kind in ("backfill", "cancellation", "work")]
         read = [work for found in parts if not isinstance(found, Failed) for work in found]
         works = ordered([self.paces.seen(work, now) for work in read])
         ending = sum(work.state == "ending" for work in works)
@@ -68,7 +68,7 @@ class BulkPage:
 
 @dataclass(frozen=True, slots=True)
 class BulkWorkPage:
-    """The page of one backfill, cancellation or redrive.
+    """The page of one backfill, cancellation or work.
 
     Args:
         paces: What was read before.
@@ -95,7 +95,7 @@ class BulkWorkPage:
         stalled = _is_stalled(connection, [work])
         return View(
             {"now": now, "work": work, "row": row, "stalled": stalled, "letters": letters, "frozen": frozen,
-             "times": times}
+             "times": times, "creates_runs": isinstance(row, StoredWork) and _creates_runs(row)}
         )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def read_work(connection: Connection, caller: Caller, request: Request) -> Work:
         return _read_work(reading, caller.tenant, _row(reading, caller.tenant, kind, number), now)
 
 
-def read_place(request: Request) -> tuple[Kind, UUID | int]:
+def read_place(request: Request) -> tuple[str, UUID | int]:
     """Return the kind and the id that an address names.
 
     Raises:
@@ -132,13 +132,14 @@ def _read_work(connection: Conn, tenant: str, row: BackfillProgress | Cancellati
     if isinstance(row, Cancellation):
         return of_cancellation(row, now)
     work = of_work(row, now)
-    if row.state == "finished" or (row.finished_at is not None and now - row.finished_at > _ACCOUNTED):
+    is_long_ended = row.finished_at is not None and now - row.finished_at > _ACCOUNTED
+    if row.kind != "redrive" or row.state == "finished" or is_long_ended:
         return work
     gone, rest = _taken(connection, tenant, row)
     return replace(work, gone=gone, kept=rest if row.state == "cancelled" else 0)
 
 
-def _row(connection: Conn, tenant: str, kind: Kind, number: UUID | int) -> BackfillProgress | Cancellation | StoredWork:
+def _row(connection: Conn, tenant: str, kind: str, number: UUID | int) -> BackfillProgress | Cancellation | StoredWork:
     if isinstance(number, int):
         return show_cancellation(connection, tenant, number)
     return backfill(connection, tenant, number) if kind == "backfill" else show_work(connection, tenant, number)
@@ -176,7 +177,7 @@ def _is_frozen(connection: Conn, tenant: str, row: BackfillProgress | Cancellati
     """Return True if a freeze covers all the runs that bulk work creates."""
     if isinstance(row, BackfillProgress):
         return row.summary.finished_at is None and bool(freezes_of(connection, tenant, row.summary.job_id))
-    if isinstance(row, Cancellation) or row.finished_at or _filter(row).get("kind") == "message":
+    if isinstance(row, Cancellation) or row.finished_at or not _creates_runs(row):
         return False
     if "job" in row.filter:
         return bool(freezes_of(connection, tenant, job_id(tenant, _filter(row)["job"])))
@@ -184,7 +185,11 @@ def _is_frozen(connection: Conn, tenant: str, row: BackfillProgress | Cancellati
     return any(not each.narrow() for each in freezes)
 
 
-def _newest(connection: Connection, caller: Caller, kind: Kind, now: datetime) -> Sequence[Work]:
+def _creates_runs(row: StoredWork) -> bool:
+    return row.kind == "retry" or (row.kind == "redrive" and row.filter.get("kind") != "message")
+
+
+def _newest(connection: Connection, caller: Caller, kind: str, now: datetime) -> Sequence[Work]:
     with connection.snapshot() as reading:
         if kind == "backfill":
             return [of_backfill(each, now) for each in backfills(reading, caller.tenant, limit=_OF_EACH)]

@@ -23,9 +23,11 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted
 from tidewheel.control.instants import typed_number
-from tidewheel.doors.address import UNBOUNDED, in_address
-from tidewheel.errors import InvalidInput, refuse
+from tidewheel.doors.address import in_address
+from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.nouns.operation import Found, Noun, Operation, Parameter, model_of, operations
+
+_UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ class Confirm:
                 *bound(found.matched, now),
             ),
             sample=sample_of([self.line(each) for each in found.first], found.matched),
-            warnings=(UNBOUNDED,) if danger and found.at_least else (),
+            warnings=(_UNBOUNDED,) if danger and found.at_least else (),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -78,7 +80,7 @@ class Confirm:
         found = self._count(connection, filters)
         if self._declared.danger is not None:
             if found.at_least:
-                raise InvalidInput((UNBOUNDED,))
+                raise InvalidInput((_UNBOUNDED,))
             ensure_confirmed(form, found.matched)
         ensure_counted(form, found.matched)
         given = {**filters, **{each.name: _value(each, text_of(form, each.name)) for each in self._typed}}

@@ -83,7 +83,7 @@ class Call(Protocol):
 
     def record(
         self, connection: Conn, action: str, changed: str, *,
-        objects: int = 1, adds_up: bool = False, reason: str | None = None,
+        objects: int = 1, reason: str | None = None,
     ) -> None:  # fmt: skip
         """Append a change to the audit log."""
         ...

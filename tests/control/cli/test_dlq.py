@@ -133,8 +133,9 @@ def test_purge_needs_a_confirmation(letters: Database) -> None:
     assert refusal.startswith("--yes: is missing")
     lines = tidewheel(letters, "dlq", "purge", "--kind", "run", "--dry-run").lines
     assert lines[0] == "dead letters that would be purged: 2"
-    purged = tidewheel(letters, "dlq", "purge", late, "--yes", "--reason", "wrong data").lines
-    assert purged == ["dead letters purged: 1"]
+    started, purged = tidewheel(letters, "dlq", "purge", late, "--yes", "--reason", "wrong data").lines
+    assert (started.split()[0], purged) == ("purge", "dead letters to purge: 1")
+    work_off(letters)
     [entry] = json_output(letters, "admin", "changes", "--action", "dlq.purge")["entries"]
     assert entry["reason"] == "wrong data"
     assert numbers(letters) == [message, plain]

@@ -24,24 +24,16 @@ from tests.transitions.acts import (
     requeue,
     submit,
 )
-from tests.transitions.stepping import in_background
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, UnknownDeadLetter, UnknownJob
-from tidewheel.nouns.dead_letters import operations as client_module
 from tidewheel.nouns.dead_letters import reads as module
 from tidewheel.nouns.dead_letters.model import DeadLetterFilter, DeadLettersPage
 from tidewheel.nouns.works.model import Work
-from tidewheel.postgres.session import Session
+from tidewheel.postgres.session import RowsLocked, Session
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.work_kinds import Redrive
+from tidewheel.scheduler.work_kinds import Purge, Redrive
 from tidewheel.scheduler.work_loop import WorkLoop, do_batch
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
-
-WAITS = """
-    SELECT count(*) > 0 FROM pg_stat_activity
-     WHERE application_name = 'tidewheel-client' AND cardinality(pg_blocking_pids(pid)) > 0
-       AND datname = current_database()
-"""
 
 
 @pytest.fixture
@@ -88,6 +80,13 @@ def redrive(client: Client, database: Database, **filters: Unpack[DeadLetterFilt
     assert requested.work_id is not None
     work_off(database)
     return client.works.wait(requested.work_id, timeout=60)
+
+
+def purge(client: Client, database: Database, **filters: Unpack[DeadLetterFilter]) -> int:
+    """Purge dead letters and return how many are gone."""
+    requested = client.dead_letters.purge(everything=not filters, **filters)
+    work_off(database)
+    return 0 if requested.work_id is None else client.works.wait(requested.work_id, timeout=60).done_count
 
 
 def test_every_filter_finds_its_dead_letters(client: Client, database: Database) -> None:
@@ -241,11 +240,14 @@ def test_dead_letter_of_a_retry_that_rolls_back_is_redriven(client: Client, data
 
 def test_purge_of_dead_letters_not_redriven_leaves_those_redriven_meanwhile(client: Client, database: Database) -> None:
     kept, gone = fail(database), fail(database)
-    with database.transaction() as connection:
+    work_id = client.dead_letters.purge(redriven=False).work_id
+    assert work_id is not None
+    with database.transaction() as connection, closing(Session(database.url, "scheduler")) as session:
         apply_batch_within(connection, database, {"type": "run.retry", "run_id": str(kept)})
-        purge = in_background(lambda: client.dead_letters.purge(redriven=False))
-        until(lambda: database.value(WAITS), "it waits for the retry")
-    assert (purge.result(60).purged, runs(client.dead_letters.list())) == (1, [kept])
+        with pytest.raises(RowsLocked):
+            do_batch(session, database.installation, work_id)
+    work_off(database)
+    assert (client.works.get(work_id).done_count, runs(client.dead_letters.list())) == (1, [kept])
     assert client.runs.get(gone).state == RunState.FAILED
 
 
@@ -340,18 +342,18 @@ def test_messages_are_redriven_only_on_request(client: Client, database: Databas
 def test_purge_deletes_the_dead_letter_and_keeps_its_run(
     client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "_PURGE_BATCH", 2)
+    monkeypatch.setattr(Purge, "batch", 2)
     failed = [fail(database) for _ in range(5)]
     other = fail(database, "other")
     counted = client.dead_letters.purge(key="job", dry_run=True)
-    assert (counted.matched, len(counted.first), counted.purged) == (5, 5, 0)
-    assert client.dead_letters.purge(key="job").purged == 5
+    assert (counted.matched, len(counted.first), counted.work_id) == (5, 5, None)
+    assert purge(client, database, key="job") == 5
     assert [each.objects for each in client.audit_log.list(action="dlq.purge").entries] == [5]
     assert runs(client.dead_letters.list()) == [other]
-    assert client.dead_letters.purge(key="other").purged == 1
+    assert purge(client, database, key="other") == 1
     assert [each.objects for each in client.audit_log.list(action="dlq.purge").entries] == [1, 5]
     assert client.runs.get(failed[0]).state == RunState.FAILED
-    assert client.dead_letters.purge(until=database.now() - timedelta(days=1)).purged == 0
+    assert purge(client, database, until=database.now() - timedelta(days=1)) == 0
 
 
 def test_another_tenant_cannot_read_or_redrive(client: Client, database: Database) -> None:
@@ -361,7 +363,7 @@ def test_another_tenant_cannot_read_or_redrive(client: Client, database: Databas
     [_, letter] = client.dead_letters.list().dead_letters
     with Client(database.url, tenant="acme") as other:
         assert (other.dead_letters.list().total, other.dead_letters.redrive(everything=True).matched) == (0, 0)
-        assert other.dead_letters.purge(everything=True).purged == 0
+        assert other.dead_letters.purge(everything=True).work_id is None
         with pytest.raises(UnknownDeadLetter):
             other.dead_letters.get(letter.id)
     assert database.count("dead_letters") == 2

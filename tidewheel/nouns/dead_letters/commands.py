@@ -1,10 +1,8 @@
 """`tidewheel dlq …`: flags and texts that their declarations lack."""
 
-import re
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated
 
 import typer
 
@@ -14,7 +12,6 @@ from tidewheel.control.cli.output import (
     moment,
     print_document,
     print_facts,
-    print_result,
     total_text,
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_row, retry_chain_facts
@@ -22,7 +19,6 @@ from tidewheel.control.cli.tables import Cell, cell_text
 from tidewheel.control.cli.time_options import place_text
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.doors.cli import Flag, Shown, Table, command
-from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.nouns.dead_letters.model import (
     DeadLetterDetail,
@@ -31,10 +27,7 @@ from tidewheel.nouns.dead_letters.model import (
     DeadLetterSummary,
 )
 from tidewheel.nouns.dead_letters.operations import DeadLetters
-from tidewheel.nouns.works.commands import follow
-
-_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(?:/(s|m|h))?", re.ASCII)
-_SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
+from tidewheel.nouns.works.commands import RATE, WAIT, show_started
 
 
 def _show_list(shown: Shown) -> None:
@@ -75,30 +68,8 @@ def _show_one(shown: Shown) -> None:
         print_facts(attempt_facts(attempt))
 
 
-def _show_redriven(shown: Shown) -> None:
-    done = shown.found
-    if shown.options["wait"] and done.work_id is not None:
-        follow(shown, done.work_id)
-        return
-    already = max(len(set(shown.arguments["ids"] or ())) - done.matched, 0)
-    lines = [f"redrive {done.work_id}"] if done.work_id else []
-    lines.append(f"dead letters to redrive: {'at least ' if done.at_least else ''}{done.matched:,}")
-    if already:
-        lines[-1] += f"; already redriven before: {already:,}"
-    names = ("work_id", "matched", "at_least")
-    print_result(lines, {**{name: getattr(done, name) for name in names}, "already_redriven": already}, shown.output)
-
-
-def _show_purged(shown: Shown) -> None:
-    purged = shown.found.purged
-    print_result([f"dead letters purged: {purged:,}"], {"purged": purged}, shown.output)
-
-
-def _read_rate(text: str) -> float:
-    found = _RATE.fullmatch(text)
-    if found is None or float(found[1]) == 0:
-        refuse("--rate", f"{text!r} is not a rate", "write it as 10/s, 100/m or 1000/h")
-    return float(found[1]) / _SECONDS[found[2]]
+def _already_redriven(shown: Shown) -> Mapping[str, int]:
+    return {"already_redriven": max(len(set(shown.arguments["ids"] or ())) - shown.found.matched, 0)}
 
 
 def _letter_row(each: DeadLetterSummary) -> tuple[Cell, ...]:
@@ -156,14 +127,13 @@ _FLAGS = {
     "error_type": Flag("--error", "TYPE"),
     "queue": Flag(metavar="NAME"),
     "lane": Flag(metavar="LANE"),
-    "rate": Flag(metavar="N/s", help="Redrive at most this many a second; also N/m or N/h.", read=_read_rate),
+    "rate": RATE,
     "number": Flag(metavar="ID"),
 }
-_WAIT = typer.Option("--wait", help="Wait until each dead letter is redriven, not until its run has ended.")
 
 _dlq = partial(command, DeadLetters, flags=_FLAGS, table=_LETTERS)
 list_dead_letters = _dlq("list", _show_list)
 groups = _dlq("groups", _show_groups)
 show = _dlq("get", _show_one, local_times=True)
-redrive = _dlq("redrive", _show_redriven, options={"wait": Annotated[bool, _WAIT]})
-purge = _dlq("purge", _show_purged)
+redrive = _dlq("redrive", partial(show_started, "redrive", "dead letters", more=_already_redriven), options=WAIT)
+purge = _dlq("purge", partial(show_started, "purge", "dead letters"), options=WAIT)

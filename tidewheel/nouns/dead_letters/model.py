@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field
 from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.jobs.values import Instant, Key, Queue, one_line
 from tidewheel.nouns.operation import InDoors, Place
+from tidewheel.nouns.works.model import Started
 
 Number = Annotated[int, Field(ge=1, le=2**63 - 1)]
 ErrorType = Annotated[str, AfterValidator(one_line(255))]
@@ -105,37 +106,7 @@ class DeadLetterGroups:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterSurvey:
-    """Dead letters that match a filter, before they are redriven or purged."""
+class DeadLetterWork(Started):
+    """A redrive or a purge that a call has started, or that its dry run would."""
 
-    counted: int  # `COUNTED` at most, among the oldest half a million
-    at_least: bool
-    first: tuple[DeadLetterSummary, ...]  # the oldest ten
-    newest_at: datetime | None  # the creation of the newest one, or later; None without a match
-
-
-@dataclass(frozen=True, slots=True)
-class RedriveResult:
-    """Result of a request to redrive."""
-
-    work_id: Annotated[UUID | None, Field(description="The work's id; null of a dry run, and if nothing matched.")]
-    matched: Annotated[
-        int, Field(description="How many matching dead letters had not been redriven before; counted to 10,000.")
-    ]
-    at_least: Annotated[
-        bool,
-        Field(
-            description="True if there may be more than `matched`: of many only the oldest half a million are counted."
-        ),
-    ]
     first: Annotated[tuple[DeadLetterSummary, ...], Field(description="Of a dry run: the first ten.")] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PurgeResult:
-    """Result of a purge."""
-
-    matched: Annotated[int, Field(description="How many dead letters matched; counted to 10,000.")]
-    at_least: Annotated[bool, Field(description="True if there may be more than `matched`.")]
-    first: Annotated[tuple[DeadLetterSummary, ...], Field(description="Of a dry run: the first ten.")] = ()
-    purged: Annotated[int, Field(description="How many were deleted.")] = 0

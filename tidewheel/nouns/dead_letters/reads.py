@@ -22,10 +22,9 @@ from tidewheel.nouns.dead_letters.model import (
     DeadLetterGroups,
     DeadLettersPage,
     DeadLetterSummary,
-    DeadLetterSurvey,
 )
 from tidewheel.nouns.operation import Place, field_values
-from tidewheel.nouns.works.model import COUNTED
+from tidewheel.nouns.works.model import COUNTED, Survey
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions import dead_letters as rows
@@ -100,8 +99,8 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
     return DeadLetterDetail(**field_values(found[0]), run=run, message_key=key, message_value=value)
 
 
-def survey_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter) -> DeadLetterSurvey:
-    """Count a tenant's dead letters, and return the oldest ones.
+def survey_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter) -> Survey[DeadLetterSummary]:
+    """Count a tenant's dead letters up to the newest one of now, and return the oldest ones.
 
     Raises:
         UnknownDeadLetter: It has no dead letter of one of the ids.
@@ -109,14 +108,19 @@ def survey_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter
     _require(connection, tenant, filters.get("ids") or ())
     columns = filter_columns(connection, tenant, filters)
     found, complete = _oldest(connection, columns, COUNTED + 1)
+    cursor = {"at": EARLIEST.isoformat(), "id": 0}
     if complete and not found:
-        return DeadLetterSurvey(0, at_least=False, first=(), newest_at=None)
+        return Survey(0, at_least=False, first=(), filter={}, cursor=cursor)
     ids: DeadLetterFilter = {"ids": [letter.id for letter in found[:_SHOWN]]}
     first = _list(connection, {**filter_columns(connection, tenant, ids), **_NEWEST, "look": _SHOWN, "limit": _SHOWN})
     # By the filters of the index alone: a rare error would read all dead letters.
     newest = _list(connection, {**columns, **dict.fromkeys(_UNINDEXED), **_NEWEST, "look": 1, "limit": 1})
-    at_least = len(found) > COUNTED or not complete
-    return DeadLetterSurvey(min(len(found), COUNTED), at_least, tuple(reversed(first)), newest[0].created_at)
+    # A run that is redriven now and fails again is a dead letter of a later time.
+    stored = {**columns, "until": newest[0].created_at}
+    return Survey(
+        min(len(found), COUNTED), len(found) > COUNTED or not complete, tuple(reversed(first)),
+        {name: value for name, value in stored.items() if name not in {"tenant", "key"}}, cursor,
+    )  # fmt: skip
 
 
 def scan_dead_letters(

@@ -59,5 +59,5 @@ DEAD_LETTERS: Mapping[str, Route] = {
         schema=_SCHEMA, shape=_shape,
     ),
     "redrive": Route({"work_id": WORK_ID, **_MATCHED}, sent={"error_type": "TimeoutError", "rate": 10}),
-    "purge": Route({**_MATCHED, "purged": 12}, sent={"job": "nightly", "redriven": True}),
+    "purge": Route({"work_id": WORK_ID, **_MATCHED}, sent={"job": "nightly", "redriven": True}),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """`tidewheel work …`: columns and facts, and the wait for a work that a command has started."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
@@ -12,6 +13,7 @@ from tidewheel.control.cli.options import requesting
 from tidewheel.control.cli.output import Output, moment, print_document, print_facts, print_result, progress_bar
 from tidewheel.control.cli.tables import Cell
 from tidewheel.doors.cli import Flag, Shown, Table, command
+from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.nouns.works.model import COUNTED, Work
 from tidewheel.nouns.works.operations import Works
@@ -20,8 +22,33 @@ from tidewheel.schedules.decision import BackfillState
 if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
 
+_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(?:/(s|m|h))?", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 _REACHED = {"pause": BackfillState.PAUSED, "resume": BackfillState.RUNNING, "cancel": BackfillState.CANCELLED}
 _DONE = {"pause": "paused", "resume": "resumed", "cancel": "cancelled"}
+
+
+def show_started(
+    verb: str, things: str, shown: Shown, more: Callable[[Shown], Mapping[str, int]] = lambda _: {}
+) -> None:
+    """Print the work that a command has started, with further counts, or follow it."""
+    done = shown.found
+    if shown.options["wait"] and done.work_id is not None:
+        follow(shown, done.work_id)
+        return
+    counts = more(shown)
+    lines = [f"{verb} {done.work_id}"] if done.work_id else []
+    others = [f"; {name.replace('_', ' ')} before: {count:,}" for name, count in counts.items() if count]
+    lines.append(f"{things} to {verb}: {'at least ' if done.at_least else ''}{done.matched:,}{''.join(others)}")
+    names = ("work_id", "matched", "at_least")
+    print_result(lines, {**{name: getattr(done, name) for name in names}, **counts}, shown.output)
+
+
+def _read_rate(text: str) -> float:
+    found = _RATE.fullmatch(text)
+    if found is None or float(found[1]) == 0:
+        refuse("--rate", f"{text!r} is not a rate", "write it as 10/s, 100/m or 1000/h")
+    return float(found[1]) / _SECONDS[found[2]]
 
 
 def follow(shown: Shown, work_id: UUID) -> None:
@@ -120,6 +147,15 @@ def _problems(errors: object) -> str:
 _WORKS = Table("work", ("id", "kind", "created", "state", "done", "rejected", "rate", "reason"), _row)
 _FLAGS = {"work_id": Flag(metavar="ID", help="The id that the command which started it has printed.")}
 _FOLLOW = typer.Option("--follow", "-f", help="Continue until the work is finished.")
+
+RATE = Flag(metavar="N/s", help="Process at most this many a second; also N/m or N/h.", read=_read_rate)
+"""The flag of a work's rate."""
+WAIT = {
+    "wait": Annotated[
+        bool, typer.Option("--wait", help="Wait until each of them is processed, not until new runs have ended.")
+    ]
+}
+"""The option to follow a work."""
 
 _work = partial(command, Works, flags=_FLAGS)
 list_works = _work("list", _show_list)

@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 from uuid import UUID
 
 from pydantic import Field
 
 from tidewheel.jobs.values import Reason
+
+T = TypeVar("T")
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 Rate = Annotated[float, Field(gt=0, le=1_000_000)]
@@ -41,6 +43,28 @@ class Work:
     def processed(self) -> int:
         """Things that were done or rejected, of `matched_count`."""
         return self.done_count + self.rejected_count
+
+
+@dataclass(frozen=True, slots=True)
+class Survey(Generic[T]):
+    """Things that match before a work starts, and the filter and the cursor that it starts with."""
+
+    matched: int  # `COUNTED` at most
+    at_least: bool
+    first: tuple[T, ...]
+    filter: Mapping[str, object]
+    cursor: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A work that a call has started, or that its dry run would. Each noun adds the first things."""
+
+    work_id: Annotated[UUID | None, Field(description="The work's id; null of a dry run, and if nothing matched.")]
+    matched: Annotated[int, Field(description="How many match; counted to 10,000.")]
+    at_least: Annotated[
+        bool, Field(description="True if there may be more than `matched`: of many only the first are looked at.")
+    ]
 
 
 @dataclass(frozen=True, slots=True)

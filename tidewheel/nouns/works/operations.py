@@ -4,8 +4,9 @@ A work is a row that schedulers work off at its rate, a batch a transaction. Wha
 """
 
 from collections.abc import Callable, Collection
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 from uuid import UUID, uuid4
 
 from pydantic import BeforeValidator
@@ -16,7 +17,7 @@ from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.errors import UnknownWork, refuse
 from tidewheel.ids import hashed_id
 from tidewheel.nouns.operation import Call, Noun, Rows, operation
-from tidewheel.nouns.works.model import Work, WorkChange, WorkReason
+from tidewheel.nouns.works.model import COUNTED, Started, Survey, Work, WorkChange, WorkReason
 from tidewheel.nouns.works.reads import list_works, show_work
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
@@ -27,11 +28,13 @@ from tidewheel.transitions.works import NewWork, add_work, lock_work, set_work_s
 WORKS = "/api/v1/works"
 _WORK = f"{WORKS}/{{work_id:uuid}}"
 
+S = TypeVar("S", bound=Started)
+T = TypeVar("T")
 WorkId = Annotated[UUID, BeforeValidator(partial(as_id, name="work_id"))]
 
 
 class Works(Noun):
-    """Bulk work: redrives and purges of dead letters."""
+    """Bulk work: redrives and purges of dead letters, retries of failed runs."""
 
     @operation(f"GET {WORKS}", "list_works", scope=Scope.READ)
     def list(self, *, limit: Rows = 50) -> list[Work]:
@@ -103,12 +106,55 @@ class Works(Noun):
         return done
 
 
-def id_of_work(call: Call, kind: str, request_id: str | None) -> UUID:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Parameters of each operation that starts a work."""
+
+    rate: float | None
+    reason: str | None
+    request_id: str | None
+    _: KW_ONLY
+    dry_run: bool
+
+
+def start(
+    call: Call, action: str, asked: Asked, survey: Callable[[Conn], Survey[T]],
+    made: Callable[[UUID | None, int, bool, tuple[T, ...]], S],
+) -> S:  # fmt: skip
+    """Start a work, with an entry in the audit log; start none of a dry run, or if nothing matches.
+
+    The kind of the work is the last part of `action`. A repeated `request_id` returns the first work.
+    """
+    kind = action.rpartition(".")[2]
+    work_id = _id_of(call, kind, asked.request_id)
+    if asked.request_id is not None and not asked.dry_run:
+        first = _work_of_request(call, work_id, asked.rate)
+        if first is not None:
+            return made(work_id, min(first.matched_count, COUNTED), first.matched_count > COUNTED, ())
+    with call.snapshot() as connection:
+        found = survey(connection)
+    if asked.dry_run or not (found.matched or found.at_least):
+        return made(None, found.matched, found.at_least, found.first)
+    work = NewWork(
+        work_id=work_id, tenant=call.tenant, kind=kind, filter=found.filter, cursor=found.cursor, rate=asked.rate,
+        matched=COUNTED + 1 if found.at_least else found.matched, reason=asked.reason,
+    )  # fmt: skip
+
+    def add(connection: Conn) -> None:
+        if add_work(connection, work, read_now(connection)):
+            call.record(connection, action, f"{kind}/{work_id}", objects=found.matched, reason=asked.reason)
+
+    call.write(add)
+    call.notify(Channel.TIMERS)
+    return made(work_id, found.matched, found.at_least, ())
+
+
+def _id_of(call: Call, kind: str, request_id: str | None) -> UUID:
     """Return the id of a new work; a repeated request gives the same."""
     return uuid4() if request_id is None else hashed_id(f"{kind}/{call.tenant}/{request_id}".encode())
 
 
-def work_of_request(call: Call, work_id: UUID, rate: float | None) -> Work | None:
+def _work_of_request(call: Call, work_id: UUID, rate: float | None) -> Work | None:
     """Return the work that an earlier request has started; None if none has."""
     with call.snapshot() as connection:
         try:
@@ -119,15 +165,3 @@ def work_of_request(call: Call, work_id: UUID, rate: float | None) -> Work | Non
         problem = f"this request has made the {first.kind} {work_id}, with another rate"
         refuse("request_id", problem, "pause or cancel that one, or send a new request")
     return first
-
-
-def start_work(call: Call, work: NewWork, action: str, objects: int) -> None:
-    """Add a work, with its entry in the audit log, and wake schedulers."""
-
-    def add(connection: Conn) -> None:
-        if add_work(connection, work, read_now(connection)):
-            changed = f"{work.kind}/{work.work_id}"
-            call.record(connection, action, changed, objects=objects, reason=work.reason)
-
-    call.write(add)
-    call.notify(Channel.TIMERS)
