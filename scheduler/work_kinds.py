@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
+from uuid import UUID
 
 from tidewheel.errors import FieldError, Refused
 from tidewheel.postgres.database_clock import read_now
@@ -18,7 +20,7 @@ from tidewheel.transitions.dead_letters import (
     scan_dead_letters,
 )
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.manual_retry import RetryRequest, retry_runs
+from tidewheel.transitions.manual_retry import RetryRequest, find_retried, retry_runs, scan_failed_runs
 from tidewheel.transitions.works import Cursor, OpenWork, Rejections
 
 T = TypeVar("T")
@@ -115,6 +117,40 @@ class Purge:
         return purge(connection, [each.id for each in batch.things.values()], redriven=work.filter.get("redriven")), {}
 
 
+class Retry:
+    """New runs of failed and timed-out ones. A run that has a retry when its turn comes is left out.
+
+    The id of the new run is made of the work's id and the old run's.
+    """
+
+    batch = 50  # as of a redrive
+    remedy = "correct the job, or leave its runs out by the filter"
+
+    def next(self, connection: Conn, work: OpenWork, limit: int) -> Batch[UUID]:
+        """Find the next failed runs."""
+        until, after = datetime.fromisoformat(work.filter["until"]), UUID(work.cursor["id"])
+        found, last = scan_failed_runs(
+            connection, work.tenant, work.filter, until=until, ended_until=work.created_at, after=after, limit=limit,
+            look=_LOOKED_AT,
+        )  # fmt: skip
+        reached = last or next(reversed(found), None)
+        cursor = None if reached is None else {"id": str(reached)}
+        return Batch({str(each): each for each in found}, cursor, is_last=last is None)
+
+    def apply(
+        self, connection: Conn, installation: Installation, work: OpenWork, batch: Batch[UUID]
+    ) -> tuple[int, Rejections]:
+        """Retry them."""
+        retried = find_retried(connection, batch.things.values())
+        new = [each for each in batch.things.values() if each not in retried]
+        requests = [RetryRequest(work.tenant, each, work.work_id.bytes, work.created_at) for each in new]
+        done = retry_runs(connection, installation, requests, as_of=work.filter["versions"] == "as_of")
+        rejected: dict[int | str, Sequence[FieldError]] = {
+            str(run_id): each.errors for run_id, each in zip(new, done, strict=True) if isinstance(each, Refused)
+        }
+        return len(new) - len(rejected), rejected
+
+
 def _scan(connection: Conn, work: OpenWork, limit: int) -> LetterScan:
     columns = {name: work.filter.get(name) for name in _LETTER_COLUMNS}
     place = {"after_at": work.cursor["at"], "after_id": work.cursor["id"]}
@@ -130,4 +166,4 @@ def _batch(letters: Sequence[DeadLetterRef], last: DeadLetterRef | None) -> Batc
     return Batch({each.id: each for each in letters}, cursor, is_last=last is None)
 
 
-KINDS: Mapping[str, Kind[Any]] = MappingProxyType({"redrive": Redrive(), "purge": Purge()})
+KINDS: Mapping[str, Kind[Any]] = MappingProxyType({"redrive": Redrive(), "purge": Purge(), "retry": Retry()})

@@ -49,6 +49,8 @@ from tidewheel.nouns.dead_letters.routes import DEAD_LETTERS
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.freezes.routes import FREEZES
 from tidewheel.nouns.operation import Noun
+from tidewheel.nouns.runs.operations import FailedRuns
+from tidewheel.nouns.runs.pages import FAILED_RUNS
 from tidewheel.nouns.works.operations import Works
 from tidewheel.nouns.works.routes import WORKS
 from tidewheel.process.service import Shutdown
@@ -58,6 +60,7 @@ from tidewheel.transitions.installation import Installation
 NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (DeadLetters, DEAD_LETTERS),
     (Freezes, FREEZES),
+    (FailedRuns, FAILED_RUNS),
     (Works, WORKS),
 )
 """The nouns whose routes are derived."""

@@ -25,6 +25,7 @@ _HELP = ["-h", "--help"]
 _CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 _PACKAGE = "tidewheel.control.cli"
 _LETTERS = "tidewheel.nouns.dead_letters.commands"
+_RUNS = "tidewheel.nouns.runs.commands"
 _FREEZES = "tidewheel.nouns.freezes.commands"
 _WORKS = "tidewheel.nouns.works.commands"
 
@@ -156,6 +157,9 @@ COMMANDS: Mapping[str, Command | Group] = {
             "retry": Command(
                 "runs", "retry", "Create a new run of a finished one, or start the next attempt of a retrying one now."
             ),
+            "retry-failed": Command(
+                _RUNS, "retry_failed", "Retry failed and timed-out runs that match a filter, the oldest first."
+            ),
             "logs": Command("runs", "logs", "Print the output of a run's attempts: the last 64 KiB of each."),
         },
         by_flags=_SERVE._replace(hidden=True),
@@ -181,7 +185,7 @@ COMMANDS: Mapping[str, Command | Group] = {
         },
     ),
     "work": Group(
-        "Bulk work: redrives of dead letters.",
+        "Bulk work: redrives, purges and retries by filter.",
         {
             "list": Command(_WORKS, "list_works", "List bulk work, the newest first."),
             "show": Command(_WORKS, "show", "Show bulk work: its filter, its progress, and what could not be done."),

@@ -74,6 +74,7 @@ class AsyncRuns(_Part[Runs]):
     cancel = _call(Runs.cancel)
     retry = _call(Runs.retry)
     retry_now = _call(Runs.retry_now)
+    retry_failed = _call(Runs.retry_failed)
     cancel_all = _call(Runs.cancel_all)
     cancel_matching = _call(Runs.cancel_matching)
     count = _call(Runs.count)

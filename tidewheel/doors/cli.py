@@ -158,7 +158,7 @@ class _Command:
             return
         noun = self.table.noun if self.table else "thing"
         many = f"{'at least ' if found.at_least else ''}{found.matched:,}"
-        typer.echo(f"{noun}s that would be {self.declared.verb.removesuffix('e')}ed: {many}")
+        typer.echo(f"{noun}s that would be {self.declared.participle}: {many}")
         if found.first and self.table:
             self.table.print(found.first)
 

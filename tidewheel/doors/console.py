@@ -4,7 +4,7 @@ The address has the filter. The form binds the operation to what its page has co
 operation that nothing can undo needs the number typed, from a hundred things on.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -41,6 +41,7 @@ class Confirm:
     done: Callable[[Any], str]  # the sentence about a result
     back: str  # the name of the page of all of them, where the caller comes from
     one: tuple[str, str]  # the name of the page of one of them, and of the id in its address
+    not_back: Collection[str] = ()  # fields of the filter that this page lacks
     line: Callable[[Any], str]  # a line of the sample
     to: Callable[[Urls, Any], str]  # the address that a result leads to
     labels: Mapping[str, str] = field(default_factory=dict[str, str])  # of fields, by parameter
@@ -56,7 +57,7 @@ class Confirm:
         del caller
         query, now = read_query(request, self._query), page_now(connection)
         found = self._count(connection, self._filter(query, now))
-        many, verb = counted(found.matched, self.things, at_least=found.at_least), self.verb.capitalize()
+        many, verb = counted(found.matched, self.things, at_least=found.at_least), self._declared.verb.capitalize()
         back = self._back(query, urls)
         if not found.matched:
             words = f"Nothing would change. No {self.things} matches any more."
@@ -103,7 +104,7 @@ class Confirm:
     @cached_property
     def _query(self) -> type[TenantQuery]:
         named = [in_address(each) for each in self._declared.parameters if each.filters]
-        return model_of(f"Confirm{self.verb.capitalize()}", named, TenantQuery)
+        return model_of(f"Confirm{self._declared.verb.capitalize()}", named, TenantQuery)
 
     def _filter(self, query: TenantQuery, now: datetime) -> dict[str, Any]:
         """Return the filter of an address, up to an instant."""
@@ -119,14 +120,19 @@ class Confirm:
 
     def _field(self, each: Parameter) -> Field:
         label = self.labels.get(each.name, f"{each.name.capitalize()} (optional)")
-        return Field(each.name, label, value=self.values.get(each.name, ""), help=each.help)
+        value = self.values.get(each.name, "")
+        if each.choices:
+            return Field(
+                each.name, label, kind="choice", options=[(each, each) for each in each.choices], help=each.help
+            )
+        return Field(each.name, label, value=value, help=each.help)
 
     def _back(self, query: TenantQuery, urls: Urls) -> str:
         page, name = self.one
         ids: Sequence[object] = getattr(query, "id", ())
         if len(ids) == 1:
             return urls(page, **{name: ids[0]})
-        given = query.model_dump(mode="json", exclude={"tenant", "id"}, exclude_defaults=True)
+        given = query.model_dump(mode="json", exclude={"tenant", "id", *self.not_back}, exclude_defaults=True)
         return urls(self.back, **{name: _in_query(value) for name, value in given.items()})
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -72,8 +72,7 @@ class DeadLetterRef:
     created_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class LetterScan:
+class LetterScan(NamedTuple):
     """A part of a walk over dead letters: those that match, and the last one looked at; None at the end."""
 
     letters: Sequence[DeadLetterRef]

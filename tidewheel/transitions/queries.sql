@@ -1424,13 +1424,25 @@ SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.attempt, r.schedu
 -- Why without a join: as lock_timers.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR KEY SHARE
 
--- name: read_shared_jobs
--- The columns that triggered runs need of the jobs just locked.
--- Index: jobs_pkey, job_versions_pkey. No lock.
-SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition,
+-- part: shared_job
+-- The columns that triggered runs need of a job `j`, by its version `v`.
+j.job_id, j.shard, v.version, j.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition,
        CASE WHEN v.ordering_key IS NULL THEN coalesce(v.key_template, v.concurrency_key) END AS key, v.priority,
        CASE WHEN v.ordering_key IS NOT NULL THEN coalesce(v.key_template, v.ordering_key) END AS ordering_key, v.passes,
        v.dedupe
+
+-- name: read_shared_versions
+-- The same columns of earlier versions of these jobs.
+-- Index: jobs_pkey, job_versions_pkey. No lock.
+SELECT {{shared_job}}
+  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS given (job_id, version)
+  JOIN jobs AS j ON j.job_id = given.job_id
+  JOIN job_versions AS v ON v.job_id = given.job_id AND v.version = given.version
+
+-- name: read_shared_jobs
+-- The columns that triggered runs need of the jobs just locked.
+-- Index: jobs_pkey, job_versions_pkey. No lock.
+SELECT {{shared_job}}
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)
@@ -1527,6 +1539,55 @@ SELECT o.run_id, o.created_at, o.tenant, given.payload, given.content_type, give
   ORDER BY d.created_at DESC, d.id DESC
   LIMIT 1)
 
+-- name: scan_failed_runs
+-- Looks at the next `look` failed and timed-out runs of a tenant, by id; returns the first `limit` of these that match, and
+-- as no match the last one looked at, if there were so many.
+-- Index: failed_runs_by_tenant. No lock.
+-- Why: as scan_dead_letters.
+  WITH looked AS MATERIALIZED (
+    SELECT f.run_id, f.job_id, f.state, f.error_type, f.queue, f.lane, f.finished_at
+      FROM failed_runs AS f
+     WHERE f.tenant = %(tenant)s AND f.run_id > %(after_id)s AND f.run_id < %(before_id)s
+     ORDER BY f.run_id
+     LIMIT %(look)s
+  )
+(SELECT f.run_id, true AS matches
+   FROM looked AS f
+  WHERE f.finished_at <= %(ended_until)s
+    AND (%(job_id)s::uuid IS NULL OR f.job_id = %(job_id)s)
+    AND (%(status)s::text IS NULL OR f.state = %(status)s)
+    AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
+    AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
+    AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
+  ORDER BY f.run_id
+  LIMIT %(limit)s)
+ UNION ALL
+(SELECT f.run_id, false
+   FROM looked AS f
+  WHERE (SELECT count(*) FROM looked) = %(look)s
+  ORDER BY f.run_id DESC
+  LIMIT 1)
+
+-- name: read_failed_runs
+-- Returns failed and timed-out runs, by id.
+-- Index: failed_runs_pkey, jobs_pkey. No lock.
+SELECT f.run_id, coalesce(j.key, f.job_id::text) AS key, f.state AS status, f.job_version, f.error_type, f.scheduled_at, f.finished_at
+  FROM failed_runs AS f
+  LEFT JOIN jobs AS j ON j.job_id = f.job_id
+ WHERE f.run_id = ANY (%(run_ids)s)
+ ORDER BY f.run_id
+
+-- name: find_retried_runs
+-- Returns those of these failed runs that have a retry.
+-- Index: failed_runs_pkey; job_runs_by_job, finished_runs_by_job of each day. No lock.
+-- Why OFFSET 0: a join would be free to read all runs.
+SELECT f.run_id
+  FROM failed_runs AS f
+ WHERE f.run_id = ANY (%(run_ids)s)
+   AND EXISTS (SELECT FROM runs AS n
+                WHERE n.job_id = f.job_id AND n.scheduled_at = f.scheduled_at AND n.parent_run_id = f.run_id
+               OFFSET 0)
+
 -- name: find_due_works
 -- Returns the running works whose next batch is due, and the redrives that a process of the release before has changed.
 -- Index: works_open; redrives_open, works_unfinished, works_pkey and redrives_pkey. No lock.
@@ -1588,7 +1649,7 @@ SELECT w.work_id, w.tenant, w.state, f.kind, f.ids, f.job_id, f.status, f.error_
 -- name: lock_due_work
 -- Locks a running work and returns it.
 -- Index: works_pkey. Lock: the row, skipped if a request or another scheduler holds it.
-SELECT work_id, tenant, kind, filter, rate, "cursor", rejections, next_at
+SELECT work_id, tenant, kind, filter, rate, "cursor", rejections, next_at, created_at
   FROM works
  WHERE work_id = %(work_id)s AND state = 'running' AND next_at <= %(now)s
    FOR UPDATE SKIP LOCKED

@@ -54,6 +54,7 @@ class OpenWork:
     cursor: Cursor
     rejections: Sequence[Mapping[str, object]]
     next_at: datetime
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

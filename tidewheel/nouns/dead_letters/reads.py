@@ -5,6 +5,7 @@ An unreadable message belongs to the tenant of its topic, on a shared topic to t
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -25,6 +26,7 @@ from tidewheel.nouns.dead_letters.model import (
 )
 from tidewheel.nouns.operation import Place, field_values
 from tidewheel.nouns.works.model import COUNTED, Survey
+from tidewheel.nouns.works.reads import first_matches
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions import dead_letters as rows
@@ -40,7 +42,6 @@ _GROUP_DEAD_LETTERS = _SQL["group_dead_letters"]
 LOOKED_AT = 20_000  # rows of one statement, matching or not: some tens of milliseconds
 GROUPED = 10_000  # the newest dead letters: some tens of milliseconds
 _GROUPS = 200
-_SURVEYED = 25  # statements that count before a redrive or a purge: half a million dead letters, some seconds
 _SHOWN = 10  # of a dry run
 _UNINDEXED = ("kind", "redriven", "status", "error_type", "queue", "lane")
 
@@ -107,7 +108,7 @@ def survey_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter
     """
     _require(connection, tenant, filters.get("ids") or ())
     columns = filter_columns(connection, tenant, filters)
-    found, complete = _oldest(connection, columns, COUNTED + 1)
+    found, complete = first_matches(partial(scan_dead_letters, connection, columns), COUNTED + 1)
     cursor = {"at": EARLIEST.isoformat(), "id": 0}
     if complete and not found:
         return Survey(0, at_least=False, first=(), filter={}, cursor=cursor)
@@ -155,19 +156,6 @@ def _require(connection: Conn, tenant: str, ids: Sequence[int]) -> None:
         scan = scan_dead_letters(connection, filter_columns(connection, tenant, {"ids": ids}), None, len(ids))
         if missing := set(ids) - {letter.id for letter in scan.letters}:
             raise UnknownDeadLetter(min(missing))
-
-
-def _oldest(connection: Conn, columns: Mapping[str, object], limit: int) -> tuple[list[DeadLetterRef], bool]:
-    """Return the oldest dead letters that match, and True if it looked at all of them."""
-    found: list[DeadLetterRef] = []
-    after: DeadLetterRef | None = None
-    for _ in range(_SURVEYED):
-        scan = scan_dead_letters(connection, columns, after, limit - len(found))
-        found += scan.letters
-        after = scan.last
-        if after is None or len(found) == limit:
-            break
-    return found, after is None
 
 
 def _list(connection: Conn, columns: dict[str, object]) -> list[DeadLetterSummary]:
