@@ -1,4 +1,4 @@
-"""Retry by filter: new runs of failed and timed-out runs of the past, each once, of the version now or then."""
+"""Retry by filter: new runs of failed and timed-out ones, each once, of the version now or then."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -87,6 +87,7 @@ PAGES: Mapping[str, str] = {
     "run-failed": "/runs/{failed}",
     "run-hostile": "/runs/{hostile}",
     "runs-cancel": "/runs/cancel?run={queued}&run={running}",
+    "runs-retry-failed": "/runs/retry-failed?status=failed",
     "runs-cancel-all": "/runs/cancel-all?job=slow",
     "dead-letters": "/dead-letters",
     "dead-letters-failing": "/dead-letters?job=charge",
