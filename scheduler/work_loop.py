@@ -25,6 +25,7 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.works import (
     OpenWork,
     Rejections,
+    adopt_redrives,
     advance_work,
     find_due_works,
     lock_due_work,
@@ -48,6 +49,7 @@ class WorkLoop:
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
         self._next = 0.0
+        self._has_adopted = False
         self._singly: set[UUID] = set()
         self._locked: dict[UUID, float] = {}  # works that met a locked row, and when they are tried again
 
@@ -65,7 +67,10 @@ class WorkLoop:
             return 0, self._next - now
         processed = 0
         with self._session.transaction() as connection:
+            if not self._has_adopted:
+                adopt_redrives(connection)
             due = find_due_works(connection, read_now(connection))
+        self._has_adopted = True
         self._locked = {work_id: until for work_id, until in self._locked.items() if until > now}
         for work_id in due:
             while work_id not in self._locked and monotonic_seconds() < now + _SHARE_SECONDS:

@@ -106,6 +106,16 @@ def test_change_of_state_by_an_old_process_is_followed(
         assert client.works.get(work_id).state == "finished"
 
 
+@pytest.mark.parametrize(("state", "ended"), [("paused", False), ("finished", True)])
+def test_redrive_that_an_old_process_pauses_or_ends_before_any_pass_is_listed(
+    client: Client, database: Database, state: str, *, ended: bool
+) -> None:
+    redrive_id = old_redrive(database)
+    database.execute(SET_STATE, [state, ended, redrive_id])
+    work_off(database)  # by a scheduler that has just started
+    assert [(each.work_id, each.state) for each in client.works.list()] == [(redrive_id, state)]
+
+
 def test_pause_and_cancellation_are_written_for_old_schedulers(client: Client, database: Database) -> None:
     fail(database)
     work_id = old_redrive(database)

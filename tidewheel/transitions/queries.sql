@@ -1607,6 +1607,15 @@ SELECT work_id
           LIMIT 100)) AS due
  ORDER BY next_at
 
+-- name: adopt_redrives
+-- Adds the works of redrives that have none, for a process of the release before has written and perhaps ended them.
+-- Index: works_pkey; redrives is read whole, once in the life of a scheduler. Lock: new rows.
+INSERT INTO works
+SELECT (tidewheel_work_of(r)).*
+  FROM redrives AS r
+ WHERE NOT EXISTS (SELECT FROM works AS w WHERE w.work_id = r.redrive_id)
+    ON CONFLICT DO NOTHING
+
 -- name: lock_old_redrive
 -- Locks the row in redrives of a tenant's work, if it has one.
 -- Index: redrives_pkey. Lock: the row, before that of works.

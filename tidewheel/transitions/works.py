@@ -24,6 +24,7 @@ from tidewheel.schedules.decision import BackfillState
 
 _SQL = Statements("tidewheel.transitions")
 _FIND_DUE_WORKS = _SQL["find_due_works"]
+_ADOPT_REDRIVES = _SQL["adopt_redrives"]
 _LOCK_OLD_REDRIVE = _SQL["lock_old_redrive"]
 _TAKE_OLD_REDRIVE = _SQL["take_old_redrive"]
 _FOLLOW_OLD_REDRIVE = _SQL["follow_old_redrive"]
@@ -81,6 +82,11 @@ def add_work(connection: Conn, work: NewWork, now: datetime) -> bool:
     if added:
         connection.execute(_WRITE_OLD_REDRIVE, {"work_id": work.work_id})
     return added
+
+
+def adopt_redrives(connection: Conn) -> None:
+    """Add the works of redrives that processes of the release before have written, also of paused and ended ones."""
+    connection.execute(_ADOPT_REDRIVES)
 
 
 def find_due_works(connection: Conn, now: datetime) -> list[UUID]:
