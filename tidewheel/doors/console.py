@@ -99,7 +99,8 @@ class Confirm:
     @cached_property
     def _typed(self) -> Sequence[Parameter]:
         """The parameters that are fields of the form."""
-        return [each for each in self._declared.parameters if not each.filters and not each.accepts(bool)]
+        asked = [each for each in self._declared.parameters if each.name != "request_id"]
+        return [each for each in asked if not each.filters and not each.accepts(bool)]
 
     @cached_property
     def _query(self) -> type[TenantQuery]:

@@ -1424,9 +1424,9 @@ SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.attempt, r.schedu
 -- Why without a join: as lock_timers.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR KEY SHARE
 
--- part: shared_job
--- The columns that triggered runs need of a job `j`, by its version `v`.
-j.job_id, j.shard, v.version, j.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition,
+-- part: shared_job(job)
+-- The columns that triggered runs need of a job, by its version `v`.
+job.job_id, job.shard, v.version, job.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition,
        CASE WHEN v.ordering_key IS NULL THEN coalesce(v.key_template, v.concurrency_key) END AS key, v.priority,
        CASE WHEN v.ordering_key IS NOT NULL THEN coalesce(v.key_template, v.ordering_key) END AS ordering_key, v.passes,
        v.dedupe
@@ -1434,7 +1434,7 @@ j.job_id, j.shard, v.version, j.deleted_at, v.handler, v.queue, v.lane, v.overla
 -- name: read_shared_versions
 -- The same columns of earlier versions of these jobs.
 -- Index: jobs_pkey, job_versions_pkey. No lock.
-SELECT {{shared_job}}
+SELECT {{shared_job(j)}}
   FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS given (job_id, version)
   JOIN jobs AS j ON j.job_id = given.job_id
   JOIN job_versions AS v ON v.job_id = given.job_id AND v.version = given.version
@@ -1442,7 +1442,7 @@ SELECT {{shared_job}}
 -- name: read_shared_jobs
 -- The columns that triggered runs need of the jobs just locked.
 -- Index: jobs_pkey, job_versions_pkey. No lock.
-SELECT {{shared_job}}
+SELECT {{shared_job(j)}}
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)

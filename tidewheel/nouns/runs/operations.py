@@ -78,7 +78,7 @@ class FailedRuns(Noun):
         *,
         versions: Annotated[
             Literal["current", "as_of"],
-            Field(description="The version of each new run: that in force now, or that of the old run"),
+            Field(description="The version of each new run, that in force now or that of the old run."),
         ] = "current",
         rate: Annotated[Rate | None, Field(description="Maximum runs per second; unlimited by default.")] = None,
         dry_run: DryRun = False,
