@@ -85,7 +85,7 @@ def add_work(connection: Conn, work: NewWork, now: datetime) -> bool:
 
 
 def adopt_redrives(connection: Conn) -> None:
-    """Add the works of redrives that processes of the release before have written, also of paused and ended ones."""
+    """Add the works of redrives that processes of the release before have written, whatever their state."""
     connection.execute(_ADOPT_REDRIVES)
 
 
