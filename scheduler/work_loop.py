@@ -135,7 +135,8 @@ def do_batch(session: Session, installation: Installation, work_id: UUID, *, mos
         if found is None:
             return None
         if found.cursor is not None:
-            done, rejected = kind.apply(connection, installation, work, found) if found.things else (0, {})
+            nothing: tuple[int, Rejections] = (0, {})
+            done, rejected = kind.apply(connection, installation, work, found) if found.things else nothing
             next_at = _next_at(work, len(found.things), now)
             advance_work(connection, work, found.cursor, done=done, rejected=rejected, next_at=next_at)
         if found.is_last:
