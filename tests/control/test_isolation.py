@@ -240,6 +240,7 @@ def _fail(client: Client, database: ClockedDatabase) -> None:
     client.works.resume(redriven.work_id)
     client.works.cancel(redriven.work_id)
     client.dead_letters.purge(key="job")
+    client.runs.retry_failed(key="job")
     first, _ = (client.trigger("job", ordering_key="acme") for _ in range(2))
     end(database, ending(begin(database, first), RunState.FAILED))
     client.ordering_keys.blocked()
