@@ -162,7 +162,8 @@ _NO_VIEWS: Mapping[str, str] = {
     "": "dev serve up down doctor env migrate apply freeze thaw",
     "service": "intake scheduler relay executor api",
     "job": "create update pause resume release delete trigger backfill preview skip move unskip rollback",
-    "backfill": "pause resume cancel", "workflow": "pause resume cancel", "run": "cancel retry retry-failed", "dlq": "redrive purge",
+    "backfill": "pause resume cancel", "workflow": "pause resume cancel", "run": "cancel retry retry-failed",
+    "dlq": "redrive purge",
     "work": "pause resume cancel", "batch": "submit add close resume cancel",
     "admin": "failover bench psql audit restore", "admin calendar": "put delete", "admin limit": "set rm",
     "admin ordering-key": "unblock", "admin api-key": "create revoke",
@@ -322,7 +323,8 @@ _READS: Mapping[str, tuple[object, ...]] = {
 _WRITES: Mapping[str, str] = {
     "": "backfill close delete move patch pause release resume rollback run_later skip submit trigger trigger_deduped"
     " unskip",
-    "runs": "cancel cancel_all cancel_matching retry retry_failed retry_now wait follow_logs", "dead_letters": "purge redrive",
+    "runs": "cancel cancel_all cancel_matching retry retry_failed retry_now wait follow_logs",
+    "dead_letters": "purge redrive",
     "works": "cancel pause resume wait", "task_tokens": "complete fail heartbeat",
     "backfills": "cancel pause resume wait", "workflows": "cancel pause resume",
     "batches": "add cancel close resume submit wait", "calendars": "delete put", "freezes": "freeze preview_thaw thaw",
