@@ -69,7 +69,7 @@ class WorkLoop:
         with self._session.transaction() as connection:
             if not self._has_adopted:
                 adopt_redrives(connection)
-            due = find_due_works(connection, read_now(connection))
+            due = find_due_works(connection, read_now(connection), KINDS)
         self._has_adopted = True
         self._locked = {work_id: until for work_id, until in self._locked.items() if until > now}
         for work_id in due:

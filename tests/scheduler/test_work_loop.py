@@ -172,3 +172,12 @@ def test_nothing_due_costs_a_statement_and_no_wake(clocked: ClockedDatabase) -> 
     with closing(Session(clocked.url, "scheduler")) as session:
         loop = WorkLoop(session, clocked.installation)
         assert loop.step() == (0, float("inf"))
+
+
+def test_work_of_a_kind_of_a_later_release_waits_and_stops_no_other(client: Client, clocked: ClockedDatabase) -> None:
+    fail(clocked)
+    later, known = requested(client, rate=1.0), requested(client)
+    clocked.execute("DELETE FROM redrives WHERE redrive_id = %s", [later])
+    clocked.execute("UPDATE works SET kind = 'unknown' WHERE work_id = %s", [later])
+    work_off(clocked)
+    assert [client.works.get(each).state for each in (later, known)] == ["running", "finished"]

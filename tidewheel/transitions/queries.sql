@@ -1591,8 +1591,11 @@ SELECT f.run_id
 -- name: find_due_works
 -- Returns the running works whose next batch is due, and the redrives that a process of the release before has changed.
 -- Index: works_open; redrives_open, works_unfinished, works_pkey and redrives_pkey. No lock.
+-- Why kinds: a work of a kind that this release does not know waits for a process that does.
 SELECT work_id
-  FROM ((SELECT work_id, next_at FROM works WHERE state = 'running' AND next_at <= %(now)s ORDER BY next_at LIMIT 100)
+  FROM ((SELECT work_id, next_at FROM works
+          WHERE state = 'running' AND next_at <= %(now)s AND kind = ANY (%(kinds)s)
+          ORDER BY next_at LIMIT 100)
          UNION
         (SELECT r.redrive_id, r.next_at
            FROM redrives AS r

@@ -7,7 +7,7 @@ For one release a work of the kind `redrive` has a row in `redrives` too, for pr
 comes first, and what those processes have written there is adopted before anything else happens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, cast
@@ -89,9 +89,9 @@ def adopt_redrives(connection: Conn) -> None:
     connection.execute(_ADOPT_REDRIVES)
 
 
-def find_due_works(connection: Conn, now: datetime) -> list[UUID]:
-    """Return the running works whose next batch is due, and redrives to adopt."""
-    rows = connection.execute(_FIND_DUE_WORKS, {"now": now}, binary=True).fetchall()
+def find_due_works(connection: Conn, now: datetime, kinds: Collection[str]) -> list[UUID]:
+    """Return the running works of these kinds whose next batch is due, and redrives to adopt."""
+    rows = connection.execute(_FIND_DUE_WORKS, {"now": now, "kinds": list(kinds)}, binary=True).fetchall()
     return [cast("UUID", work_id) for (work_id,) in rows]
 
 
