@@ -29,6 +29,12 @@ DELETE FROM audit_log
 DELETE FROM redrives
  WHERE redrive_id IN (SELECT redrive_id FROM redrives WHERE finished_at < %(before)s::timestamptz LIMIT %(limit)s)
 
+-- name: delete_old_works
+-- Deletes some works that ended longer ago than the retention of runs.
+-- No index: a row for each request of an operator, once an hour. Lock: the deleted rows, which have ended.
+DELETE FROM works
+ WHERE work_id IN (SELECT work_id FROM works WHERE finished_at < %(before)s::timestamptz LIMIT %(limit)s)
+
 -- name: delete_old_backfills
 -- Deletes some backfills that ended longer ago than the retention of runs.
 -- No index: a row for each request of an operator, once an hour. Lock: the deleted rows, which have ended.
@@ -1716,10 +1722,14 @@ UPDATE tenant_deletions SET jobs = jobs + %(jobs)s, runs = runs + %(runs)s WHERE
 UPDATE backfills SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
  WHERE tenant = %(tenant)s AND state IN ('running', 'paused')
 
--- name: stop_redrives_of
--- Cancels the redrives of a tenant.
--- Index: redrives_by_tenant. Lock: the rows; waits for a batch of theirs.
-UPDATE redrives SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
+-- name: stop_works_of
+-- Cancels the works of a tenant, and their rows in redrives.
+-- Index: redrives_by_tenant, works_by_tenant. Lock: the rows; waits for a batch of theirs.
+  WITH old AS (
+    UPDATE redrives SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
+     WHERE tenant = %(tenant)s AND state IN ('running', 'paused')
+  )
+UPDATE works SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
  WHERE tenant = %(tenant)s AND state IN ('running', 'paused')
 
 -- name: find_jobs_of

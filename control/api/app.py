@@ -44,19 +44,24 @@ from tidewheel.control.doctor.kept import Doctor
 from tidewheel.doors.rest import Route, add_routes
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.message_signatures import MessageKeys
-from tidewheel.nouns.dead_letters import routes
-from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
+from tidewheel.nouns.dead_letters.operations import DeadLetters
+from tidewheel.nouns.dead_letters.routes import DEAD_LETTERS
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.freezes.routes import FREEZES
 from tidewheel.nouns.operation import Noun
+from tidewheel.nouns.runs.operations import FailedRuns
+from tidewheel.nouns.runs.pages import FAILED_RUNS
+from tidewheel.nouns.works.operations import Works
+from tidewheel.nouns.works.routes import WORKS
 from tidewheel.process.service import Shutdown
 from tidewheel.settings.api import ApiSettings
 from tidewheel.transitions.installation import Installation
 
 NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
-    (DeadLetters, routes.DEAD_LETTERS),
-    (Redrives, routes.REDRIVES),
+    (DeadLetters, DEAD_LETTERS),
     (Freezes, FREEZES),
+    (FailedRuns, FAILED_RUNS),
+    (Works, WORKS),
 )
 """The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."

@@ -33,7 +33,7 @@ _PATH_SCHEMAS: Mapping[str, dict[str, object]] = {
     "tenant": {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,62}$"},
     "run_id": {"type": "string", "format": "uuid"},
     "executor_id": {"type": "string", "format": "uuid"},
-    "redrive_id": {"type": "string", "format": "uuid"},
+    "work_id": {"type": "string", "format": "uuid"},
     "backfill_id": {"type": "string", "format": "uuid"},
     "batch_id": {"type": "string", "format": "uuid"},
     "number": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},

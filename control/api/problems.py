@@ -35,9 +35,9 @@ from tidewheel.errors import (
     UnknownExecutor,
     UnknownFreeze,
     UnknownJob,
-    UnknownRedrive,
     UnknownRun,
     UnknownTenant,
+    UnknownWork,
     UnknownWorkflow,
     VersionConflict,
 )
@@ -48,7 +48,7 @@ PAGE = "tidewheel.page"  # in a request's scope: it is one for the console, and 
 
 _UNKNOWN = (
     UnknownApiKey, UnknownBackfill, UnknownBatch, UnknownCalendar, UnknownCancellation, UnknownDeadLetter,
-    UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRedrive, UnknownRun, UnknownTenant, UnknownWorkflow,
+    UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRun, UnknownTenant, UnknownWork, UnknownWorkflow,
 )  # fmt: skip
 STATUSES: Mapping[str, HTTPStatus] = {
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -25,7 +25,9 @@ _HELP = ["-h", "--help"]
 _CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 _PACKAGE = "tidewheel.control.cli"
 _LETTERS = "tidewheel.nouns.dead_letters.commands"
+_RUNS = "tidewheel.nouns.runs.commands"
 _FREEZES = "tidewheel.nouns.freezes.commands"
+_WORKS = "tidewheel.nouns.works.commands"
 
 
 class Command(NamedTuple):
@@ -155,6 +157,9 @@ COMMANDS: Mapping[str, Command | Group] = {
             "retry": Command(
                 "runs", "retry", "Create a new run of a finished one, or start the next attempt of a retrying one now."
             ),
+            "retry-failed": Command(
+                _RUNS, "retry_failed", "Retry failed and timed-out runs that match a filter, the oldest first."
+            ),
             "logs": Command("runs", "logs", "Print the output of a run's attempts: the last 64 KiB of each."),
         },
         by_flags=_SERVE._replace(hidden=True),
@@ -179,16 +184,14 @@ COMMANDS: Mapping[str, Command | Group] = {
             "purge": Command(_LETTERS, "purge", "Delete dead letters; their runs stay."),
         },
     ),
-    "redrive": Group(
-        "Redrives of dead letters.",
+    "work": Group(
+        "Bulk work: redrives, purges and retries by filter.",
         {
-            "list": Command(_LETTERS, "list_redrives", "List redrives, the newest first."),
-            "show": Command(
-                _LETTERS, "show_redrive", "Show a redrive: its filter, progress and rejected dead letters."
-            ),
-            "pause": Command(_LETTERS, "pause_redrive", "Redrive no further dead letter until the redrive is resumed."),
-            "resume": Command(_LETTERS, "resume_redrive", "Resume a redrive."),
-            "cancel": Command(_LETTERS, "cancel_redrive", "Stop a redrive; the runs that it has created go on."),
+            "list": Command(_WORKS, "list_works", "List bulk work, the newest first."),
+            "show": Command(_WORKS, "show", "Show bulk work: its filter, its progress, and what could not be done."),
+            "pause": Command(_WORKS, "pause", "Pause bulk work until it is resumed; what it has done stays."),
+            "resume": Command(_WORKS, "resume", "Resume bulk work."),
+            "cancel": Command(_WORKS, "cancel", "Stop bulk work; what it has done stays."),
         },
     ),
     "backfill": Group(

@@ -52,6 +52,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel run retry 01a1f866-8561-8c4e-a263-6b34d2c2d0e3 --wait",
         "tidewheel run retry 01a1f866-8561-8c4e-a263-6b34d2c2d0e3 --attempt 3",
     ),
+    "run retry-failed": ("tidewheel run retry-failed --job report --since yesterday --rate 10/s --wait",),
     "dlq list": ("tidewheel dlq list --since yesterday --error TimeoutError",),
     "dlq groups": ("tidewheel dlq groups --since yesterday",),
     "dlq redrive": (

@@ -30,9 +30,10 @@ from tidewheel.control.client.tenants import Tenants
 from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.reads.backfills import BackfillProgress
 from tidewheel.control.reads.batches import Batch
-from tidewheel.nouns.dead_letters.model import Redriving
-from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
+from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.works.model import Work
+from tidewheel.nouns.works.operations import Works
 from tidewheel.settings.connections import Connections
 
 P = ParamSpec("P")
@@ -73,6 +74,7 @@ class AsyncRuns(_Part[Runs]):
     cancel = _call(Runs.cancel)
     retry = _call(Runs.retry)
     retry_now = _call(Runs.retry_now)
+    retry_failed = _call(Runs.retry_failed)
     cancel_all = _call(Runs.cancel_all)
     cancel_matching = _call(Runs.cancel_matching)
     count = _call(Runs.count)
@@ -177,25 +179,25 @@ class AsyncBatches(_Part[Batches]):
         return found
 
 
-class AsyncRedrives(_Part[Redrives]):
-    """`Client.redrives` for coroutines."""
+class AsyncWorks(_Part[Works]):
+    """`Client.works` for coroutines."""
 
-    list = _call(Redrives.list)
-    get = _call(Redrives.get)
-    pause = _call(Redrives.pause)
-    resume = _call(Redrives.resume)
-    cancel = _call(Redrives.cancel)
+    list = _call(Works.list)
+    get = _call(Works.get)
+    pause = _call(Works.pause)
+    resume = _call(Works.resume)
+    cancel = _call(Works.cancel)
 
     async def wait(
         self,
-        redrive_id: UUID,
+        work_id: UUID,
         *,
         timeout: float | None = None,
-        on_progress: Callable[[Redriving], None] | None = None,
-    ) -> Redriving:
-        """See `Redrives.wait`."""
-        polling = Polling("redrive", redrive_id, timeout, on_progress)
-        while polling.goes_on(found := await self.get(redrive_id), found):
+        on_progress: Callable[[Work], None] | None = None,
+    ) -> Work:
+        """See `Works.wait`."""
+        polling = Polling("work", work_id, timeout, on_progress)
+        while polling.goes_on(found := await self.get(work_id), found):
             await asyncio.sleep(POLL_SECONDS)
         return found
 
@@ -275,7 +277,7 @@ class AsyncClient(_Part[Client]):
     Attributes:
         runs: List, read, wait for, cancel and retry runs.
         dead_letters: List, redrive and purge dead letters.
-        redrives: Follow, pause, resume and cancel redrives.
+        works: Follow, pause, resume and cancel bulk work.
         task_tokens: Complete, fail and keep alive an attempt by its task token.
         backfills: Pause, resume and cancel backfills.
         workflows: List, show, pause, resume and cancel occurrences of workflows.
@@ -302,7 +304,7 @@ class AsyncClient(_Part[Client]):
         self.jobs = AsyncJobs(client.jobs, self._thread)
         self.runs = AsyncRuns(client.runs, self._thread)
         self.dead_letters = AsyncDeadLetters(client.dead_letters, self._thread)
-        self.redrives = AsyncRedrives(client.redrives, self._thread)
+        self.works = AsyncWorks(client.works, self._thread)
         self.task_tokens = AsyncTaskTokens(client.task_tokens, self._thread)
         self.backfills = AsyncBackfills(client.backfills, self._thread)
         self.workflows = AsyncWorkflows(client.workflows, self._thread)

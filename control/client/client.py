@@ -37,8 +37,9 @@ from tidewheel.control.reads.job_days import MAX_DAYS, JobStatistics, job_statis
 from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
+from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.works.operations import Works
 from tidewheel.settings.connections import Connections
 
 
@@ -55,7 +56,7 @@ class Client:
         jobs: List and read jobs.
         runs: List, read, wait for, cancel and retry runs.
         dead_letters: List, redrive and purge dead letters.
-        redrives: Follow, pause, resume and cancel redrives.
+        works: Follow, pause, resume and cancel bulk work.
         task_tokens: Complete, fail and keep alive an attempt by its task token.
         backfills: Pause, resume and cancel backfills.
         workflows: List, show, pause, resume and cancel occurrences of workflows.
@@ -81,7 +82,7 @@ class Client:
         self.jobs = Jobs(self._connection)
         self.runs = Runs(self._connection)
         self.dead_letters = DeadLetters(self._connection)
-        self.redrives = Redrives(self._connection)
+        self.works = Works(self._connection)
         self.task_tokens = TaskTokens(self._connection)
         self.backfills = Backfills(self._connection)
         self.workflows = Workflows(self._connection)

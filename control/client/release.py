@@ -108,6 +108,6 @@ def _scan(connection: Connection, columns: dict[str, object]) -> Generator[list[
 
 def _release(over: Connection, ids: Sequence[UUID], before: int, connection: Conn) -> int:
     released = len(release_jobs(connection, over.installation, ids))
-    if released:  # as batches of a purge
+    if released:  # the first batch has an entry of its own, in which the others are counted
         over.record(connection, "job.release", "jobs", objects=released, adds_up=before > 0)
     return released

@@ -27,6 +27,7 @@ from tidewheel.errors import UnknownRun
 from tidewheel.ids import RunId
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import RunsCancel
+from tidewheel.nouns.runs.operations import FailedRuns
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.transitions.cancel_matches import LOOKED_AT
@@ -52,10 +53,11 @@ class CancelResult:
     at_least: bool
 
 
-class Runs:
+class Runs(FailedRuns):
     """Reads and requests about runs."""
 
     def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
         self._connection = connection
 
     def list(

@@ -65,6 +65,7 @@ from tidewheel.control.doctor.kept import Doctor
 from tidewheel.control.reads.tenants import require_tenant, show_tenant
 from tidewheel.nouns.dead_letters import pages as pages_of_letters
 from tidewheel.nouns.freezes.pages import ChooseFreezePage, FreezeAction, ThawAction
+from tidewheel.nouns.runs import pages as pages_of_runs
 from tidewheel.settings.api import ApiSettings
 
 _YEAR_SECONDS = 365 * 86_400
@@ -146,6 +147,7 @@ class Console:
             "/selected-jobs/resume": ResumeJobs(),
             "/runs/cancel": CancelRuns(),
             "/runs/retry": RetryRuns(),
+            "/runs/retry-failed": pages_of_runs.RETRY,
             "/runs/cancel-all": CancelMatching(),
             "/dead-letters/redrive": pages_of_letters.REDRIVE,
             "/dead-letters/purge": pages_of_letters.PURGE,

@@ -381,7 +381,7 @@ def _scopes(made: Installation) -> None:
         cause="backfill", created_before=now, include_started=False, reason="<b>",
     )  # fmt: skip
     with Client(database.url) as client:
-        made.redrives.append(redrive(client, database, key=MANUAL, status="failed").redrive_id)
+        made.redrives.append(redrive(client, database, key=MANUAL, status="failed").work_id)
         client.limits.set("o*", at_once=1, rate="1/day", burst=1)
         client.tenants.create("limited")
         made.send("job.submit", tenant="limited", job={"key": "limited", "schedule": "manual", "target": HANDLER})

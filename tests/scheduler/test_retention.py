@@ -604,11 +604,11 @@ def test_redrives_that_ended_long_ago_are_deleted(retention: Retention, fresh_da
     with Client(fresh_database.url) as client:
         for age in (9, 11, None):
             fail(fresh_database)
-            redrive_id = client.dead_letters.redrive(everything=True).redrive_id
+            redrive_id = client.dead_letters.redrive(everything=True).work_id
             ended = None if age is None else fresh_database.now() - age * DAY
-            fresh_database.execute("UPDATE redrives SET finished_at = %s WHERE redrive_id = %s", [ended, redrive_id])
+            fresh_database.execute("UPDATE works SET finished_at = %s WHERE work_id = %s", [ended, redrive_id])
         retention.step()
-        assert [each.finished_at is None for each in client.redrives.list()] == [True, False]
+        assert [each.finished_at is None for each in client.works.list()] == [True, False]
 
 
 RUN_OF: LiteralString = """

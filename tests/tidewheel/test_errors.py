@@ -25,7 +25,7 @@ _EXAMPLES: list[TidewheelError] = [
     errors.UnknownBackfill("7"),
     errors.UnknownCancellation(7),
     errors.UnknownDeadLetter(7),
-    errors.UnknownRedrive("7"),
+    errors.UnknownWork("7"),
     errors.UnknownWorkflow("7"),
     errors.UnknownBatch("7"),
     errors.UnknownFreeze("queue"),

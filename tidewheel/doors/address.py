@@ -1,4 +1,4 @@
-"""Addresses of operations: the query of each, its cursor, and the bound of what one request deletes."""
+"""Addresses of operations: the query of each, and its cursor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,12 +8,9 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BeforeValidator, Field
 
 from tidewheel.control.api.queries import Cursors, LabelFilter, LimitQuery, PageQuery, TenantQuery, Whole, flag, whole
-from tidewheel.errors import FieldError
 from tidewheel.jobs.values import Instant
 from tidewheel.nouns.operation import Operation, Parameter, model_of
 
-UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
-"""The refusal to delete in one call what could not be counted."""
 _IN_CURSORS: Mapping[object, object] = {datetime: Instant, int: Whole}
 
 

@@ -27,7 +27,7 @@ from tidewheel.control.cli.options import (
     read_labels,
     reading,
 )
-from tidewheel.control.cli.output import Output, OutputOption, print_document, print_table, progress_bar
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_table
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import After, Tz, read_place
 from tidewheel.control.instants import read_instant
@@ -125,7 +125,7 @@ class _Command:
         self.prepare(arguments, options)
         self._ensure_meant(given)
         with self._call(tenant) as call:
-            found = self._run(call, arguments)
+            found = self.declared.call(self.noun, call, self.declared.checked(arguments))
             if arguments.get("dry_run"):
                 self._print_dry_run(found, output)
                 return
@@ -152,21 +152,13 @@ class _Command:
         finally:
             connection.close()
 
-    def _run(self, call: Call, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401 - the operation's result
-        checked = self.declared.checked(arguments)
-        if arguments.get("dry_run") or all(each.name != "on_progress" for each in self.declared.every_parameter):
-            return self.declared.call(self.noun, call, checked)
-        total = self.declared.call(self.noun, call, {**checked, "dry_run": True}).matched
-        with progress_bar(self.declared.verb, total) as on_progress:
-            return self.declared.call(self.noun, call, {**checked, "on_progress": on_progress})
-
     def _print_dry_run(self, found: Found, output: Output) -> None:
         if output is not Output.TEXT:
             print_document({"matched": found.matched, "at_least": found.at_least, "first": found.first}, output)
             return
         noun = self.table.noun if self.table else "thing"
         many = f"{'at least ' if found.at_least else ''}{found.matched:,}"
-        typer.echo(f"{noun}s that would be {self.declared.verb.removesuffix('e')}ed: {many}")
+        typer.echo(f"{noun}s that would be {self.declared.participle}: {many}")
         if found.first and self.table:
             self.table.print(found.first)
 

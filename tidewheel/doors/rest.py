@@ -25,8 +25,7 @@ from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Cursors, PageQuery, read_number, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.doors.address import UNBOUNDED, after_of, query_of, title
-from tidewheel.errors import InvalidInput
+from tidewheel.doors.address import after_of, query_of, title
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.nouns.operation import Noun, Operation, Parameter, as_document, field_values, model_of, operations
@@ -107,11 +106,7 @@ class _Endpoint:
         return accepted(found, started, self._declared.starts, id_of(self._declared))
 
     def _run(self, arguments: Mapping[str, object], cursors: Cursors | None, connection: Connection) -> object:
-        run = partial(self._declared.call, self._noun, connection)
-        deletes = self._declared.danger is not None and not arguments["dry_run"]
-        if deletes and run({**arguments, "dry_run": True}).at_least:
-            raise InvalidInput((UNBOUNDED,))
-        found = run(arguments)
+        found = self._declared.call(self._noun, connection, arguments)
         if self._route.shape is not None:
             return self._route.shape(found)
         if cursors is not None:

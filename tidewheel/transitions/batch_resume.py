@@ -84,7 +84,7 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
         inputs = {run.run_id: run for run in cursor.execute(_READ_ENDED_RUNS, wanted)}
     generation = workflow.generation + 1
     writer = BatchWriter(connection, installation, batch_id, workflow.tenant, now, generation=generation)
-    payloads = OldPayloads(connection, inputs, jobs)
+    payloads = OldPayloads(connection, inputs, {run_id: jobs[run.job_id] for run_id, run in inputs.items()})
     members = [_member(one, old[one.job_id].ref, inputs[one.job_id], jobs, payloads) for one in again]
     writer.write(members)
     run_again = {
