@@ -25,6 +25,16 @@ from tidewheel.local.stack import LocalStack
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTED = 130  # as in shells: 128 + SIGINT
 _OF_THE_MACHINE = {"TIDEWHEEL_CACHE_DIR", "TIDEWHEEL_MAVEN_REPOSITORY"}
+_NEXT = """
+next steps
+  python -m examples.demo --keep    the same, and the stack stays up for inspection
+  tidewheel dev                     a stack of your own with all services: README.md, docs/quickstart.md
+  examples/demo/README.md           the requests of this demo, line by line"""
+_NEXT_OF_KEPT = """
+the stack is still up with the demo's data; the services are stopped
+  export TIDEWHEEL_HOME={home}
+  tidewheel run list                its runs; `tidewheel admin audit --from 1h` judges them again
+  tidewheel down --erase            stop it and remove its data; then rm -r {home}"""
 
 
 def main(*, keep: bool) -> int:
@@ -51,29 +61,32 @@ def _run(*, keep: bool) -> bool:
         undo.callback(stack.down, erase=True, progress=screen.step)
         info = start_stack(stack, screen.step)
         screen.note(f"stack: a PostgreSQL and a Kafka of its own in {home}")
-        logs = home / "demo-logs"
-        logs.mkdir()
-        try:
-            history = run_scenario(info, logs, screen)
+        with _keeping_logs(screen) as logs:
+            history, audit = run_scenario(info, logs, screen)
             checks = check_all(history)
-        except Exception:
-            _keep_logs(logs, screen)
-            raise
-        passed = all(check.holds for check in checks)
-        if not passed:
-            _keep_logs(logs, screen)
+            passed = not any(check.faults for check in checks)
+            if passed:
+                shutil.rmtree(logs)
         if keep:
             undo.pop_all()
-    print_summary(screen, history, checks)
-    _print_next_steps(screen, home if keep else None)
+    print_summary(screen, history, audit, checks)
+    screen.print_line(_NEXT_OF_KEPT.format(home=home) if keep else _NEXT)
     screen.print_line(f"\ntook {monotonic_seconds() - began:.0f} s")
     return passed
 
 
-def _keep_logs(logs: Path, screen: Screen) -> None:
-    kept = Path(mkdtemp(prefix="tidewheel-demo-logs-"))
-    shutil.copytree(logs, kept, dirs_exist_ok=True)
-    screen.note(f"the services' logs are kept in {kept}")
+@contextmanager
+def _keeping_logs(screen: Screen) -> Generator[Path]:
+    """A folder for the services' logs, named at the end if it is still there."""
+    logs = Path(mkdtemp(prefix="tidewheel-demo-logs-"))
+    try:
+        yield logs
+    except KeyboardInterrupt:
+        shutil.rmtree(logs)
+        raise
+    finally:
+        if logs.exists():
+            screen.note(f"the services' logs are kept in {logs}")
 
 
 @contextmanager
@@ -92,33 +105,6 @@ def _interruptible() -> Generator[None]:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-
-
-def _print_next_steps(screen: Screen, kept: Path | None) -> None:
-    stack = (
-        (
-            f"  export TIDEWHEEL_HOME={kept}",
-            "                                    the stack is still up with the demo's data; the services are stopped",
-            "  tidewheel run list                its runs; `tidewheel admin audit --from 1h` judges them again",
-            f"  tidewheel down --erase            stop it and remove its data; then rm -r {kept}",
-        )
-        if kept
-        else (
-            "  python -m examples.demo --keep    the same, and the stack stays up for inspection",
-            "  tidewheel dev                     a stack of your own with all services: README.md",
-        )
-    )
-    for line in ("", "next steps", *stack, *_NEXT):
-        screen.print_line(line)
-
-
-_NEXT = (
-    "  tidewheel --help                  every command; `tidewheel service` starts one service",
-    "  README.md, docs/quickstart.md     how the pieces fit; a request in five lines of any Kafka client",
-    "  tidewheel.requests                the topic of requests; replies are on tidewheel.replies, ends on",
-    "                                    tidewheel.completions, failed runs on tidewheel.dead-letters",
-    "  examples/demo/README.md           the requests of this demo, line by line",
-)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""The demo in the terminal: live on a terminal, plain lines elsewhere, and its summary."""
+"""The demo in the terminal: a live table on a terminal, plain lines elsewhere, and the summary."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -11,72 +10,41 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from examples.demo.checks import Check, History, figures, lateness, percentile
-from examples.demo.consumer import Read
+from examples.demo.checks import Check, History, figures
+from examples.demo.consumer import Seen
 from examples.demo.receiver import Call
 from examples.demo.requests import Line
 from tidewheel.clock import monotonic_seconds
 from tidewheel.local.progress import Step
-from tidewheel.schemas.generated.records import ReplyStatus, RunStatus
+from tidewheel.schemas.generated.records import RunStatus
 
-_NAMED = 4  # errors shown of one rejection
 _LINE_EVERY_SECONDS = 5.0
 _PLAIN_WIDTH = 110
-_COLUMNS = ("", "effects", "succeeded", "skipped", "failed", "attempts retried")
+_COLUMNS = ("jobs", "effects", "succeeded", "skipped", "failed", "attempts retried")
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The state of the demo at one instant: the counts of `_COLUMNS` of each family, and the refusals."""
-
-    elapsed_seconds: float
-    services: Mapping[str, tuple[int, str]]
-    families: Mapping[str, Sequence[int]]
-    answered: int
-    news: Sequence[str]
-
-
-def snapshot_of(
-    elapsed_seconds: float,
-    services: Mapping[str, tuple[int, str]],
-    lines: Sequence[Line],
-    read: Read,
-    calls: Sequence[Call],
-) -> Snapshot:
-    """Count the observations so far. Pure."""
-    family_of = {line.key: line.family for line in lines}
-    ends = Counter((family_of.get(run.job_key, ""), run.status) for run in read.runs.values())
-    effects = Counter(family_of.get(call.job_key, "") for call in calls if call.effective)
-    retried: Counter[str] = Counter()
-    for run in read.runs.values():
-        retried[family_of.get(run.job_key, "")] += max(run.attempt - 1, 0)
+def count_families(lines: Sequence[Line], seen: Seen, calls: Sequence[Call]) -> Mapping[str, Sequence[int]]:
+    """Return the counts of `_COLUMNS` so far, by family. Pure."""
+    family_of = {line.key: line.family for line in lines if line.family}
+    effects = Counter(family_of.get(call.job_key) for call in calls if call.effective)
+    ends = Counter((family_of.get(run.job_key), run.status) for run in seen.ends.values())
+    retried = Counter(family_of.get(run.job_key) for run in seen.ends.values() for _ in range(1, run.attempt))
     counted = (RunStatus.SUCCEEDED, RunStatus.SKIPPED, RunStatus.FAILED)
-    families = {
+    return {
         name: (jobs, effects[name], *(ends[name, status] for status in counted), retried[name])
-        for name, jobs in Counter(line.family for line in lines if line.job is not None).items()
+        for name, jobs in Counter(family_of.values()).items()
     }
-    return Snapshot(elapsed_seconds, services, families, len(read.replies), list(_news(read)))
-
-
-def _news(read: Read) -> Iterable[str]:
-    for reply in read.replies.values():
-        if reply.status is not ReplyStatus.ACCEPTED:
-            errors = (f"{error.path}: {error.problem} ({error.remedy})" for error in reply.errors[:_NAMED])
-            yield f"rejected {reply.key}: {'; '.join(errors)}"
-    for letter in read.dead_letters.values():
-        error = f"{letter.error.type}: {letter.error.message}" if letter.error else letter.reason
-        yield f"dead letter {letter.job_key}: failed after {letter.attempt} attempts, last error {error}"
 
 
 class Screen:
-    """The demo's output; a context manager that leaves the last display on the terminal."""
+    """The demo's output; a context manager that leaves the last table on the terminal."""
 
     def __init__(self) -> None:
         probe = Console()
         self.console = probe if probe.is_terminal else Console(width=_PLAIN_WIDTH, highlight=False)
         self._live = Live(console=self.console, refresh_per_second=5) if self.console.is_terminal else None
-        self._last: Snapshot | None = None
-        self._printed: set[str] = set()
+        self._families: Mapping[str, Sequence[int]] = {}
+        self._phase = ""
         self._next_line = 0.0
 
     def __enter__(self) -> Self:
@@ -88,7 +56,7 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live:
-            self._live.update(self._tables())
+            self._live.update(self._table())
             self._live.stop()
 
     def step(self, step: Step) -> None:
@@ -99,60 +67,63 @@ class Screen:
     def phase(self, phase: str) -> None:
         """Show the current phase."""
         if self._live:
-            self._live.update(Group(Text(f"\n{phase} …", style="bold"), self._tables()))
-        else:
-            self._once(phase)
+            self._live.update(Group(Text(f"\n{phase} …", style="bold"), self._table()))
+        elif phase != self._phase:
+            self.print_line(phase)
+        self._phase = phase
 
     def note(self, text: str) -> None:
-        """Print a permanent line once."""
-        self._once(f"· {text}")
+        """Print a permanent line."""
+        self.print_line(f"· {text}")
 
     def print_line(self, text: str, style: str = "") -> None:
         """Print a line, wrapped only on a terminal."""
         self.console.print(Text(text, style=style), soft_wrap=not self.console.is_terminal)
 
-    def show(self, phase: str, snapshot: Snapshot) -> None:
-        """Show a snapshot."""
-        self._last = snapshot
-        for news in snapshot.news:
-            self.note(news)
-        if self._live or not snapshot.elapsed_seconds:
+    def show(self, phase: str, seconds: float, families: Mapping[str, Sequence[int]]) -> None:
+        """Show the phase and the counts at a second; off a terminal, their sums every five."""
+        self._families = families
+        if self._live or not families:
             self.phase(phase)
         elif monotonic_seconds() >= self._next_line:
             self._next_line = monotonic_seconds() + _LINE_EVERY_SECONDS
-            self.print_line(_line(phase, snapshot))
+            _, effects, succeeded, skipped, failed, retried = map(sum, zip(*families.values(), strict=True))
+            ended = f"{succeeded} runs succeeded, {skipped} skipped, {failed} failed"
+            self.print_line(f"{seconds:4.0f} s  {phase}: {effects} effects, {ended}, {retried} attempts retried")
 
-    def _once(self, text: str) -> None:
-        if text not in self._printed:
-            self._printed.add(text)
-            self.print_line(text)
-
-    def _tables(self) -> Group:
-        return Group(_services(self._last), _families(self._last)) if self._last else Group()
-
-
-def _line(phase: str, snapshot: Snapshot) -> str:
-    _, effects, succeeded, skipped, _, retried = map(sum, zip(*snapshot.families.values(), strict=True))
-    return (
-        f"{snapshot.elapsed_seconds:4.0f} s  {phase}: {snapshot.answered} replies, {effects} effects, "
-        f"{succeeded} runs succeeded, {skipped} skipped, {retried} attempts retried"
-    )
+    def _table(self) -> Table | Text:
+        if not self._families:
+            return Text()
+        table = _table("", *_COLUMNS)
+        for name, numbers in self._families.items():
+            table.add_row(name, *(f"{number:,}" if number else "" for number in numbers))
+        return table
 
 
-def _services(snapshot: Snapshot) -> Text:
-    text = Text(f"{snapshot.elapsed_seconds:4.0f} s", overflow="ellipsis", no_wrap=True)
-    for name, (pid, state) in snapshot.services.items():
-        text.append(f"  {name} {pid}", style="dim")
-        if state != "running":
-            text.append(f" {state}", style="bold red")
-    return text
+def print_summary(screen: Screen, history: History, audit: str, checks: Sequence[Check]) -> None:
+    """Print figures, the audit and checks. A failed check names the run to look at."""
+    table = _table("figure", "")
+    table.add_column("counted by")
+    for row in figures(history):
+        table.add_row(*row)
+    screen.console.print("", table, "")
+    for line in (*_exceptions(history.seen), "", "tidewheel admin audit --completions", *audit.splitlines(), ""):
+        screen.print_line(line)
+    for check in checks:
+        screen.print_line(f"{'✗' if check.faults else '✓'} {check}", "bold red" if check.faults else "green")
+    wrong = sum(bool(check.faults) for check in checks)
+    text = f"{wrong} of {len(checks)} checks failed: see ✗ above" if wrong else f"all {len(checks)} checks passed"
+    screen.print_line(f"\n{text}", "bold red" if wrong else "bold green")
 
 
-def _families(snapshot: Snapshot) -> Table:
-    table = _table("jobs", *_COLUMNS)
-    for name, numbers in snapshot.families.items():
-        table.add_row(name, *(str(number) if number else "" for number in numbers))
-    return table
+def _exceptions(seen: Seen) -> Iterator[str]:
+    """Yield a line for each rejected request and each dead letter."""
+    for reply in seen.rejections:
+        errors = (f"{error.path}: {error.problem} ({error.remedy})" for error in reply.errors)
+        yield f"rejected {reply.key}: {'; '.join(errors)}"
+    for letter in seen.dead_letters.values():
+        error = f"{letter.error.type}: {letter.error.message}" if letter.error else letter.reason
+        yield f"dead letter {letter.job_key}: failed after {letter.attempt} attempts, last error {error}"
 
 
 def _table(first: str, *numbers: str) -> Table:
@@ -160,25 +131,3 @@ def _table(first: str, *numbers: str) -> Table:
     for name in numbers:
         table.add_column(name, justify="right")
     return table
-
-
-def print_summary(screen: Screen, history: History, checks: Sequence[Check]) -> None:
-    """Print figures and checks. A failed check names the run to look at."""
-    counts = _table("figure", "")
-    counts.add_column("counted by")
-    for name, number, source in figures(history):
-        counts.add_row(name, f"{number:,}", source)
-    late = _table("lateness of HTTP calls, in ms", "runs", "p50", "p99", "max")
-    for name, found in lateness(history):
-        shown = percentile(found, 50), percentile(found, 99), found[-1] if found else 0.0
-        late.add_row(name, f"{len(found):,}", *(f"{number:,.0f}" for number in shown))
-    for table in (counts, late):
-        screen.print_line("")
-        screen.console.print(table)
-    for line in ("", *_news(history.read), ""):
-        screen.print_line(line)
-    for check in checks:
-        screen.print_line(f"✓ {check}" if check.holds else f"✗ {check}", "green" if check.holds else "bold red")
-    wrong = sum(not check.holds for check in checks)
-    text = f"{wrong} of {len(checks)} checks failed: see ✗ above" if wrong else f"all {len(checks)} checks passed"
-    screen.print_line(f"\n{text}", "bold red" if wrong else "bold green")
