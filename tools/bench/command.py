@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from shutil import which
@@ -22,13 +21,14 @@ from tidewheel.errors import refuse
 from tidewheel.process.json_logging import configure_logging
 from tools.bench import against
 from tools.bench.environment import Server, open_server
+from tools.bench.flow import warm_up_server
 from tools.bench.measurement import Line, Options, Round, summarise
-from tools.bench.registry import SCENARIOS, Part, turns_of
-from tools.bench.warmup import warm_up_server
+from tools.bench.registry import SCENARIOS
 from tools.interpreter import WITHOUT_PGO, read_build
 
 Report = Callable[[int, str], None]
 
+_ROUNDS = 5
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -54,35 +54,42 @@ def run(scenarios: list[str], *, rounds: int | None, options: Options, as_json: 
     _check(scenarios)
     configure_logging("critical")  # the bar shows progress; services log into the environment's folder
     if other is not None:
-        return against.run(scenarios, other, rounds=rounds, options=options, as_json=as_json, shown=progress)
+        text, failed = against.run(scenarios, other, rounds or _ROUNDS, options, as_json=as_json)
+    else:
+        text, failed = _measure(list(dict.fromkeys(scenarios)), rounds, options, as_json=as_json)
+    print(text)
+    for why in failed:
+        print(f"tidewheel: bench {why}", file=sys.stderr)
+    return not failed
+
+
+def _measure(scenarios: Sequence[str], rounds: int | None, options: Options, *, as_json: bool) -> tuple[str, list[str]]:
+    """Run all rounds; what goes wrong in one is kept, and other scenarios go on."""
+    turns = [
+        (name, part, f"round {number + 1}/{count}")
+        for name in scenarios
+        for part in SCENARIOS[name]
+        for count in (rounds or (1 if part.once else _ROUNDS),)
+        for number in range(count)
+    ]
     found = Found()
-    turns = [(name, *turn) for name in dict.fromkeys(scenarios) for turn in turns_of(name, rounds)]
     with open_server() as server, progress(len(turns)) as report:
         warm_up_server(server, lambda text: report(0, text))
         about = describe(server)
         for done, (name, part, label) in enumerate(turns):
-            if name not in found.failed:
-                _run_part(server, found, (name, part, label), options, partial(report, done))
-    print(document(found, about) if as_json else "\n".join(words(found, about)))
-    for name, why in found.failed.items():
-        print(f"tidewheel: bench {name}: {why}", file=sys.stderr)
-    return not found.failed
 
+            def told(text: str, done: int = done, where: str = f"{name} {label}") -> None:
+                report(done, f"{where}: {text}")
 
-def _run_part(
-    server: Server, found: Found, turn: tuple[str, Part, str], options: Options, report: Callable[[str], None]
-) -> None:
-    """Run one round; what goes wrong is kept, and other scenarios go on."""
-    name, part, label = turn
-    report(f"{name} {label}")
-
-    def told(text: str) -> None:
-        report(f"{name} {label}: {text}")
-
-    try:
-        found.rounds.setdefault(name, []).append(part.measure(server, replace(options, report=told)))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and hours may lie behind it
-        found.failed[name] = f"{label}: {type(error).__name__}: {error}"
+            if name in found.failed:
+                continue
+            report(done, f"{name} {label}")
+            try:
+                found.rounds.setdefault(name, []).append(part.measure(server, replace(options, report=told)))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and hours may lie behind it
+                found.failed[name] = f"{label}: {type(error).__name__}: {error}"
+    text = document(found, about) if as_json else "\n".join(words(found, about))
+    return text, [f"{name}: {why}" for name, why in found.failed.items()]
 
 
 def _check(scenarios: Sequence[str]) -> None:
@@ -99,9 +106,7 @@ def progress(total: int) -> Generator[Report]:
     """Show a progress bar on a terminal's standard error, else a line for each step."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda done, text: console.print(
-            f"[{done}/{total}] {text}", markup=False, highlight=False, soft_wrap=True
-        )
+        yield lambda done, text: print(f"[{done}/{total}] {text}", file=sys.stderr, flush=True)
         return
     with Progress(BarColumn(30), TimeElapsedColumn(), TextColumn("{task.description}"), console=console) as shown:
         task = shown.add_task("starting", total=total)

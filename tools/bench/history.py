@@ -30,13 +30,7 @@ _TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The extent of what was loaded.
-
-    Args:
-        runs: The number of finished runs of `default` and `other`.
-        first: The instant of the first.
-        last: That of the last.
-    """
+    """The number of finished runs of `default` and `other`, and the instants of the first and the last."""
 
     runs: int
     first: datetime
@@ -46,17 +40,7 @@ class History:
 def load_history(
     connection: Conn, url: str, installation: Installation, *, runs: int, jobs: int, open_runs: int, report: Progress
 ) -> History:
-    """Load the history into an empty database, with statistics of it.
-
-    Args:
-        connection: Of the database.
-        url: The database.
-        installation: Its shards.
-        runs: The number of finished runs.
-        jobs: The number of jobs.
-        open_runs: The number of runs that have not ended.
-        report: Receives the current step.
-    """
+    """Load the history into an empty database, with statistics of it."""
     last = database_now(connection)
     first = last - _SPAN
     ensure_days(connection, [day_of(first + timedelta(days=number)) for number in range(_SPAN.days + 2)])

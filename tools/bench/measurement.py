@@ -100,15 +100,7 @@ def _unseen(text: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The size and duration of a scenario; None is the scenario's own default.
-
-    Attributes:
-        jobs: Jobs, runs, messages or requests of a round.
-        seconds: How long the load of `pipeline`, its steady part and `latency` lasts.
-        rate: Runs a second of a steady load.
-        minutes: How long `growth` and `limits` last.
-        report: Receives the current step, for display.
-    """
+    """The size and duration of a scenario, as the command's options; None is the scenario's own default."""
 
     jobs: int | None = None
     seconds: float | None = None

@@ -47,7 +47,7 @@ def test_missing_runs_are_reported(database: Database, tmp_path: Path) -> None:
 @pytest.mark.process
 def test_notes_of_two_processes_are_read_during_writing(tmp_path: Path) -> None:
     notes = "from uuid import UUID; from tools.bench.starts import Notes; n = Notes(); n.note(5.0, UUID(int=1))"
-    for more in ("", "; n.count(); n.count()"):
+    for more in ("", "; n.note(); n.note()"):
         program = [sys.executable, "-c", notes + more]
         subprocess.run(program, env=os.environ | {VARIABLE: str(tmp_path)}, check=True)
         starts = Starts(tmp_path)
