@@ -19,7 +19,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tidewheel.errors import refuse
 from tidewheel.process.json_logging import configure_logging
-from tools.bench import against
 from tools.bench.environment import Server, open_server
 from tools.bench.flow import warm_up_server
 from tools.bench.measurement import Line, Options, Round, summarise
@@ -45,51 +44,41 @@ class Found:
         return [line for name, rounds in self.rounds.items() if rounds for line in summarise(name, rounds)]
 
 
-def run(scenarios: list[str], *, rounds: int | None, options: Options, as_json: bool, other: Path | None) -> bool:
-    """Measure scenarios, or compare them with another checkout; return True if each has its figures.
+def run(scenarios: list[str], *, rounds: int | None, options: Options, as_json: bool) -> bool:
+    """Measure scenarios; return True if each has its figures. What goes wrong in one is kept, and the others go on.
 
     Raises:
         Refused: There is no such scenario, or none was named.
     """
     _check(scenarios)
     configure_logging("critical")  # the bar shows progress; services log into the environment's folder
-    if other is not None:
-        text, failed = against.run(scenarios, other, rounds or _ROUNDS, options, as_json=as_json)
-    else:
-        text, failed = _measure(list(dict.fromkeys(scenarios)), rounds, options, as_json=as_json)
-    print(text)
-    for why in failed:
-        print(f"tidewheel: bench {why}", file=sys.stderr)
-    return not failed
-
-
-def _measure(scenarios: Sequence[str], rounds: int | None, options: Options, *, as_json: bool) -> tuple[str, list[str]]:
-    """Run all rounds; what goes wrong in one is kept, and other scenarios go on."""
+    found = Found()
     turns = [
-        (name, part, f"round {number + 1}/{count}")
-        for name in scenarios
+        (name, part, f"{name} round {number + 1}/{count}")
+        for name in dict.fromkeys(scenarios)
         for part in SCENARIOS[name]
         for count in (rounds or (1 if part.once else _ROUNDS),)
         for number in range(count)
     ]
-    found = Found()
     with open_server() as server, progress(len(turns)) as report:
         warm_up_server(server, lambda text: report(0, text))
         about = describe(server)
         for done, (name, part, label) in enumerate(turns):
 
-            def told(text: str, done: int = done, where: str = f"{name} {label}") -> None:
-                report(done, f"{where}: {text}")
+            def told(text: str, done: int = done, label: str = label) -> None:
+                report(done, f"{label}: {text}")
 
             if name in found.failed:
                 continue
-            report(done, f"{name} {label}")
+            report(done, label)
             try:
                 found.rounds.setdefault(name, []).append(part.measure(server, replace(options, report=told)))
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and hours may lie behind it
                 found.failed[name] = f"{label}: {type(error).__name__}: {error}"
-    text = document(found, about) if as_json else "\n".join(words(found, about))
-    return text, [f"{name}: {why}" for name, why in found.failed.items()]
+    print(document(found, about) if as_json else "\n".join(words(found, about)))
+    for why in found.failed.values():
+        print(f"tidewheel: bench {why}", file=sys.stderr)
+    return not found.failed
 
 
 def _check(scenarios: Sequence[str]) -> None:
@@ -160,6 +149,7 @@ def words(found: Found, about: Mapping[str, object]) -> list[str]:
             cpu = ", ".join(f"{process} {us:.1f}" for process, us in line.cpu_us_per_run.items())
             kafka = f", {line.kafka_bytes_per_run:,.0f} of Kafka's log" if line.kafka_bytes_per_run else ""
             lines.append(f"{'':<12}a run: CPU µs: {cpu}; bytes: {line.wal_bytes_per_run:,.0f} of WAL{kafka}")
+            lines.append(f"{'':<12}a run: CPU µs of others on this machine: {line.others_us_per_run:.1f}")
     return lines
 
 

@@ -18,7 +18,7 @@ import psutil
 from tidewheel.jobs.strict_json import Json
 from tools.bench.complete import check_events, check_runs, until_empty, wait_for
 from tools.bench.environment import EXECUTOR, Environment, Server
-from tools.bench.load import due_after_loading, load_jobs, load_steady, lookahead_of
+from tools.bench.load import Load, due_after_loading, load_jobs, lookahead_of
 from tools.bench.measurement import Incomplete, Options, Points, Progress, Spent
 from tools.bench.messages import Ends
 from tools.bench.starts import Starts
@@ -50,44 +50,23 @@ class Flow:
         for role in ("scheduler", "relay"):
             members = partial(self.environment.count, "SELECT count(*) FROM members WHERE role = %s", role)
             wait_for(members, 1, f"{role}s entered")
-        due_at = self.environment.now()
         load_jobs(
-            self.environment.connection, self.environment.installation, runs,
-            due_at=due_at, target=target, prefix="warm",
-        )  # fmt: skip
+            self.environment.connection,
+            self.environment.installation,
+            Load(jobs=runs, target=target, prefix="warm"),
+            self.environment.now(),
+        )
         self.done += runs
         self.ends.watch(self.done)
         self.until_empty()
         times = self.starts.times()
         return runs * 0.8 / (times[runs * 9 // 10] - times[runs // 10]) if times else 0.0
 
-    def load(
-        self,
-        jobs: int,
-        *,
-        prefix: str,
-        spread: timedelta = timedelta(0),
-        target: Json = "noop",
-        retry: Mapping[str, Json] | None = None,
-        analyze: bool = True,
-    ) -> datetime:
-        """Load jobs with one run each; return when the first is due."""
-        self.report(f"loading {jobs:,} jobs")
-        due_at = due_after_loading(self.environment, jobs)
-        load_jobs(
-            self.environment.connection, self.environment.installation, jobs, due_at=due_at, spread=spread,
-            target=target, prefix=prefix, retry=retry, analyze=analyze,
-        )  # fmt: skip
-        return due_at
-
-    def load_steady(self, jobs: int, period: timedelta, rounds: int, prefix: str = "steady") -> datetime:
-        """Load jobs that are due once in each of some rounds of a period; return when the first is."""
-        self.report(f"loading {jobs:,} jobs, each for {rounds} rounds of {period.total_seconds():.0f} s")
-        due_at = due_after_loading(self.environment, jobs)
-        load_steady(
-            self.environment.connection, self.environment.installation, jobs,
-            due_at=due_at, period=period, rounds=rounds, prefix=prefix,
-        )  # fmt: skip
+    def load(self, load: Load) -> datetime:
+        """Load jobs; return when the first is due."""
+        self.report(f"loading {load.jobs:,} jobs")
+        due_at = due_after_loading(self.environment, load.jobs)
+        load_jobs(self.environment.connection, self.environment.installation, load, due_at)
         return due_at
 
     def measure(self, due_at: datetime, runs: int, wait: Callable[[int], Seen]) -> tuple[Seen, Spent]:

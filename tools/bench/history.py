@@ -13,7 +13,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.session import Conn
 from tidewheel.transitions.installation import Installation
-from tools.bench.load import database_now, load_jobs, vacuum
+from tools.bench.load import Load, database_now, load_jobs, vacuum
 from tools.bench.measurement import Progress
 
 RARE_JOB = "job-00000000"
@@ -45,7 +45,7 @@ def load_history(
     first = last - _SPAN
     ensure_days(connection, [day_of(first + timedelta(days=number)) for number in range(_SPAN.days + 2)])
     report(f"{jobs:,} jobs")
-    load_jobs(connection, installation, jobs, due_at=last + timedelta(days=1), prefix="job", analyze=False)
+    load_jobs(connection, installation, Load(jobs=jobs, prefix="job", analyze=False), last + timedelta(days=1))
     connection.execute("INSERT INTO tenants (tenant) VALUES ('other'), ('tiny') ON CONFLICT DO NOTHING")
     connection.commit()
     for tenant in ("other", "tiny"):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from typing import cast
@@ -32,51 +33,58 @@ _COLUMNS: Mapping[str, str] = {
     " policy_json text, handler text, queue text, lane text, overlap text, definition bytea",
     "timers": "job_id uuid, tenant text, shard int2, due_at timestamptz, scheduled_at timestamptz, version int4",
 }
+_ONCE = timedelta(hours=2)  # an interval so long that a job fires once
 _AT_ONCE = 100_000  # jobs in one transaction
 _LOADING_SECONDS = 4.0
 _LOADING_SECONDS_A_JOB = 100e-6  # 75 beside other load; waiting costs time alone
 
 PAYLOAD = "x" * 190  # as JSON, about the 200 bytes that the figures are quoted for
-ONCE = timedelta(hours=2)
-"""An interval so long that a job fires once."""
 
 
-def load_jobs(
-    connection: Conn,
-    installation: Installation,
-    count: int,
-    *,
-    due_at: datetime,
-    every: timedelta = ONCE,
-    spread: timedelta = timedelta(0),
-    target: Json = "noop",
-    prefix: str = "bench",
-    end_at: datetime | None = None,
-    retry: Mapping[str, Json] | None = None,
-    analyze: bool = True,
-) -> None:
-    """Write interval jobs whose next instants are spread evenly from `due_at`, in whole milliseconds.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Interval jobs whose next instants are spread evenly over a time, in whole milliseconds.
 
-    Args:
-        due_at: The next instant of the first.
-        spread: Over what the next instants are spread.
-        prefix: What their keys begin with.
-        end_at: No occurrence after this.
-        analyze: Run ANALYZE. The planner plans otherwise for an empty table.
+    Without ANALYZE afterwards the planner plans as for an empty table.
     """
+
+    jobs: int
+    every: timedelta = _ONCE
+    rounds: int | None = None
+    spread: timedelta = timedelta(0)
+    target: Json = "noop"
+    prefix: str = "bench"
+    retry: Mapping[str, Json] | None = None
+    analyze: bool = True
+
+    @property
+    def runs(self) -> int:
+        """The number of runs in all rounds; without rounds each job has one."""
+        return self.jobs * (self.rounds or 1)
+
+
+def steady(jobs: int, period: timedelta, rounds: int, prefix: str = "steady") -> Load:
+    """Return jobs with an even load over some rounds, whose handler records its start."""
+    return Load(jobs=jobs, every=period, rounds=rounds, spread=period, target="noted", prefix=prefix)
+
+
+def load_jobs(connection: Conn, installation: Installation, load: Load, due_at: datetime) -> None:
+    """Write jobs, the first of which is due at an instant."""
+    every, key = load.every, _key(load.prefix, 0)
+    end_at = due_at + every * load.rounds - timedelta(microseconds=1) if load.rounds else None
     job: dict[str, object] = {
-        "key": _key(prefix, 0),
+        "key": key,
         "schedule": {"interval": every.total_seconds(), "anchor": (due_at - every).isoformat()},
-        "target": target,
+        "target": load.target,
         "payload": PAYLOAD,
         **({"end_at": end_at.isoformat()} if end_at else {}),
-        **({"retry": dict(retry)} if retry else {}),
+        **({"retry": dict(load.retry)} if load.retry else {}),
     }
     request = parse_request({"type": "job.submit", "job": cast("Json", job)})
     assert isinstance(request, JobSubmit)
     document = {**schedule_document(request.job), "anchor_fires": True}
     policy, overlap = canonical(policy_document(request.job)).decode(), str(request.job.overlap)
-    handler, definition = _definitions(request.job, _key(prefix, 0))
+    handler, definition = _definitions(request.job, key)
     interval_us = int(every.total_seconds() * 1e6)
 
     @cache
@@ -87,14 +95,14 @@ def load_jobs(
     _trust(connection)
     # As the first scheduler notes in an empty database; in a full one it would look through all timers first.
     connection.execute("UPDATE settings SET value = %s WHERE name = 'tzdata'", [Jsonb(tzdata_version())])
-    for first in range(0, count, _AT_ONCE):
+    for first in range(0, load.jobs, _AT_ONCE):
         jobs: list[tuple[object, ...]] = []
         versions: list[tuple[object, ...]] = []
         timers: list[tuple[object, ...]] = []
-        for number in range(first, min(first + _AT_ONCE, count)):
-            key = _key(prefix, number)
+        for number in range(first, min(first + _AT_ONCE, load.jobs)):
+            key = _key(load.prefix, number)
             own_id = job_id("default", key)
-            bucket, at = bucket_of(own_id), _whole_ms(due_at + spread * number / count)
+            bucket, at = bucket_of(own_id), _whole_ms(due_at + load.spread * number / load.jobs)
             shard = shard_of(bucket, installation.shards)
             jobs.append((own_id, "default", key, bucket, shard, 1, "interval", due_at, interval_us, due_at, due_at))
             texts = (schedule(at), policy, handler, "default", "standard", overlap)
@@ -103,7 +111,7 @@ def load_jobs(
         for table, rows in (("jobs", jobs), ("job_versions", versions), ("timers", timers)):
             _copy(connection, table, rows)
         connection.commit()
-    if analyze:
+    if load.analyze:
         vacuum(connection, list(_COLUMNS))
 
 
@@ -116,24 +124,6 @@ def due_after_loading(environment: Environment, jobs: int) -> datetime:
     """Return a whole second so late that so many jobs are loaded before the first may fire."""
     seconds = math.ceil(_LOADING_SECONDS + jobs * _LOADING_SECONDS_A_JOB)
     return environment.now().replace(microsecond=0) + lookahead_of(environment) + timedelta(seconds=seconds)
-
-
-def load_steady(
-    connection: Conn,
-    installation: Installation,
-    jobs: int,
-    *,
-    due_at: datetime,
-    period: timedelta,
-    rounds: int,
-    prefix: str = "steady",
-) -> None:
-    """Write jobs with an even load over some rounds, whose handler records its start."""
-    end_at = due_at + period * rounds - timedelta(microseconds=1)
-    load_jobs(
-        connection, installation, jobs,
-        due_at=due_at, every=period, spread=period, end_at=end_at, target="noted", prefix=prefix,
-    )  # fmt: skip
 
 
 def database_now(connection: Conn) -> datetime:

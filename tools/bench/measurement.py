@@ -1,8 +1,8 @@
 """Figures of a round, their cost, and the options of a scenario. Pure."""
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 Points = Sequence[tuple[float, float]]
 Progress = Callable[[str], None]
@@ -14,12 +14,16 @@ class Incomplete(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The cost of so many runs, messages or requests; `kafka_bytes` is None if the log is not seen."""
+    """The cost of so many runs, messages or requests; `kafka_bytes` is None if the log is not seen.
+
+    `others_seconds` is the CPU of everything else on the machine, the bench itself included.
+    """
 
     runs: int
     cpu_seconds: Mapping[str, float]
     wal_bytes: int
     kafka_bytes: int | None = None
+    others_seconds: float = 0.0
 
     @property
     def cpu_us_per_run(self) -> dict[str, float]:
@@ -58,6 +62,7 @@ class Line:
     cpu_us_per_run: dict[str, float] | None
     wal_bytes_per_run: float | None
     kafka_bytes_per_run: float | None
+    others_us_per_run: float | None
 
 
 def summarise(scenario: str, rounds: Sequence[Round]) -> list[Line]:
@@ -75,12 +80,13 @@ def _line(scenario: str, name: str, figures: Sequence[Figure]) -> Line:
         scenario=scenario,
         figure=name,
         unit=figures[0].unit,
-        median=statistics.median(values),
+        median=median(values),
         min=min(values),
         max=max(values),
-        cpu_us_per_run={name: statistics.median(each[name] for each in cpu) for name in cpu[0]} if cpu else None,
-        wal_bytes_per_run=statistics.median(each.wal_bytes / each.runs for each in spent) if spent else None,
-        kafka_bytes_per_run=statistics.median(kafka) if kafka else None,
+        cpu_us_per_run={name: median(each[name] for each in cpu) for name in cpu[0]} if cpu else None,
+        wal_bytes_per_run=median(each.wal_bytes / each.runs for each in spent) if spent else None,
+        kafka_bytes_per_run=median(kafka) if kafka else None,
+        others_us_per_run=median(each.others_seconds / each.runs * 1e6 for each in spent) if spent else None,
     )
 
 

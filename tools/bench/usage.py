@@ -21,6 +21,7 @@ class Mark:
     cpu_seconds: Mapping[str, float]
     wal_bytes: int
     kafka_bytes: int | None
+    machine_seconds: float
 
 
 class Meter:
@@ -39,7 +40,9 @@ class Meter:
         row = self._connection.execute(_WAL).fetchone()
         assert row is not None
         cpu = {name: sum(map(_of_tree, each)) for name, each in self._processes.items()}
-        return Mark(cpu, int(str(row[0])), self._log_bytes() if self._logs else None)
+        times = psutil.cpu_times()
+        busy = times.user + times.nice + times.system + times.irq + times.softirq
+        return Mark(cpu, int(str(row[0])), self._log_bytes() if self._logs else None, busy)
 
     def since(self, mark: Mark, runs: int) -> Spent:
         """Return the use since a mark, for so many runs."""
@@ -59,7 +62,8 @@ def between(before: Mark, after: Mark, runs: int) -> Spent:
     cpu = {name: after.cpu_seconds[name] - seconds for name, seconds in before.cpu_seconds.items()}
     seen = before.kafka_bytes is not None and after.kafka_bytes is not None
     kafka = (after.kafka_bytes or 0) - (before.kafka_bytes or 0) if seen else None
-    return Spent(max(runs, 1), cpu, after.wal_bytes - before.wal_bytes, kafka)
+    others = after.machine_seconds - before.machine_seconds - sum(cpu.values())
+    return Spent(max(runs, 1), cpu, after.wal_bytes - before.wal_bytes, kafka, others)
 
 
 def _of_tree(process: psutil.Process) -> float:

@@ -7,7 +7,7 @@ import pytest
 from tidewheel.local.stack import StackInfo
 from tools.bench.environment import open_server
 from tools.bench.flow import mark_before_firing
-from tools.bench.load import load_jobs, lookahead_of
+from tools.bench.load import Load, load_jobs, lookahead_of
 from tools.bench.measurement import Incomplete
 from tools.bench.scenarios.fire import fire_all
 
@@ -22,12 +22,12 @@ def test_mark_waits_for_the_last_moment_and_refuses_what_was_fired(
     with open_server() as server, server.environment() as environment:
         connection = environment.connection
         due_at = environment.now() + lookahead_of(environment) + timedelta(seconds=3)
-        load_jobs(connection, environment.installation, 20, due_at=due_at, prefix="later")
+        load_jobs(connection, environment.installation, Load(jobs=20, prefix="later"), due_at)
         with environment.meter({}) as meter:
             mark = mark_before_firing(environment, meter, due_at)
             left = due_at - environment.now() - lookahead_of(environment)
             assert timedelta(0) < left <= timedelta(seconds=1)
-            load_jobs(connection, environment.installation, 20, due_at=environment.now(), prefix="now")
+            load_jobs(connection, environment.installation, Load(jobs=20, prefix="now"), environment.now())
             fire_all(environment)
             assert meter.since(mark, 20).wal_bytes > 0
             assert environment.count("SELECT count(*) FROM outbox") >= 20

@@ -9,7 +9,7 @@ from tidewheel.jobs.strict_json import Json
 from tools.bench.complete import Counted, check_runs, until, until_empty, wait_for
 from tools.bench.environment import EXECUTOR, Environment, Server
 from tools.bench.flow import EXECUTORS
-from tools.bench.load import checkpoint, load_jobs
+from tools.bench.load import Load, checkpoint, load_jobs
 from tools.bench.measurement import Figure, Incomplete, Options, Round, Spent
 from tools.bench.scenarios.fire import fire_all
 from tools.bench.scenarios.relay import relay_all
@@ -51,7 +51,7 @@ def work_off(
         beside: Further processes that are metered.
     """
     options.report(f"publishing {runs:,} runs")
-    load_jobs(environment.connection, environment.installation, runs, due_at=environment.now(), target=target)
+    load_jobs(environment.connection, environment.installation, Load(jobs=runs, target=target), environment.now())
     fire_all(environment)
     relay_all(environment)
     checkpoint(environment.connection)

@@ -8,7 +8,7 @@ from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings.services import SchedulerSettings
 from tools.bench.complete import wait_for
 from tools.bench.environment import Environment, Server
-from tools.bench.load import checkpoint, due_after_loading, load_jobs
+from tools.bench.load import Load, checkpoint, due_after_loading, load_jobs
 from tools.bench.measurement import Figure, Options, Round
 
 JOBS = 300_000
@@ -29,7 +29,7 @@ def _measure(server: Server, options: Options, schedulers: int) -> Figure:
     with server.environment() as environment:
         options.report(f"loading {jobs:,} jobs")
         due_at = due_after_loading(environment, jobs)
-        load_jobs(environment.connection, environment.installation, jobs, due_at=due_at)
+        load_jobs(environment.connection, environment.installation, Load(jobs=jobs), due_at)
         checkpoint(environment.connection)
         options.report(f"firing, schedulers: {schedulers}")
         with (

@@ -10,6 +10,7 @@ from tidewheel.clock import monotonic_seconds
 from tools.bench.complete import lateness_ms, p99_by_second, starts_since
 from tools.bench.environment import Server
 from tools.bench.flow import Flow, flowing
+from tools.bench.load import steady
 from tools.bench.measurement import Figure, Incomplete, Options, Points, Round, percentile
 from tools.bench.scenarios.pipeline import WARM_RUNS
 
@@ -34,15 +35,15 @@ def measure(server: Server, options: Options) -> Round:
     rounds = max(1, math.ceil((options.minutes or MINUTES) * 60 / _PERIOD.total_seconds()))
     with flowing(server, options) as flow:
         per_second = options.rate or flow.warm_up(WARM_RUNS) * SHARE
-        jobs = int(per_second * _PERIOD.total_seconds())
-        due_at = flow.load_steady(jobs, _PERIOD, rounds)
-        series, spent = flow.measure(due_at, jobs * rounds, partial(_sample, flow, due_at, rounds))
+        load = steady(int(per_second * _PERIOD.total_seconds()), _PERIOD, rounds)
+        due_at = flow.load(load)
+        series, spent = flow.measure(due_at, load.runs, partial(_sample, flow, due_at, rounds))
         flow.check(events=False)
-        starts = starts_since(flow.environment, due_at, jobs * rounds)
+        starts = starts_since(flow.environment, due_at, load.runs)
     late = p99_by_second(starts)
     tenth = max(1, len(late) // 10)
     figures = {
-        "runs_per_second": Figure(jobs * rounds / series["events"][-1][0], "runs/s", spent),
+        "runs_per_second": Figure(load.runs / series["events"][-1][0], "runs/s", spent),
         "start_p99_ms": Figure(percentile(lateness_ms(starts), 99), "ms"),
         "first_tenth_p99_ms": Figure(percentile([value for _, value in late[:tenth]], 50), "ms"),
         "last_tenth_p99_ms": Figure(percentile([value for _, value in late[-tenth:]], 50), "ms"),

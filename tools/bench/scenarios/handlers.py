@@ -11,6 +11,7 @@ from datetime import timedelta
 from tidewheel.jobs.strict_json import Json
 from tools.bench.environment import Server
 from tools.bench.flow import Flow, flowing
+from tools.bench.load import Load
 from tools.bench.measurement import Figure, Options, Round
 
 WARM_RUNS = 30_000
@@ -57,6 +58,7 @@ def measure(server: Server, options: Options) -> Round:
 
 def _run(flow: Flow, handler: str, runs: int, rate: float, retry: Mapping[str, Json] | None = None) -> Figure:
     """Load jobs with one run each, and return runs/s from the first due to the last event."""
-    due_at = flow.load(runs, prefix=handler, target=handler, spread=timedelta(seconds=runs / rate), retry=retry)
+    spread = timedelta(seconds=runs / rate)
+    due_at = flow.load(Load(jobs=runs, prefix=handler, target=handler, spread=spread, retry=retry))
     _, spent = flow.measure(due_at, runs, flow.ends.watch)
     return Figure(runs / (flow.ends.last_seconds() - due_at.timestamp()), "runs/s", spent)

@@ -5,6 +5,7 @@ import threading
 from tools.bench.complete import lateness_ms, starts_since
 from tools.bench.environment import Server
 from tools.bench.flow import flowing
+from tools.bench.load import Load
 from tools.bench.measurement import Figure, Options, Round, percentile
 from tools.bench.messages import Ends
 
@@ -31,7 +32,7 @@ def _hot_second(server: Server, size: int, options: Options, *, idled: bool) -> 
             threading.Event().wait(_IDLE_SECONDS)
         else:
             flow.warm_up(min(_WARM_RUNS, size))
-        due_at = flow.load(size, prefix="hot", target="noted", analyze=not idled)
+        due_at = flow.load(Load(jobs=size, prefix="hot", target="noted", analyze=not idled))
         _, spent = flow.measure(due_at, size, flow.ends.watch)
         flow.check()
         late = lateness_ms(starts_since(flow.environment, due_at, size))

@@ -9,6 +9,7 @@ from tidewheel.jobs.strict_json import Json
 from tools.bench.complete import check_events, check_runs
 from tools.bench.environment import Server
 from tools.bench.flow import EXECUTORS, flowing
+from tools.bench.load import Load
 from tools.bench.measurement import Figure, Incomplete, Options, Round
 from tools.bench.receiver import Receiver, receiving
 from tools.bench.scenarios.execute import work_off
@@ -33,7 +34,7 @@ def _measure_pipeline(server: Server, receiver: Receiver, jobs: int, options: Op
     """Load more than can be called; count from the first due instant to the last event."""
     with flowing(server, options, variables=_VARIABLES, beside={"receiver": [receiver.process]}) as flow:
         flow.warm_up(min(_WARM_RUNS, jobs), _target(receiver))
-        due_at = flow.load(jobs, prefix="flow", spread=_SPREAD, target=_target(receiver))
+        due_at = flow.load(Load(jobs=jobs, prefix="flow", spread=_SPREAD, target=_target(receiver)))
         seen, spent = flow.measure(due_at, jobs, flow.ends.watch)
         check_runs(flow.environment.connection, flow.done, receiver)
         check_events(flow.environment, flow.done)

@@ -9,6 +9,7 @@ from tidewheel.clock import monotonic_seconds
 from tools.bench.complete import lateness_ms, p99_by_second, starts_since, wait_for
 from tools.bench.environment import Server
 from tools.bench.flow import Flow, flowing
+from tools.bench.load import steady
 from tools.bench.measurement import Figure, Options, Round, percentile
 from tools.bench.messages import now_seconds, produce, sender
 
@@ -24,17 +25,18 @@ _KEY = "requested"
 def measure(server: Server, options: Options) -> Round:
     """Timed runs at a steady rate; then triggered ones."""
     per_second, seconds = options.rate or RATE, options.seconds or SECONDS
-    jobs, rounds = int(per_second * _PERIOD.total_seconds()), max(1, round(seconds / _PERIOD.total_seconds()))
+    jobs = int(per_second * _PERIOD.total_seconds())
+    load = steady(jobs, _PERIOD, max(1, round(seconds / _PERIOD.total_seconds())))
     warm_rounds = max(1, round(min(_WARM_SECONDS, 2 * seconds) / _PERIOD.total_seconds()))
     with flowing(server, options, executors=1) as flow:
-        flow.warm_up(min(_WARM_RUNS, jobs * rounds))
-        flow.load_steady(jobs, _PERIOD, warm_rounds, prefix="warm-steady")
+        flow.warm_up(min(_WARM_RUNS, load.runs))
+        flow.load(steady(jobs, _PERIOD, warm_rounds, prefix="warm-steady"))
         flow.done += jobs * warm_rounds
         flow.wait_begun(flow.done)
         flow.until_empty()
-        due_at = flow.load_steady(jobs, _PERIOD, rounds)
-        _, spent = flow.measure(due_at, jobs * rounds, flow.wait_begun)
-        timed = starts_since(flow.environment, due_at, jobs * rounds)
+        due_at = flow.load(load)
+        _, spent = flow.measure(due_at, load.runs, flow.wait_begun)
+        timed = starts_since(flow.environment, due_at, load.runs)
         due, requested = lateness_ms(timed), _trigger(flow, int(per_second * seconds), per_second)
         flow.check(events=False)
     figures = {

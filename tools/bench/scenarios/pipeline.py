@@ -5,6 +5,8 @@ from datetime import timedelta
 from tools.bench.complete import lateness_ms, p99_by_second, starts_since
 from tools.bench.environment import Server
 from tools.bench.flow import flowing, rates
+from tools.bench.load import Load
+from tools.bench.load import steady as steady_load
 from tools.bench.measurement import Figure, Options, Round, percentile
 
 SECONDS = 60.0
@@ -22,7 +24,7 @@ def measure(server: Server, options: Options) -> Round:
     with flowing(server, options) as flow:
         warm_rate = flow.warm_up(min(WARM_RUNS, options.jobs or WARM_RUNS))
         runs = options.jobs or int(warm_rate * _OVERLOAD * seconds)
-        due_at = flow.load(runs, prefix="flow", spread=timedelta(seconds=seconds))
+        due_at = flow.load(Load(jobs=runs, prefix="flow", spread=timedelta(seconds=seconds)))
         seen, spent = flow.measure(due_at, runs, flow.ends.watch)
         flow.check()
     done = runs / (seen[-1][0] - due_at.timestamp())
@@ -32,18 +34,20 @@ def measure(server: Server, options: Options) -> Round:
 def steady(server: Server, options: Options) -> Round:
     """The same number of runs each second for minutes, and how late each was begun."""
     per_second, seconds = options.rate or STEADY_RATE, options.seconds or STEADY_SECONDS
-    jobs, rounds = int(per_second * _PERIOD.total_seconds()), max(1, round(seconds / _PERIOD.total_seconds()))
+    load = steady_load(
+        int(per_second * _PERIOD.total_seconds()), _PERIOD, max(1, round(seconds / _PERIOD.total_seconds()))
+    )
     with flowing(server, options) as flow:
         flow.warm_up(WARM_RUNS)
-        due_at = flow.load_steady(jobs, _PERIOD, rounds)
-        seen, spent = flow.measure(due_at, jobs * rounds, flow.ends.watch)
+        due_at = flow.load(load)
+        seen, spent = flow.measure(due_at, load.runs, flow.ends.watch)
         flow.check(events=False)
-        starts = starts_since(flow.environment, due_at, jobs * rounds)
+        starts = starts_since(flow.environment, due_at, load.runs)
     late = lateness_ms(starts)
     figures = {
         "steady_start_p50_ms": Figure(percentile(late, 50), "ms"),
         "steady_start_p99_ms": Figure(percentile(late, 99), "ms", spent),
         "steady_start_max_ms": Figure(max(late), "ms"),
-        "steady_runs_per_second": Figure(jobs * rounds / (seen[-1][0] - due_at.timestamp()), "runs/s"),
+        "steady_runs_per_second": Figure(load.runs / (seen[-1][0] - due_at.timestamp()), "runs/s"),
     }
     return Round(figures, {"events/s": rates(seen), "due to start, p99 of a second, ms": p99_by_second(starts)})
