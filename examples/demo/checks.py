@@ -178,18 +178,16 @@ def figures(history: History) -> Iterator[tuple[str, str, str]]:
     yield "second effects", f"{second:,}", "the receiver; by a higher attempt after the kill"
     yield "attempts that failed", f"{refused:,}", "the receiver; as the file scripts"
     yield "attempts ended by the kill", f"{lost:,}", "attempts in the events minus the receiver's"
-    yield from _lateness(history)
+    yield _lateness(history)
 
 
-def _lateness(history: History) -> Iterator[tuple[str, str, str]]:
-    """Yield the lateness of first HTTP calls: of those due before the kill, and of all."""
+def _lateness(history: History) -> tuple[str, str, str]:
+    """Return the lateness of the first HTTP call of each run that was due before the kill."""
     first = {call.run_id: call for call in reversed(history.calls) if not call.by_handler}.values()
-    until = history.kill.at - _BEFORE_KILL if history.kill else None
-    before = [call for call in first if until is None or call.scheduled_at <= until]
-    for name, calls in (("lateness before the kill", before), ("lateness of all", list(first))):
-        late = sorted((call.arrived_at - call.scheduled_at) / timedelta(milliseconds=1) for call in calls)
-        shown = ", ".join(f"p{part} {percentile(late, part):,.0f}" for part in (50, 99))
-        yield name, f"{percentile(late, 100):,.0f} ms", f"the receiver: the last of {len(late):,} HTTP calls; {shown}"
+    calls = [call for call in first if history.kill is None or call.scheduled_at <= history.kill.at - _BEFORE_KILL]
+    late = sorted((call.arrived_at - call.scheduled_at) / timedelta(milliseconds=1) for call in calls)
+    p50, p99, most = (f"{percentile(late, part):,.0f} ms" for part in (50, 99, 100))
+    return "median lateness", p50, f"the receiver: {len(late):,} HTTP calls due before the kill; p99 {p99}, last {most}"
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:

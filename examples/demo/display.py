@@ -1,119 +1,87 @@
-"""The demo in the terminal: a live table on a terminal, plain lines elsewhere, and the summary."""
+"""The demo in the terminal: its progress and its summary."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from examples.demo.checks import Check, History, figures
 from examples.demo.consumer import Seen
-from examples.demo.receiver import Call
 from examples.demo.requests import Line
 from tidewheel.clock import monotonic_seconds
 from tidewheel.local.progress import Step
 from tidewheel.schemas.generated.records import RunStatus
 
-_LINE_EVERY_SECONDS = 5.0
+_LINE_EVERY_SECONDS = 4.0
 _PLAIN_WIDTH = 110
-_COLUMNS = ("jobs", "effects", "succeeded", "skipped", "failed", "attempts retried")
-
-
-def count_families(lines: Sequence[Line], seen: Seen, calls: Sequence[Call]) -> Mapping[str, Sequence[int]]:
-    """Return the counts of `_COLUMNS` so far, by family. Pure."""
-    family_of = {line.key: line.family for line in lines if line.family}
-    effects = Counter(family_of.get(call.job_key) for call in calls if call.effective)
-    ends = Counter((family_of.get(run.job_key), run.status) for run in seen.ends.values())
-    retried = Counter(family_of.get(run.job_key) for run in seen.ends.values() for _ in range(1, run.attempt))
-    counted = (RunStatus.SUCCEEDED, RunStatus.SKIPPED, RunStatus.FAILED)
-    return {
-        name: (jobs, effects[name], *(ends[name, status] for status in counted), retried[name])
-        for name, jobs in Counter(family_of.values()).items()
-    }
 
 
 class Screen:
-    """The demo's output; a context manager that leaves the last table on the terminal."""
+    """The demo's output."""
 
     def __init__(self) -> None:
         probe = Console()
-        self.console = probe if probe.is_terminal else Console(width=_PLAIN_WIDTH, highlight=False)
-        self._live = Live(console=self.console, refresh_per_second=5) if self.console.is_terminal else None
-        self._families: Mapping[str, Sequence[int]] = {}
-        self._phase = ""
+        self._console = probe if probe.is_terminal else Console(width=_PLAIN_WIDTH, highlight=False)
+        self._began = monotonic_seconds()
+        self._last = ""
         self._next_line = 0.0
 
-    def __enter__(self) -> Self:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live:
-            self._live.update(self._table())
-            self._live.stop()
+    @property
+    def seconds(self) -> float:
+        """The seconds since the demo began."""
+        return monotonic_seconds() - self._began
 
     def step(self, step: Step) -> None:
-        """Show a step of the stack's start or stop."""
-        amount = f" {step.done_bytes / 1e6:.0f} of {step.total_bytes / 1e6:.0f} MB" if step.total_bytes else ""
-        self.phase(step.words + amount if self._live else step.what)
-
-    def phase(self, phase: str) -> None:
-        """Show the current phase."""
-        if self._live:
-            self._live.update(Group(Text(f"\n{phase} …", style="bold"), self._table()))
-        elif phase != self._phase:
-            self.print_line(phase)
-        self._phase = phase
+        """Print a step of the stack's start or stop."""
+        if step.what != self._last:
+            self.note(step.what)
+        self._last = step.what
 
     def note(self, text: str) -> None:
-        """Print a permanent line."""
-        self.print_line(f"· {text}")
+        """Print a line with the time."""
+        self.print(f"{self.seconds:4.0f} s  {text}")
 
-    def print_line(self, text: str, style: str = "") -> None:
-        """Print a line, wrapped only on a terminal."""
-        self.console.print(Text(text, style=style), soft_wrap=not self.console.is_terminal)
+    def show(self, phase: str, seen: Seen) -> None:
+        """Print every few seconds what was seen so far."""
+        if monotonic_seconds() < self._next_line:
+            return
+        self._next_line = monotonic_seconds() + _LINE_EVERY_SECONDS
+        ends = Counter(run.status for run in seen.ends.values())
+        ended = ", ".join(f"{ends[status]:,} {status}" for status in RunStatus if ends[status])
+        self.note(f"{phase}: {len(seen.replies):,} replies, {len(seen.ends):,} runs ended{ended and ': '}{ended}")
 
-    def show(self, phase: str, seconds: float, families: Mapping[str, Sequence[int]]) -> None:
-        """Show the phase and the counts at a second; off a terminal, their sums every five."""
-        self._families = families
-        if self._live or not families:
-            self.phase(phase)
-        elif monotonic_seconds() >= self._next_line:
-            self._next_line = monotonic_seconds() + _LINE_EVERY_SECONDS
-            _, effects, succeeded, skipped, failed, retried = map(sum, zip(*families.values(), strict=True))
-            ended = f"{succeeded} runs succeeded, {skipped} skipped, {failed} failed"
-            self.print_line(f"{seconds:4.0f} s  {phase}: {effects} effects, {ended}, {retried} attempts retried")
-
-    def _table(self) -> Table | Text:
-        if not self._families:
-            return Text()
-        table = _table("", *_COLUMNS)
-        for name, numbers in self._families.items():
-            table.add_row(name, *(f"{number:,}" if number else "" for number in numbers))
-        return table
+    def print(self, text: str | Table, style: str = "") -> None:
+        """Print a table, or a line that is wrapped only on a terminal."""
+        shown = Text(text, style=style) if isinstance(text, str) else text
+        self._console.print(shown, soft_wrap=not self._console.is_terminal)
 
 
-def print_summary(screen: Screen, history: History, audit: str, checks: Sequence[Check]) -> None:
-    """Print figures, the audit and checks. A failed check names the run to look at."""
-    table = _table("figure", "")
-    table.add_column("counted by")
-    for row in figures(history):
-        table.add_row(*row)
-    screen.console.print("", table, "")
+def print_summary(screen: Screen, lines: Sequence[Line], history: History, audit: str, checks: Sequence[Check]) -> None:
+    """Print families, figures, the audit and checks. A failed check names the run to look at."""
+    columns = ("jobs", "effects", "succeeded", "skipped", "failed", "attempts retried")
+    screen.print(_table("family", *columns, rows=_families(lines, history)))
+    screen.print(_table("figure", "", rows=figures(history), last="counted by"))
     for line in (*_exceptions(history.seen), "", "tidewheel admin audit --completions", *audit.splitlines(), ""):
-        screen.print_line(line)
+        screen.print(line)
     for check in checks:
-        screen.print_line(f"{'✗' if check.faults else '✓'} {check}", "bold red" if check.faults else "green")
+        screen.print(f"{'✗' if check.faults else '✓'} {check}", "bold red" if check.faults else "green")
     wrong = sum(bool(check.faults) for check in checks)
     text = f"{wrong} of {len(checks)} checks failed: see ✗ above" if wrong else f"all {len(checks)} checks passed"
-    screen.print_line(f"\n{text}", "bold red" if wrong else "bold green")
+    screen.print(f"\n{text} after {screen.seconds:.0f} s", "bold red" if wrong else "bold green")
+
+
+def _families(lines: Sequence[Line], history: History) -> Iterator[Sequence[str]]:
+    family_of: Mapping[str, str] = {line.key: line.family for line in lines if line.family}
+    effects = Counter(family_of.get(call.job_key) for call in history.calls if call.effective)
+    runs = history.seen.ends.values()
+    ends = Counter((family_of.get(run.job_key), run.status) for run in runs)
+    retried = Counter(family_of.get(run.job_key) for run in runs for _ in range(1, run.attempt))
+    counted = (RunStatus.SUCCEEDED, RunStatus.SKIPPED, RunStatus.FAILED)
+    for name, jobs in Counter(family_of.values()).items():
+        numbers = (jobs, effects[name], *(ends[name, status] for status in counted), retried[name])
+        yield name, *(f"{number:,}" if number else "" for number in numbers)
 
 
 def _exceptions(seen: Seen) -> Iterator[str]:
@@ -126,8 +94,12 @@ def _exceptions(seen: Seen) -> Iterator[str]:
         yield f"dead letter {letter.job_key}: failed after {letter.attempt} attempts, last error {error}"
 
 
-def _table(first: str, *numbers: str) -> Table:
+def _table(first: str, *numbers: str, rows: Iterator[Sequence[str]], last: str | None = None) -> Table:
     table = Table(first)
     for name in numbers:
         table.add_column(name, justify="right")
+    if last is not None:
+        table.add_column(last)
+    for row in rows:
+        table.add_row(*row)
     return table

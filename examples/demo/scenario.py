@@ -8,19 +8,19 @@ from pathlib import Path
 
 from examples.demo.checks import History, Kill
 from examples.demo.consumer import RecordConsumer
-from examples.demo.display import Screen, count_families
+from examples.demo.display import Screen
 from examples.demo.handlers import RECEIVER_VARIABLE
 from examples.demo.receiver import Receiver
 from examples.demo.requests import DEAD_LETTERS, REJECTED, Line, read_requests, send
-from examples.demo.services import EXECUTORS, Services, are_ready, attempts_of, count_runs
+from examples.demo.services import EXECUTORS, Services, attempts_of, count_runs, have_entered
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.errors import StackError
 from tidewheel.kafka.topics import Topics
 from tidewheel.local.stack import StackInfo
 from tidewheel.postgres.session import connect
 
-LOAD_SECONDS = 32.0  # the latest instant in the file is a second earlier
-KILL_SECONDS = 14.0
+LOAD_SECONDS = 34.0  # with the lead; the latest instant in the file is a second earlier
+KILL_SECONDS = 15.0
 
 _VARIABLES = {
     "TIDEWHEEL_HTTP_ALLOW_PRIVATE": "true",
@@ -29,6 +29,7 @@ _VARIABLES = {
 }
 _WHY = "the receiver is on this machine, and the killed executor's runs shall be retried within the minute"
 
+_LEAD = timedelta(seconds=3)  # meanwhile the executors' groups share out their partitions
 _TICK_SECONDS = 0.2
 _READY_SECONDS = 90.0  # five Python processes that start at once on a slow machine
 _KILL_GRACE_SECONDS = 8.0  # two rounds of the slow webhooks
@@ -38,8 +39,8 @@ _LEAST_HELD = 2
 _DELETED_FAMILY = "cron"  # these jobs are deleted at the end, the others paused: both ways to stop occur
 
 
-def run_scenario(info: StackInfo, logs: Path, screen: Screen) -> tuple[History, str]:
-    """Run it to its end; return what was seen and the audit's text. All its processes have ended then.
+def run_scenario(info: StackInfo, logs: Path, screen: Screen) -> tuple[Sequence[Line], History, str]:
+    """Run it to its end; return the requests, what was seen, and the audit's text. All its processes have ended then.
 
     Raises:
         StackError: A service did not start, or ended by itself.
@@ -50,9 +51,9 @@ def run_scenario(info: StackInfo, logs: Path, screen: Screen) -> tuple[History, 
         scenario.start_services()
         scenario.load()
         scenario.stop_firing()
-        scenario.drain()
-        found = scenario.history()
-        screen.phase("stopping the services")
+        scenario.until(scenario.has_drained, _QUIET_SECONDS, "draining")  # the checks name what is missing
+        found = scenario.sent, *scenario.history()
+        screen.note("stopping the services")
     return found
 
 
@@ -61,7 +62,7 @@ class _Scenario:
         self._info, self._screen = info, screen
         self._start = SystemClock().now()
         self._began = 0.0
-        self._sent: list[Line] = []
+        self.sent: list[Line] = []
         self._kill: Kill | None = None
         self._connection = undo.enter_context(connect(info.database_url, "tidewheel-demo", autocommit=True))
         self._receiver = undo.enter_context(Receiver())
@@ -70,24 +71,24 @@ class _Scenario:
         self._services = undo.enter_context(Services(logs, _VARIABLES | own))
 
     def start_services(self) -> None:
-        """Start the services, and wait until each has its rows and its partitions."""
+        """Start the services, and wait until each has entered."""
         for name in ("intake", "scheduler", "relay"):
             self._services.start(name, name)
         for name in EXECUTORS:
             self._services.start(name, "executor", "--handlers", "examples.demo.handlers")
         settings = " ".join(f"{name}={value}" for name, value in _VARIABLES.items())
         self._screen.note(f"for this demo alone: {settings}; {_WHY}")
-        if not self._until(lambda: are_ready(self._connection, self._info.kafka), _READY_SECONDS, "starting services"):
+        if not self.until(lambda: have_entered(self._connection), _READY_SECONDS, "starting services"):
             message = f"the services were not ready within {_READY_SECONDS:.0f} s"
             raise StackError(message)
 
     def load(self) -> None:
         """Send the file, then wait, and kill an executor half-way."""
-        start = SystemClock().now().replace(microsecond=0) + timedelta(seconds=1)
+        start = SystemClock().now().replace(microsecond=0) + _LEAD
         self._began = monotonic_seconds()
         self._send(read_requests(start, self._receiver.url))
-        jobs = sum(bool(line.family) for line in self._sent)
-        self._screen.note(f"{len(self._sent)} requests are on {Topics().requests}, {jobs} of them jobs")
+        jobs = sum(bool(line.family) for line in self.sent)
+        self._screen.note(f"{len(self.sent)} requests are on {Topics().requests}, {jobs} of them jobs")
         while self._elapsed() < LOAD_SECONDS:
             self._tick("jobs are firing")
             if self._kill is None and self._elapsed() >= KILL_SECONDS:
@@ -95,27 +96,24 @@ class _Scenario:
 
     def stop_firing(self) -> None:
         """Pause or delete every recurring job, by requests on the topic like any other."""
-        recurring = [line for line in self._sent if line.recurs and line.key not in REJECTED]
+        recurring = [line for line in self.sent if line.recurs and line.key not in REJECTED]
         kinds = ["job.delete" if line.family == _DELETED_FAMILY else "job.pause" for line in recurring]
-        documents = (
-            {"type": kind, "key": line.key, "reason": "the demo is over"}
-            for kind, line in zip(kinds, recurring, strict=True)
+        self._send(
+            [
+                Line(line.key, {"type": kind, "key": line.key, "reason": "the demo is over"})
+                for kind, line in zip(kinds, recurring, strict=True)
+            ]
         )
-        self._send([Line(line.key, each) for line, each in zip(recurring, documents, strict=True)])
         deleted = kinds.count("job.delete")
         self._screen.note(f"stop: {len(kinds) - deleted} recurring jobs are paused, {deleted} deleted")
 
-    def drain(self) -> None:
-        """Wait until every request has its reply, and every run its end and its event. The checks name what lacks."""
-        self._until(self._has_drained, _QUIET_SECONDS, "draining")
-
     def history(self) -> tuple[History, str]:
         """Return what was seen, and what `tidewheel admin audit` prints."""
-        self._screen.phase("auditing")
+        self._screen.note("auditing")
         done = self._services.run("admin", "audit", "--from", self._start.isoformat(), "--completions")
         findings = (done.stdout + done.stderr).splitlines() if done.returncode else []
         history = History(
-            sent=len(self._sent),
+            sent=len(self.sent),
             seen=self._consumer.seen,
             calls=list(self._receiver.calls),
             rows=count_runs(self._connection),
@@ -126,7 +124,7 @@ class _Scenario:
 
     def _send(self, lines: Sequence[Line]) -> None:
         send(self._info.kafka, lines)
-        self._sent += lines
+        self.sent += lines
 
     def _try_kill(self, *, insist: bool) -> None:
         """Kill the busier executor if it has running attempts.
@@ -145,14 +143,14 @@ class _Scenario:
         self._services.kill(name)
         self._screen.note(f"killed {name} (SIGKILL, pid {pids[name]}) with {len(attempts)} running attempts")
 
-    def _has_drained(self) -> bool:
+    def has_drained(self) -> bool:
         seen = self._consumer.seen
-        if len(seen.replies) < len(self._sent) or len(seen.dead_letters) < len(DEAD_LETTERS):
+        if len(seen.replies) < len(self.sent) or len(seen.dead_letters) < len(DEAD_LETTERS):
             return False
         rows = count_runs(self._connection)
         return not rows.unfinished and not rows.outbox and len(seen.ends) >= rows.runs
 
-    def _until(self, is_done: Callable[[], bool], limit: float, phase: str) -> bool:
+    def until(self, is_done: Callable[[], bool], limit: float, phase: str) -> bool:
         """Show the phase until something is done; return False if it is not within the limit."""
         gives_up = monotonic_seconds() + limit
         while not is_done():
@@ -164,8 +162,7 @@ class _Scenario:
     def _tick(self, phase: str) -> None:
         self._services.check()
         self._consumer.read(_TICK_SECONDS)
-        families = count_families(self._sent, self._consumer.seen, list(self._receiver.calls))
-        self._screen.show(phase, self._elapsed(), families)
+        self._screen.show(phase, self._consumer.seen)
 
     def _elapsed(self) -> float:
         return monotonic_seconds() - self._began if self._began else 0.0

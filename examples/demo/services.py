@@ -1,34 +1,25 @@
-"""The demo's services as processes of the `tidewheel` command, and what their rows and groups tell of them."""
+"""The demo's services as processes of the `tidewheel` command, and what their rows tell of them."""
 
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple, Self, TypeAlias, cast
+from typing import NamedTuple, Self, cast
 from uuid import UUID
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ConsumerGroupDescription  # type: ignore[attr-defined]
-
 from tidewheel.errors import StackError
-from tidewheel.kafka.topics import DEFAULT_QUEUE, Topics
+from tidewheel.kafka.topics import Topics
 from tidewheel.postgres.session import Conn
-from tidewheel.runs import Lane
-
-Groups: TypeAlias = "Mapping[str, Future[ConsumerGroupDescription]]"
 
 EXECUTORS = ("executor 1", "executor 2")
 
 _COMMAND = "from tidewheel.control.cli.main import main; main()"
 _STOP_SECONDS = 10.0
 _TAIL_LINES = 5
-_REQUEST_SECONDS = 5.0
-_PARTITIONS = {topic.name: topic.partitions for topic in Topics().plan()}
 
-_COUNT_READY = """
+_COUNT_ENTERED = """
 SELECT (SELECT count(*) FROM executors), (SELECT count(*) FROM members), (SELECT count(*) FROM intake_offsets)"""
 _COUNT_RUNS = """
 SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM job_runs), (SELECT count(*) FROM outbox)"""
@@ -113,29 +104,11 @@ def _command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", _COMMAND, *arguments]  # -P: a local file must not shadow a module
 
 
-def are_ready(connection: Conn, kafka: Mapping[str, str]) -> bool:
-    """Return True if each service has its rows, and the executors' groups have all partitions.
-
-    Otherwise the first runs would measure the start of a group.
-    """
-    intake = _PARTITIONS[Topics().requests] + _PARTITIONS[Topics().target_replies]
-    entered = connection.execute(_COUNT_READY).fetchone()
-    return entered == (len(EXECUTORS), 2, intake) and _are_assigned(kafka)  # 2: a scheduler and a relay
-
-
-def _are_assigned(kafka: Mapping[str, str]) -> bool:
-    wanted = {f"{topic}.executors": _PARTITIONS[topic] for topic in (Topics().runs(DEFAULT_QUEUE, k) for k in Lane)}
-    admin = AdminClient({**kafka, "client.id": "tidewheel-demo", "log_level": 2})
-    groups = admin.describe_consumer_groups(list(wanted), request_timeout=_REQUEST_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    try:
-        found = {name: future.result() for name, future in cast("Groups", groups).items()}
-    except KafkaException:
-        return False  # a group does not exist yet, or its coordinator is not known yet
-    for name, group in found.items():
-        assigned = [len(each.assignment.topic_partitions) for each in group.members if each.assignment]
-        if sum(assigned) < wanted[name]:
-            return False
-    return True
+def have_entered(connection: Conn) -> bool:
+    """Return True if each service has written that it is there."""
+    plan = {topic.name: topic.partitions for topic in Topics().plan()}
+    intake = plan[Topics().requests] + plan[Topics().target_replies]
+    return connection.execute(_COUNT_ENTERED).fetchone() == (len(EXECUTORS), 2, intake)  # 2: a scheduler and a relay
 
 
 def count_runs(connection: Conn) -> Counts:
