@@ -87,10 +87,6 @@ def _wrong_answers(history: History) -> Iterator[str]:
             yield f"rejected of {key}: {sorted(found.get(key, ()))}"
 
 
-def _audited(history: History) -> Iterable[str]:
-    return history.findings
-
-
 def _unfinished(history: History) -> Iterator[str]:
     if history.rows.unfinished or history.rows.outbox:
         yield f"{history.rows.unfinished} runs had not ended and {history.rows.outbox} messages were not sent"
@@ -151,7 +147,10 @@ def _no_kill(history: History) -> Iterator[str]:
 
 _CHECKS: Sequence[tuple[str, Callable[[History], Iterable[str]]]] = (
     ("every request is answered, and exactly the malformed ones are rejected, by field", _wrong_answers),
-    ("tidewheel admin audit: each due occurrence is one run or one skip, each end is on Kafka", _audited),
+    (
+        "tidewheel admin audit: each due occurrence is one run or one skip, each end is on Kafka",
+        lambda found: found.findings,
+    ),
     ("every run has ended", _unfinished),
     ("each run has one completion event, repeated only with the same contents", _wrong_events),
     ("each end is explained: success, an overlap, a deletion, or a failure that the file scripts", _unexplained_ends),
@@ -185,15 +184,10 @@ def _lateness(history: History) -> tuple[str, str, str]:
     """Return the lateness of the first HTTP call of each run that was due before the kill."""
     first = {call.run_id: call for call in reversed(history.calls) if not call.by_handler}.values()
     calls = [call for call in first if history.kill is None or call.scheduled_at <= history.kill.at - _BEFORE_KILL]
-    late = sorted((call.arrived_at - call.scheduled_at) / timedelta(milliseconds=1) for call in calls)
-    p50, p99, most = (f"{percentile(late, part):,.0f} ms" for part in (50, 99, 100))
-    return "median lateness", p50, f"the receiver: {len(late):,} HTTP calls due before the kill; p99 {p99}, last {most}"
-
-
-def percentile(ordered: Sequence[float], percent: int) -> float:
-    """Return the nearest-rank percentile of ascending numbers; 0 of none.
-
-    >>> percentile([1.0, 2.0, 3.0, 4.0], 50), percentile([1.0, 2.0, 3.0, 4.0], 99), percentile([], 50)
-    (2.0, 4.0, 0.0)
-    """
-    return ordered[-(-len(ordered) * percent // 100) - 1] if ordered else 0.0
+    late = sorted((call.arrived_at - call.scheduled_at) / timedelta(milliseconds=1) for call in calls) or [0.0]
+    p50, p99, most = (f"{late[(len(late) - 1) * part // 100]:,.0f} ms" for part in (50, 99, 100))
+    return (
+        "median lateness",
+        p50,
+        f"the receiver: {len(calls):,} HTTP calls due before the kill; p99 {p99}, last {most}",
+    )

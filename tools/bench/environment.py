@@ -161,18 +161,11 @@ class Environment:
         return int(str(row[0]))
 
     def expect(self, statement: LiteralString, *values: int) -> None:
-        """Verify the only row of a query, whose columns have names to report it by.
-
-        Raises:
-            Incomplete: It has other values.
-        """
-        cursor = self.connection.execute(statement)
-        row = cursor.fetchone()
+        """Verify the only row of a query."""
+        row = self.connection.execute(statement).fetchone()
         self.connection.rollback()
         if row != values:
-            columns = [column.name.replace("_", " ") for column in cursor.description or ()]
-            found = ", ".join(f"{name} {value}" for name, value in zip(columns, row or (), strict=False))
-            message = f"expected were {values}, in this order; found: {found}"
+            message = f"{values} were expected, and {row} found by {statement}"
             raise Incomplete(message)
 
     def now(self) -> datetime:

@@ -94,7 +94,7 @@ class Flow:
     def check(self, *, retried: int = 0, may_be_released: bool = False, events: bool = True) -> None:
         """Verify the runs in the database, and with `events` also those of the completion events."""
         connection = self.environment.connection
-        check_runs(connection, self.done, self.starts, retried=retried, may_be_released=may_be_released)
+        check_runs(connection, self.done, self.starts.count(), retried=retried, may_be_released=may_be_released)
         if events:
             check_events(self.environment, self.done)
 
@@ -127,9 +127,6 @@ def mark_before_firing(environment: Environment, meter: Meter, due_at: datetime)
     """Mark just before the scheduler may fire the first job, which is due at this instant.
 
     So all of firing is in the cost, and no more than a second of idling.
-
-    Raises:
-        Incomplete: A job was fired before the mark: loading took too long.
     """
     wait = due_at - lookahead_of(environment) - _BEFORE_FIRING - environment.now()
     threading.Event().wait(max(0.0, wait / timedelta(seconds=1)))
@@ -151,9 +148,8 @@ def rates(seen: Sequence[tuple[float, int]]) -> Points:
     return points
 
 
-def warm_up_server(server: Server, report: Progress) -> None:
+def warm_up_server(server: Server) -> None:
     """Warm up the bench's own PostgreSQL and broker; a given server is not warmed up."""
-    report("wearing the new server in")
     if server.own_database:
         with server.connect_admin() as admin:
             for _ in range(_WAL_FILES):

@@ -9,7 +9,10 @@ Progress = Callable[[str], None]
 
 
 class Incomplete(Exception):
-    """The requested runs did not all happen exactly once and on time, so there is no figure."""
+    """The requested runs did not all happen exactly once and on time, so there is no figure.
+
+    Whatever waits for runs or verifies them raises it.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,11 +78,7 @@ class Ends:
         return max(each.timestamp for each in self._read(self._newest)) / 1000
 
     def watch(self, wanted: int) -> list[tuple[float, int]]:
-        """Wait until so many are there; returns how many there were when.
-
-        Raises:
-            Incomplete: None has come for a minute.
-        """
+        """Wait until so many are there; returns how many there were when."""
         seen = [(now_seconds(), self.count())]
         since = monotonic_seconds()
         while seen[-1][1] < wanted:

@@ -47,11 +47,7 @@ SELECT coalesce(sum(heap_blks_read + heap_blks_hit + coalesce(idx_blks_read, 0) 
 
 
 def measure(server: Server, options: Options) -> Round:
-    """Measure each list and read of a person, and the commands that show them.
-
-    Raises:
-        Incomplete: The disk is too small, or a request fails.
-    """
+    """Measure each list and read of a person, and the commands that show them."""
     runs = options.jobs or _RUNS
     free = shutil.disk_usage(server.home).free
     if server.own_database and free < runs * BYTES_OF_A_RUN:
@@ -106,11 +102,8 @@ def _reads(api: "_Api", history: History) -> Mapping[str, str]:
         "runs": "/runs",
         "runs_deep_page": f"/runs?cursor={deep}",
         "runs_of_time": f"/runs?since={since}&until={until}",
-        "runs_succeeded": "/runs?status=succeeded",
         "runs_failed": "/runs?status=failed",
-        "runs_queued": "/runs?status=queued",
         "runs_running": "/runs?status=running",
-        "runs_of_rare_lane": "/runs?lane=batch",
         "runs_of_rare_queue_deep": f"/runs?queue=reports&cursor={rare_deep}",
         "runs_of_rare_cause": "/runs?cause=backfill",
         "runs_of_rare_label": f"/runs?label=rare%3Dyes&since={since}",
@@ -118,11 +111,9 @@ def _reads(api: "_Api", history: History) -> Mapping[str, str]:
         "runs_of_a_job_all_filters": f"/runs?job={RARE_JOB}&status=failed&label=rare%3Dyes&queue=reports",
         "open_runs_of_a_busy_job": f"/runs?job={BUSY_JOB}&status=running",
         "runs_of_a_small_tenant": "/runs?tenant=tiny",
-        "queued_of_a_small_tenant": "/runs?tenant=tiny&status=queued",
         "run": f"/runs/{run}?tenant=tiny",
         "jobs": "/jobs",
         "jobs_of_rare_label": "/jobs?label=rare%3Dyes",
-        "jobs_of_prefix": "/jobs?prefix=job-0005",
         "job": f"/jobs/{BUSY_JOB}",
         "dead_letters": "/dead-letters",
         "dead_letters_of_rare_error": "/dead-letters?error_type=RareError",
@@ -138,20 +129,15 @@ def _console(api: "_Api", history: History) -> Mapping[str, str]:
     return {
         "page_overview": "/",
         "page_jobs": "/jobs",
-        "page_jobs_unwell": "/jobs?status=unwell",
         "page_job": f"/jobs/{RARE_JOB}?window=7d",
         "page_job_busy": f"/jobs/{BUSY_JOB}?window=7d",
-        "page_job_next": f"/jobs/{RARE_JOB}/next",
         "page_runs": "/runs",
-        "page_runs_failed": "/runs?status=failed",
         "page_runs_of_a_job": f"/runs?job={BUSY_JOB}",
         "page_run_running": f"/runs/{api.first_run('status=running')}",
         "page_run_failed": f"/runs/{api.first_run(f'status=failed&{until}')}",
         "page_run_succeeded": f"/runs/{api.first_run(f'status=succeeded&{until}')}",
         "page_dead_letters": "/dead-letters",
-        "page_bulk": "/bulk",
         "page_fleet": "/fleet",
-        "page_tenants": "/admin/tenants",
         "page_ask": "/ask?q=job-0000",
     }
 
@@ -169,11 +155,7 @@ class _Api:
         self.body = b""
 
     def get(self, address: str) -> float:
-        """Send a request for a route of REST, or for a page as a browser does; return its seconds.
-
-        Raises:
-            Incomplete: The answer is an error.
-        """
+        """Send a request for a route of REST, or for a page as a browser does; return its seconds."""
         browser = {} if address.startswith(_REST) else {"Accept": "text/html", "Accept-Encoding": "gzip"}
         begun = monotonic_seconds()
         self.connection.request("GET", address, headers={**self.headers, **browser})

@@ -1,12 +1,12 @@
 """`execute`: runs/s of two executors and of one, from Kafka messages to the completions' rows."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import psutil
 
 from tidewheel.jobs.strict_json import Json
-from tools.bench.complete import Counted, check_runs, until, until_empty, wait_for
+from tools.bench.complete import check_runs, until, until_empty, wait_for
 from tools.bench.environment import EXECUTOR, Environment, Server
 from tools.bench.flow import EXECUTORS
 from tools.bench.load import Load, checkpoint, load_jobs
@@ -29,7 +29,7 @@ def measure(server: Server, options: Options) -> Round:
 
 def _measure(server: Server, options: Options, executors: int) -> Figure:
     with server.environment() as environment:
-        per_second, spent = work_off(environment, options, options.jobs or RUNS, executors, environment.starts())
+        per_second, spent = work_off(environment, options, options.jobs or RUNS, executors, environment.starts().count)
     return Figure(per_second, "runs/s", spent)
 
 
@@ -38,7 +38,7 @@ def work_off(
     options: Options,
     runs: int,
     executors: int,
-    begun: Counted,
+    begun: Callable[[], int],
     *,
     target: Json = "noop",
     variables: Mapping[str, str] | None = None,
@@ -62,16 +62,16 @@ def work_off(
     ):
         # The second is a member seconds after the first; of few runs there may be none left for it.
         until(
-            lambda: environment.starts().processes() == executors or begun.count() > runs // 2 - _BETWEEN_LOOKS,
+            lambda: environment.starts().processes() == executors or begun() > runs // 2 - _BETWEEN_LOOKS,
             "every executor is at work",
         )
-        wait_for(begun.count, runs // _WARM_SHARE, "runs begun")
-        before, warm, begun_at = meter.mark(), begun.count(), environment.now()
+        wait_for(begun, runs // _WARM_SHARE, "runs begun")
+        before, warm, begun_at = meter.mark(), begun(), environment.now()
         if runs - warm < runs // _WARM_SHARE:
             message = f"{runs:,} runs are too few: {warm:,} had begun before the clock was started"
             raise Incomplete(message)
-        wait_for(begun.count, runs, "runs begun")
+        wait_for(begun, runs, "runs begun")
         until_empty(environment, "job_runs")
         seconds, spent = (environment.now() - begun_at) / timedelta(seconds=1), meter.since(before, runs - warm)
-    check_runs(environment.connection, runs, begun)
+    check_runs(environment.connection, runs, begun())
     return (runs - warm) / seconds, spent

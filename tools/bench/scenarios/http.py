@@ -36,7 +36,7 @@ def _measure_pipeline(server: Server, receiver: Receiver, jobs: int, options: Op
         flow.warm_up(min(_WARM_RUNS, jobs), _target(receiver))
         due_at = flow.load(Load(jobs=jobs, prefix="flow", spread=_SPREAD, target=_target(receiver)))
         seen, spent = flow.measure(due_at, jobs, flow.ends.watch)
-        check_runs(flow.environment.connection, flow.done, receiver)
+        check_runs(flow.environment.connection, flow.done, receiver.count())
         check_events(flow.environment, flow.done)
         _check_once(receiver, flow.done)
     return Figure(jobs / (seen[-1][0] - due_at.timestamp()), "calls/s", spent)
@@ -46,7 +46,7 @@ def _measure_backlog(server: Server, receiver: Receiver, jobs: int, options: Opt
     """Publish all runs, then start the executors."""
     with server.environment() as environment:
         per_second, spent = work_off(
-            environment, options, jobs, EXECUTORS, receiver,
+            environment, options, jobs, EXECUTORS, receiver.count,
             target=_target(receiver), variables=_VARIABLES, beside={"receiver": [receiver.process]},
         )  # fmt: skip
         _check_once(receiver, jobs)

@@ -7,7 +7,7 @@ to sweep, so a drift of the machine is on both sides.
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -88,19 +88,13 @@ def measure(server: Server, options: Options) -> Round:
                 rates[limit].append(done[True])
             sweep += 1
         flow.check(may_be_released=True, events=False)
-    return Round(_figures(ratios, rates), series={f"{limit}: ratio": found for limit, found in ratios.items()})
-
-
-def _figures(
-    ratios: Mapping[str, Sequence[tuple[float, float]]], rates: Mapping[str, Sequence[float]]
-) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     for limit, points in ratios.items():
         found = [ratio for _, ratio in points]
         figures[f"{limit}_ratio"] = Figure(median(found), "")
         figures[f"{limit}_ratio_least"] = Figure(min(found), "")
         figures[f"{limit}_runs_per_second"] = Figure(median(rates[limit]), "runs/s")
-    return figures
+    return Round(figures, series={f"{limit}: ratio": found for limit, found in ratios.items()})
 
 
 def _turn(flow: Flow, client: Producer, load: _Load, runs: int) -> float:

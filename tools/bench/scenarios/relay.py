@@ -47,7 +47,7 @@ def measure(server: Server, options: Options) -> Round:
                 pass
             seconds, spent = monotonic_seconds() - started, meter.since(before, left)
         relay.leave()
-        environment.expect("SELECT count(*) AS messages_left FROM outbox", 0)
+        environment.expect("SELECT count(*) FROM outbox", 0)
         if (there := Ends(environment, topic).count()) != messages:
             message = f"{messages:,} messages were due; {there:,} are on Kafka"
             raise Incomplete(message)
