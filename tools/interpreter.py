@@ -20,7 +20,7 @@ _FLAGS = ("PY_CFLAGS_NODIST", "PY_CORE_CFLAGS", "PY_LDFLAGS_NODIST", "PY_CORE_LD
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One interpreter's build: profile-guided and link-time optimization. Its fields are keys of the JSON document."""
+    """One interpreter's profile-guided and link-time optimization, as keys of the JSON document."""
 
     version: str
     pgo: bool

@@ -32,7 +32,7 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The number of requests, the records, the calls, the rows in PostgreSQL, the kill, and the audit's findings."""
+    """What was sent, read and called, the rows in PostgreSQL, the kill, and the audit's findings."""
 
     sent: int
     seen: Seen

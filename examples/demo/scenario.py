@@ -40,7 +40,9 @@ _DELETED_FAMILY = "cron"  # these jobs are deleted at the end, the others paused
 
 
 def run_scenario(info: StackInfo, logs: Path, screen: Screen) -> tuple[Sequence[Line], History, str]:
-    """Run it to its end; return the requests, what was seen, and the audit's text. All its processes have ended then.
+    """Run it to its end; return the requests, what was seen, and the audit's text.
+
+    All its processes have ended then.
 
     Raises:
         StackError: A service did not start, or ended by itself.

@@ -28,7 +28,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(scenarios: list[str], *, rounds: int | None, options: Options, as_json: bool) -> bool:
-    """Measure scenarios; return True if each has its figures. What goes wrong in one is kept, and the others go on.
+    """Measure scenarios; return True if each has its figures.
+
+    If one fails, the others go on.
 
     Raises:
         Refused: There is no such scenario, or none was named.

@@ -1,4 +1,4 @@
-"""Compare two builds by the documents of their rounds: `python -m tools.bench.compare NEW.jsonl OLD.jsonl`.
+"""Compare two builds: `python -m tools.bench.compare NEW.jsonl OLD.jsonl`.
 
 A shared machine changes speed by more than most changes of the code. So the builds run in turns, A B, B A, and a ratio
 is taken within a pair: line by line of the two files. docs/performance.md has the loop.

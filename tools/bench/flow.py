@@ -109,9 +109,9 @@ def flowing(
     variables: Mapping[str, str] | None = None,
     beside: Mapping[str, list[psutil.Process]] | None = None,
 ) -> Generator[Flow]:
-    """Start every service on a fresh environment: executors with further arguments, all with further variables.
+    """Start every service on a fresh environment.
 
-    The processes in `beside` are metered, too.
+    Executors have further arguments, all services further variables. The processes in `beside` are metered, too.
     """
     commands = [("intake",), ("relay",), *[(*EXECUTOR, *arguments)] * executors, ("scheduler",)]
     with server.environment() as environment:

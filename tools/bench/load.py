@@ -151,7 +151,7 @@ def vacuum(connection: Conn, tables: Sequence[str]) -> None:
 
 
 def _definitions(spec: JobSpec, own_key: str) -> tuple[str, Callable[[UUID, str], bytes]]:
-    """Return what executors need for a job, and a function from another job's id and key to its encoded definition."""
+    """Return what executors need for a job, and what encodes it for another id and key."""
     own_id = str(job_id("default", own_key))
     record = definition_record(spec, tenant="default", job_id=own_id, job_version=1, job_key=own_key)
     encoded = encode(record)

@@ -1,4 +1,4 @@
-"""Plain producing and consuming, with the settings of Tidewheel's own clients, and counts by the broker's offsets."""
+"""Plain producing, consuming and counting, with the settings of Tidewheel's own clients."""
 
 import threading
 import time
@@ -60,7 +60,10 @@ class _Offset(Protocol):
 
 
 class Ends:
-    """Counts the messages of one topic; a poll raises KafkaException if a partition has no leader for half a minute."""
+    """Counts the messages of one topic.
+
+    Raises KafkaException if a partition has no leader for half a minute.
+    """
 
     def __init__(self, environment: Environment, topic: str) -> None:
         self._admin = AdminClient({**environment.kafka, "client.id": "tidewheel-bench", "log_level": 2})

@@ -49,7 +49,7 @@ def measure(server: Server, options: Options) -> Round:
 
 
 def _trigger(flow: Flow, requests: int, per_second: float) -> list[float]:
-    """Request runs of one job at a steady pace, each with the instant of its request; return how late each began."""
+    """Request runs of one job at a steady pace; return how long after its request each began."""
     flow.report(f"{requests:,} requests, {per_second:.0f} a second")
     client, topic = sender(flow.environment), flow.environment.topics.requests
     job = {"key": _KEY, "schedule": "manual", "target": "requested"}
