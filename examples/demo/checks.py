@@ -32,7 +32,7 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What was sent, read and called, the rows in PostgreSQL, the kill, and the audit's findings."""
+    """Requests sent, records read, calls, rows in PostgreSQL, the kill, and findings of the audit."""
 
     sent: int
     seen: Seen
@@ -189,5 +189,5 @@ def _lateness(history: History) -> tuple[str, str, str]:
     return (
         "median lateness",
         p50,
-        f"the receiver: {len(calls):,} HTTP calls due before the kill; p99 {p99}, last {most}",
+        f"the receiver: {len(calls):,} HTTP calls before the kill; p99 {p99}, last {most}",
     )

@@ -48,9 +48,13 @@ def compare(pairs: Sequence[tuple[Document, Document]]) -> list[Compared]:
 def _measures(document: Document) -> dict[Measure, float]:
     found: dict[Measure, float] = {}
     for line in document["results"]:
-        costs = {"value": line["median"], "bytes of WAL a run": line.get("wal_bytes_per_run")}
-        costs |= {f"CPU µs a run: {name}": us for name, us in (line.get("cpu_us_per_run") or {}).items()}
-        costs["CPU µs a run of others"] = line.get("others_us_per_run")
+        cpu: Mapping[str, float] = line.get("cpu_us_per_run") or {}
+        costs: dict[str, float | None] = {
+            "value": line["median"],
+            **{f"CPU µs a run: {name}": us for name, us in cpu.items()},
+            "CPU µs a run of others": line.get("others_us_per_run"),
+            "bytes of WAL a run": line.get("wal_bytes_per_run"),
+        }
         found |= {(line["scenario"], line["figure"], name): cost for name, cost in costs.items() if cost is not None}
     return found
 

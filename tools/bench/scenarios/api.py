@@ -8,7 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from http import HTTPStatus
@@ -197,7 +197,7 @@ def _serving(environment: Environment) -> Generator[_Api]:
         api.connection.close()
 
 
-def _time_command(environment: Environment, words: list[str]) -> float:
+def _time_command(environment: Environment, words: Sequence[str]) -> float:
     begun = monotonic_seconds()
     program = [sys.executable, "-m", "tidewheel.control.cli", *words]
     done = subprocess.run(program, env=environment.variables, capture_output=True, check=False)

@@ -46,12 +46,12 @@ class _Load:
 
     tenant: str = "plain"
     job: str = "plain"
-    fields: Callable[[int], Mapping[str, object]] | None = None
+    fields: Callable[[int], dict[str, object]] = lambda _: {}
 
     def trigger(self, number: int) -> bytes:
         """Return the request for one run."""
-        more = self.fields(number) if self.fields else {}
-        return json.dumps({"type": "job.trigger", "tenant": self.tenant, "key": self.job, **more}).encode()
+        request = {"type": "job.trigger", "tenant": self.tenant, "key": self.job, **self.fields(number)}
+        return json.dumps(request).encode()
 
 
 _PLAIN = _Load()
