@@ -15,7 +15,7 @@ from tidewheel.runs import RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import RunCompleted, RunStatus
 from tools.bench.environment import Environment
-from tools.bench.measurement import Incomplete, Points, percentile
+from tools.bench.measurement import Figure, Incomplete, Points, Spent, percentile
 from tools.bench.messages import STALL_SECONDS, Ends, reader
 from tools.bench.starts import Start
 
@@ -61,13 +61,10 @@ def until_empty(environment: Environment, *tables: str) -> None:
 def check_runs(
     connection: Conn, expected: int, handled: int, *, retried: int = 0, may_be_released: bool = False
 ) -> None:
-    """Verify that each run succeeded at its first attempt with one call of a handler.
+    """Verify that each run succeeded at its first attempt with one call of a handler, of which `handled` were counted.
 
-    Args:
-        handled: The recorded starts, or the requests that a receiver has counted.
-        retried: So many succeeded at their second attempt, with two calls.
-        may_be_released: True if others may have succeeded at their second attempt with one call: an executor releases
-            attempts that it has claimed beyond its slots and cannot start soon.
+    `retried` runs succeeded at their second attempt, with two calls. If others `may_be_released`, they may have
+    succeeded at their second attempt with one call: an executor releases attempts that it has claimed beyond its slots.
     """
     row = connection.execute(_COUNTS, {"succeeded": RunState.SUCCEEDED}).fetchone()
     connection.rollback()
@@ -115,15 +112,18 @@ def starts_since(environment: Environment, due_at: datetime, expected: int) -> l
     return found
 
 
-def lateness_ms(starts: Sequence[Start]) -> list[float]:
-    """Return the lateness of each run, in milliseconds."""
-    return [(start.at - start.due) * 1000 for start in starts]
+def lateness(starts: Sequence[Start], spent: Spent | None = None, name: str = "start") -> dict[str, Figure]:
+    """Return how late runs were begun, with their cost."""
+    late = [(start.at - start.due) * 1000 for start in starts]
+    figures = {part: Figure(percentile(late, part), "ms", spent if part == 99 else None) for part in (50, 99, 100)}
+    return {f"{name}_{'max' if part == 100 else f'p{part}'}_ms": figure for part, figure in figures.items()}
 
 
-def p99_by_second(starts: Sequence[Start]) -> Points:
-    """Return the p99 lateness of each second, in milliseconds."""
+def p99_by_second(starts: Sequence[Start]) -> dict[str, Points]:
+    """Return the series of the p99 lateness of each second, in milliseconds."""
     first = min(start.due for start in starts)
-    seconds: dict[int, list[float]] = {}
+    seconds: defaultdict[int, list[float]] = defaultdict(list)
     for start in starts:
-        seconds.setdefault(int(start.due - first), []).append((start.at - start.due) * 1000)
-    return [(float(second), percentile(late, 99)) for second, late in sorted(seconds.items())]
+        seconds[int(start.due - first)].append((start.at - start.due) * 1000)
+    points = [(float(second), percentile(late, 99)) for second, late in sorted(seconds.items())]
+    return {"due to start, p99 of a second, ms": points}

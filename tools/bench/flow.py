@@ -72,8 +72,7 @@ class Flow:
     def measure(self, due_at: datetime, runs: int, wait: Callable[[int], Seen]) -> tuple[Seen, Spent]:
         """Wait for the runs that were loaded; return what was seen meanwhile, and their cost.
 
-        Args:
-            wait: Called with the number of all runs that are done then.
+        `wait` gets the number of all runs that are done then.
         """
         before = mark_before_firing(self.environment, self.meter, due_at)
         self.report(f"{runs:,} runs")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 
 import psutil
 
@@ -11,12 +12,11 @@ from tools.bench.environment import EXECUTOR, Environment, Server
 from tools.bench.flow import EXECUTORS
 from tools.bench.load import Load, checkpoint, load_jobs
 from tools.bench.measurement import Figure, Incomplete, Options, Round, Spent
-from tools.bench.scenarios.fire import fire_all
-from tools.bench.scenarios.relay import relay_all
 
 RUNS = 200_000
 _WARM_SHARE = 10  # the first of so many parts is not timed, and the last of as many is
 _BETWEEN_LOOKS = 2000  # so many may begin
+_UNFAIR = {"TIDEWHEEL_FAIRNESS": "off"}  # the relay holds nothing back while no executor claims
 # All is to come by Kafka: what is due already would be swept while the group forms.
 _NO_SWEEP = {"TIDEWHEEL_SWEEP": "30s"}
 
@@ -46,14 +46,13 @@ def work_off(
 ) -> tuple[float, Spent]:
     """Publish runs, then start executors; return runs/s to the last end, and their cost.
 
-    Args:
-        begun: What counts the runs that have begun.
-        beside: Further processes that are metered.
+    `begun` counts the runs that have begun. The processes in `beside` are metered, too.
     """
     options.report(f"publishing {runs:,} runs")
     load_jobs(environment.connection, environment.installation, Load(jobs=runs, target=target), environment.now())
-    fire_all(environment)
-    relay_all(environment)
+    with environment.services(("scheduler",), ("relay",), variables=_UNFAIR):
+        wait_for(partial(environment.count, "SELECT count(*) FROM job_runs"), runs, "runs fired")
+        until_empty(environment, "outbox")
     checkpoint(environment.connection)
     options.report(f"executing, executors: {executors}")
     with (

@@ -3,11 +3,8 @@
 from functools import partial
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.process.service import Shutdown
-from tidewheel.scheduler.loop import Scheduler
-from tidewheel.settings.services import SchedulerSettings
 from tools.bench.complete import wait_for
-from tools.bench.environment import Environment, Server
+from tools.bench.environment import Server
 from tools.bench.load import Load, checkpoint, due_after_loading, load_jobs
 from tools.bench.measurement import Figure, Options, Round
 
@@ -48,12 +45,3 @@ def _measure(server: Server, options: Options, schedulers: int) -> Figure:
             seconds, spent = monotonic_seconds() - started, meter.since(before, jobs - warm)
         environment.expect(_FIRED, jobs, jobs, jobs, 0)
     return Figure((jobs - warm) / seconds, "occurrences/s", spent)
-
-
-def fire_all(environment: Environment) -> None:
-    """Fire whatever is due, in this process."""
-    settings = SchedulerSettings.load(database_url=environment.url, topic_prefix=environment.topics.prefix)
-    scheduler = Scheduler(settings, environment.url, environment.installation, Shutdown())
-    while scheduler.step() == 0.0:
-        pass
-    scheduler.close()

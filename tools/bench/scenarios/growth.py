@@ -7,7 +7,7 @@ from functools import partial
 from typing import LiteralString
 
 from tidewheel.clock import monotonic_seconds
-from tools.bench.complete import lateness_ms, p99_by_second, starts_since
+from tools.bench.complete import lateness, p99_by_second, starts_since
 from tools.bench.environment import Server
 from tools.bench.flow import Flow, flowing
 from tools.bench.load import steady
@@ -40,16 +40,17 @@ def measure(server: Server, options: Options) -> Round:
         series, spent = flow.measure(due_at, load.runs, partial(_sample, flow, due_at, rounds))
         flow.check(events=False)
         starts = starts_since(flow.environment, due_at, load.runs)
-    late = p99_by_second(starts)
+    by_second = p99_by_second(starts)
+    [late] = by_second.values()
     tenth = max(1, len(late) // 10)
     figures = {
         "runs_per_second": Figure(load.runs / series["events"][-1][0], "runs/s", spent),
-        "start_p99_ms": Figure(percentile(lateness_ms(starts), 99), "ms"),
+        **lateness(starts),
         "first_tenth_p99_ms": Figure(percentile([value for _, value in late[:tenth]], 50), "ms"),
         "last_tenth_p99_ms": Figure(percentile([value for _, value in late[-tenth:]], 50), "ms"),
         **{f"most {name}": Figure(max(value for _, value in series[name]), "") for name in _SERIES},
     }
-    return Round(figures, {**series, "due to start, p99 of a second, ms": late})
+    return Round(figures, {**series, **by_second})
 
 
 def _sample(flow: Flow, due_at: datetime, rounds: int, wanted: int) -> dict[str, Points]:

@@ -2,11 +2,11 @@
 
 import threading
 
-from tools.bench.complete import lateness_ms, starts_since
+from tools.bench.complete import lateness, starts_since
 from tools.bench.environment import Server
 from tools.bench.flow import flowing
 from tools.bench.load import Load
-from tools.bench.measurement import Figure, Options, Round, percentile
+from tools.bench.measurement import Figure, Options, Round
 from tools.bench.messages import Ends
 
 SIZES = (10_000, 100_000)
@@ -35,12 +35,7 @@ def _hot_second(server: Server, size: int, options: Options, *, idled: bool) -> 
         due_at = flow.load(Load(jobs=size, prefix="hot", target="noted", analyze=not idled))
         _, spent = flow.measure(due_at, size, flow.ends.watch)
         flow.check()
-        late = lateness_ms(starts_since(flow.environment, due_at, size))
+        starts = starts_since(flow.environment, due_at, size)
         published = Ends(flow.environment, flow.environment.topics.runs("default", "standard"))
         acknowledged = (published.last_seconds() - due_at.timestamp()) * 1000
-    return {
-        "start_p50_ms": Figure(percentile(late, 50), "ms"),
-        "start_p99_ms": Figure(percentile(late, 99), "ms", spent),
-        "start_max_ms": Figure(max(late), "ms"),
-        "acknowledged_ms": Figure(acknowledged, "ms"),
-    }
+    return {**lateness(starts, spent), "acknowledged_ms": Figure(acknowledged, "ms")}

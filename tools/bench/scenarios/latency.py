@@ -6,12 +6,13 @@ from datetime import timedelta
 from functools import partial
 
 from tidewheel.clock import monotonic_seconds
-from tools.bench.complete import lateness_ms, p99_by_second, starts_since, wait_for
+from tools.bench.complete import lateness, p99_by_second, starts_since, wait_for
 from tools.bench.environment import Server
 from tools.bench.flow import Flow, flowing
 from tools.bench.load import steady
-from tools.bench.measurement import Figure, Options, Round, percentile
+from tools.bench.measurement import Options, Round
 from tools.bench.messages import now_seconds, produce, sender
+from tools.bench.starts import Start
 
 RATE = 200.0
 SECONDS = 30.0
@@ -37,19 +38,14 @@ def measure(server: Server, options: Options) -> Round:
         due_at = flow.load(load)
         _, spent = flow.measure(due_at, load.runs, flow.wait_begun)
         timed = starts_since(flow.environment, due_at, load.runs)
-        due, requested = lateness_ms(timed), _trigger(flow, int(per_second * seconds), per_second)
+        requested = _trigger(flow, int(per_second * seconds), per_second)
         flow.check(events=False)
-    figures = {
-        "due_to_start_p50_ms": Figure(percentile(due, 50), "ms", spent),
-        "due_to_start_p99_ms": Figure(percentile(due, 99), "ms"),
-        "request_to_start_p50_ms": Figure(percentile(requested, 50), "ms"),
-        "request_to_start_p99_ms": Figure(percentile(requested, 99), "ms"),
-    }
-    return Round(figures, series={"due to start, p99 of a second, ms": p99_by_second(timed)})
+    figures = {**lateness(timed, spent, "due_to_start"), **lateness(requested, name="request_to_start")}
+    return Round(figures, series=p99_by_second(timed))
 
 
-def _trigger(flow: Flow, requests: int, per_second: float) -> list[float]:
-    """Request runs of one job at a steady pace; return how long after its request each began."""
+def _trigger(flow: Flow, requests: int, per_second: float) -> list[Start]:
+    """Request runs of one job at a steady pace; return the starts, due at the instants of their requests."""
     flow.report(f"{requests:,} requests, {per_second:.0f} a second")
     client, topic = sender(flow.environment), flow.environment.topics.requests
     job = {"key": _KEY, "schedule": "manual", "target": "requested"}
@@ -66,4 +62,4 @@ def _trigger(flow: Flow, requests: int, per_second: float) -> list[float]:
     flow.done += requests
     flow.wait_begun(flow.done)
     flow.until_empty()
-    return lateness_ms([start for start in flow.starts.read() if start.due][-requests:])
+    return [start for start in flow.starts.read() if start.due][-requests:]

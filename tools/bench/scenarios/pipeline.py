@@ -2,12 +2,12 @@
 
 from datetime import timedelta
 
-from tools.bench.complete import lateness_ms, p99_by_second, starts_since
+from tools.bench.complete import lateness, p99_by_second, starts_since
 from tools.bench.environment import Server
 from tools.bench.flow import flowing, rates
 from tools.bench.load import Load
 from tools.bench.load import steady as steady_load
-from tools.bench.measurement import Figure, Options, Round, percentile
+from tools.bench.measurement import Figure, Options, Round
 
 SECONDS = 60.0
 STEADY_SECONDS = 300.0
@@ -43,11 +43,6 @@ def steady(server: Server, options: Options) -> Round:
         seen, spent = flow.measure(due_at, load.runs, flow.ends.watch)
         flow.check(events=False)
         starts = starts_since(flow.environment, due_at, load.runs)
-    late = lateness_ms(starts)
-    figures = {
-        "steady_start_p50_ms": Figure(percentile(late, 50), "ms"),
-        "steady_start_p99_ms": Figure(percentile(late, 99), "ms", spent),
-        "steady_start_max_ms": Figure(max(late), "ms"),
-        "steady_runs_per_second": Figure(load.runs / (seen[-1][0] - due_at.timestamp()), "runs/s"),
-    }
-    return Round(figures, {"events/s": rates(seen), "due to start, p99 of a second, ms": p99_by_second(starts)})
+    done = Figure(load.runs / (seen[-1][0] - due_at.timestamp()), "runs/s")
+    figures = {**lateness(starts, spent, "steady_start"), "steady_runs_per_second": done}
+    return Round(figures, {"events/s": rates(seen), **p99_by_second(starts)})

@@ -12,7 +12,7 @@ from tidewheel.outbox import OutboxRow, append
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.loop import Relay
 from tidewheel.settings.services import RelaySettings
-from tools.bench.environment import Environment, Server
+from tools.bench.environment import Server
 from tools.bench.load import vacuum
 from tools.bench.measurement import Figure, Incomplete, Options, Round
 from tools.bench.messages import Ends
@@ -33,7 +33,10 @@ def measure(server: Server, options: Options) -> Round:
         append(connection, _rows(topic, messages), shards=environment.installation.shards)
         vacuum(connection, ["outbox"])
         options.report("relaying")
-        relay = _relay_of(environment)
+        settings = RelaySettings.load(
+            database_url=environment.url, topic_prefix=environment.topics.prefix, fairness="off"
+        )
+        relay = Relay(settings, environment.url, environment.kafka, Shutdown())
         relay.enter()
         for _ in range(_WARM_BATCHES):
             relay.step()  # the first one waits for the producer's id
@@ -52,21 +55,6 @@ def measure(server: Server, options: Options) -> Round:
             message = f"{messages:,} messages were due; {there:,} are on Kafka"
             raise Incomplete(message)
     return Round({"messages_per_second": Figure(left / seconds, "messages/s", spent)})
-
-
-def relay_all(environment: Environment) -> None:
-    """Publish whatever is due, in this process."""
-    relay = _relay_of(environment)
-    relay.enter()
-    while relay.step() == 0.0:
-        pass
-    relay.leave()
-
-
-def _relay_of(environment: Environment) -> Relay:
-    """Return a relay in this process, which holds nothing back: no executor claims."""
-    settings = RelaySettings.load(database_url=environment.url, topic_prefix=environment.topics.prefix, fairness="off")
-    return Relay(settings, environment.url, environment.kafka, Shutdown())
 
 
 def _rows(topic: str, messages: int) -> Iterator[OutboxRow]:
