@@ -17,7 +17,6 @@ from examples.demo.services import Counts
 from tidewheel.schemas.generated.records import RunStatus
 
 _BEFORE_KILL = timedelta(seconds=1)  # a run due later than this may have waited for the killed executor
-_SHOWN = 3  # examples in a message
 # Ends that no failure explains: by the overlap policy, and by the deletion of the job at the end.
 _HARMLESS = {(RunStatus.SKIPPED, "overlap"), (RunStatus.CANCELLED, "job_deleted")}
 
@@ -65,12 +64,6 @@ class Check:
 
     promise: str
     faults: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        if not self.faults:
-            return self.promise
-        more = f" (and {len(self.faults) - _SHOWN} more)" if len(self.faults) > _SHOWN else ""
-        return f"{self.promise}: {'; '.join(self.faults[:_SHOWN])}{more}"
 
 
 def check_all(history: History) -> list[Check]:

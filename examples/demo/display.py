@@ -16,6 +16,7 @@ from tidewheel.schemas.generated.records import RunStatus
 
 _LINE_EVERY_SECONDS = 4.0
 _PLAIN_WIDTH = 110
+_SHOWN = 5  # faults of a check
 
 
 class Screen:
@@ -66,7 +67,9 @@ def print_summary(screen: Screen, lines: Sequence[Line], history: History, audit
     for line in (*_exceptions(history.seen), "", "tidewheel admin audit --completions", *audit.splitlines(), ""):
         screen.print(line)
     for check in checks:
-        screen.print(f"{'✗' if check.faults else '✓'} {check}", "bold red" if check.faults else "green")
+        screen.print(f"{'✗' if check.faults else '✓'} {check.promise}", "bold red" if check.faults else "green")
+        for fault in check.faults[:_SHOWN]:
+            screen.print(f"    {fault}")
     wrong = sum(bool(check.faults) for check in checks)
     text = f"{wrong} of {len(checks)} checks failed: see ✗ above" if wrong else f"all {len(checks)} checks passed"
     screen.print(f"\n{text} after {screen.seconds:.0f} s", "bold red" if wrong else "bold green")

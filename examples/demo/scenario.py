@@ -1,5 +1,6 @@
 """The minute: send the file, kill an executor half-way, stop the jobs, drain, audit."""
 
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -133,12 +134,12 @@ class _Scenario:
 
         It is frozen first, so that its attempts do not change between the count and the kill.
         """
-        pids = {name: self._services.pid(name) for name in EXECUTORS}
+        pids = {name: self._services.processes[name].pid for name in EXECUTORS}
         held = {name: len(attempts_of(self._connection, pid)) for name, pid in pids.items()}
         name = max(EXECUTORS, key=lambda one: held[one])
         if held[name] < _LEAST_HELD and not insist:
             return
-        self._services.freeze(name)
+        self._services.processes[name].send_signal(signal.SIGSTOP)
         threading.Event().wait(_SETTLE_SECONDS)
         attempts = attempts_of(self._connection, pids[name])
         self._kill = Kill(SystemClock().now(), attempts)

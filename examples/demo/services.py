@@ -41,16 +41,16 @@ class Services:
 
     def __init__(self, logs: Path, variables: Mapping[str, str]) -> None:
         self._logs, self._variables = logs, {**os.environ, **variables}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for process in self._processes.values():
+        for process in self.processes.values():
             process.send_signal(signal.SIGCONT)
             process.terminate()
-        for process in self._processes.values():
+        for process in self.processes.values():
             try:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
@@ -60,7 +60,7 @@ class Services:
     def start(self, name: str, *arguments: str) -> None:
         """Start a service, without waiting until it is ready."""
         with self._log(name).open("wb") as output:
-            self._processes[name] = subprocess.Popen(
+            self.processes[name] = subprocess.Popen(
                 _command("service", *arguments),
                 env=self._variables,
                 stdin=subprocess.DEVNULL,
@@ -71,7 +71,7 @@ class Services:
 
     def check(self) -> None:
         """Raise StackError with the end of its log if a service has ended by itself."""
-        for name, process in self._processes.items():
+        for name, process in self.processes.items():
             if process.poll() is not None:
                 lines = self._log(name).read_text(errors="replace").splitlines()[-_TAIL_LINES:]
                 message = f"the {name} ended by itself ({process.returncode}): " + "\n".join(lines)
@@ -82,17 +82,9 @@ class Services:
         command = _command(*arguments)
         return subprocess.run(command, env=self._variables, capture_output=True, text=True, check=False)
 
-    def pid(self, name: str) -> int:
-        """Return the pid of a service."""
-        return self._processes[name].pid
-
-    def freeze(self, name: str) -> None:
-        """Stop a process by SIGSTOP."""
-        self._processes[name].send_signal(signal.SIGSTOP)
-
     def kill(self, name: str) -> None:
         """Kill a process by SIGKILL, and forget it."""
-        process = self._processes.pop(name)
+        process = self.processes.pop(name)
         process.kill()
         process.wait()
 

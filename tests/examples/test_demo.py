@@ -111,7 +111,7 @@ ALTERATIONS: Mapping[str, tuple[str, Callable[[History], History]]] = {
 
 
 def test_consistent_history_passes_every_check() -> None:
-    assert [str(check) for check in check_all(history()) if check.faults] == []
+    assert [check for check in check_all(history()) if check.faults] == []
     assert {name: value for name, value, _ in figures(history())} == {
         "requests sent": "4", "runs": "3", "completion events": "3", "runs that had an effect": "2",
         "second effects": "1", "attempts that failed": "2", "attempts ended by the kill": "1",

@@ -61,7 +61,7 @@ def until_empty(environment: Environment, *tables: str) -> None:
 def check_runs(
     connection: Conn, expected: int, handled: int, *, retried: int = 0, may_be_released: bool = False
 ) -> None:
-    """Verify that each run succeeded at its first attempt with one call of a handler, of which `handled` were counted.
+    """Verify that each run succeeded at its first attempt, by `handled` calls of handlers.
 
     `retried` runs succeeded at their second attempt, with two calls. If others `may_be_released`, they may have
     succeeded at their second attempt with one call: an executor releases attempts that it has claimed beyond its slots.

@@ -23,6 +23,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.ids import first_run_id
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.local.ports import free_port
+from tools.bench.complete import until
 from tools.bench.environment import Environment, Server
 from tools.bench.history import BUSY_JOB, BYTES_OF_A_RUN, RARE_JOB, History, load_history
 from tools.bench.measurement import Figure, Incomplete, Options, Round, percentile
@@ -34,7 +35,6 @@ _TIMES = 100  # of each read
 _COMMANDS = ("--version", "run list", "run list --status failed", "job list", "status")
 _COMMAND_TIMES = 5
 _READY_SECONDS = 60.0
-_LOOK_SECONDS = 0.1
 _FLUSH_SECONDS = 11.0  # after at most 10 s without a statement a session adds its counters to those of all
 _REST = "/api/v1"
 
@@ -170,6 +170,15 @@ class _Api:
             raise Incomplete(message)
         return took
 
+    def answers(self) -> bool:
+        """Return True if the API has started."""
+        try:
+            self.get(f"{_REST}/jobs?limit=1")
+        except OSError:
+            self.connection.close()
+            return False
+        return True
+
     def first_run(self, query: str) -> str:
         """Return the id of the first run of a list."""
         self.get(f"{_REST}/runs?{query}")
@@ -181,20 +190,11 @@ def _serving(environment: Environment) -> Generator[_Api]:
     with Client(environment.url) as client:
         key = client.api_keys.create("bench", ["admin"], all_tenants=True, rate=1e6).key
     port = free_port()
+    api = _Api(port, key)
     with environment.services(["api"], variables={"TIDEWHEEL_API_PORT": str(port)}):
-        api, deadline = _Api(port, key), monotonic_seconds() + _READY_SECONDS
-        while True:
-            try:
-                api.get(f"{_REST}/jobs?limit=1")
-                break
-            except OSError as error:
-                if monotonic_seconds() > deadline:
-                    message = f"the API does not answer: {environment.log_tail('api')}"
-                    raise Incomplete(message) from error
-                api.connection.close()
-                Event().wait(_LOOK_SECONDS)
+        until(api.answers, "the API answers")
         yield api
-        api.connection.close()
+    api.connection.close()
 
 
 def _time_command(environment: Environment, words: Sequence[str]) -> float:
