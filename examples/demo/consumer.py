@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
 
 from confluent_kafka import Consumer
 
@@ -29,8 +28,13 @@ class Seen:
         """The replies to malformed requests."""
         return [reply for reply in self.replies.values() if reply.status is not ReplyStatus.ACCEPTED]
 
-    def take(self, topic: str, value: bytes) -> None:
-        """Add a message; raise UndecodableMessage if it has no record of its topic."""
+    def read(self, client: Consumer, seconds: float) -> None:
+        """Add what comes within a time; raise UndecodableMessage if a message has no record of its topic."""
+        for message in client.consume(_MAX_MESSAGES, seconds):
+            if message.error() is None:
+                self._take(message.topic() or "", message.value() or b"")
+
+    def _take(self, topic: str, value: bytes) -> None:
         if topic == _TOPICS.replies:
             reply = decode(value, Reply)
             if reply.origin is not None:
@@ -45,23 +49,9 @@ class Seen:
             self.dead_letters.setdefault(letter.event_id, letter)
 
 
-class RecordConsumer:
-    """The client; a context manager. `seen` has what it has read."""
-
-    def __init__(self, kafka: Mapping[str, str]) -> None:
-        self.seen = Seen()
-        own = {"group.id": "tidewheel-demo", "auto.offset.reset": "earliest", "enable.auto.commit": False}
-        self._client = Consumer({**kafka, **own, "fetch.wait.max.ms": 50, "log_level": 2})
-
-    def __enter__(self) -> Self:
-        self._client.subscribe([_TOPICS.replies, _TOPICS.completions, _TOPICS.dead_letters])
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._client.close()
-
-    def read(self, seconds: float) -> None:
-        """Read what comes within a time."""
-        for message in self._client.consume(_MAX_MESSAGES, seconds):
-            if message.error() is None:
-                self.seen.take(message.topic() or "", message.value() or b"")
+def consumer(kafka: Mapping[str, str]) -> Consumer:
+    """Return a client that reads the three topics from their beginning."""
+    own = {"group.id": "tidewheel-demo", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    client = Consumer({**kafka, **own, "fetch.wait.max.ms": 50, "log_level": 2})
+    client.subscribe([_TOPICS.replies, _TOPICS.completions, _TOPICS.dead_letters])
+    return client

@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from examples.demo.checks import History, Kill
-from examples.demo.consumer import RecordConsumer
+from examples.demo.consumer import Seen, consumer
 from examples.demo.display import Screen
 from examples.demo.handlers import RECEIVER_VARIABLE
 from examples.demo.receiver import Receiver
@@ -37,7 +37,7 @@ _KILL_GRACE_SECONDS = 8.0  # two rounds of the slow webhooks
 _SETTLE_SECONDS = 0.15  # what a frozen process has sent arrives within this time
 _QUIET_SECONDS = 40.0  # longer than the lease, the retries and the slowest attempt together
 _LEAST_HELD = 2
-_DELETED_FAMILY = "cron"  # these jobs are deleted at the end, the others paused: both ways to stop occur
+_STOPS = {"cron": "job.delete"}  # other families are paused: both ways to stop occur
 
 
 def run_scenario(info: StackInfo, logs: Path, screen: Screen) -> tuple[Sequence[Line], History, str]:
@@ -64,12 +64,12 @@ class _Scenario:
     def __init__(self, info: StackInfo, logs: Path, screen: Screen, undo: ExitStack) -> None:
         self._info, self._screen = info, screen
         self._start = SystemClock().now()
-        self._began = 0.0
         self.sent: list[Line] = []
         self._kill: Kill | None = None
         self._connection = undo.enter_context(connect(info.database_url, "tidewheel-demo", autocommit=True))
         self._receiver = undo.enter_context(Receiver())
-        self._consumer = undo.enter_context(RecordConsumer(info.kafka))
+        self._seen, self._consumer = Seen(), consumer(info.kafka)
+        undo.callback(self._consumer.close)
         own = {"TIDEWHEEL_HOME": str(info.data_dir), RECEIVER_VARIABLE: self._receiver.url}
         self._services = undo.enter_context(Services(logs, _VARIABLES | own))
 
@@ -88,27 +88,26 @@ class _Scenario:
     def load(self) -> None:
         """Send the file, then wait, and kill an executor half-way."""
         start = SystemClock().now().replace(microsecond=0) + _LEAD
-        self._began = monotonic_seconds()
+        began = monotonic_seconds()
         self._send(read_requests(start, self._receiver.url))
         jobs = sum(bool(line.family) for line in self.sent)
         self._screen.note(f"{len(self.sent)} requests are on {Topics().requests}, {jobs} of them jobs")
-        while self._elapsed() < LOAD_SECONDS:
+        while (elapsed := monotonic_seconds() - began) < LOAD_SECONDS:
             self._tick("jobs are firing")
-            if self._kill is None and self._elapsed() >= KILL_SECONDS:
-                self._try_kill(insist=self._elapsed() >= KILL_SECONDS + _KILL_GRACE_SECONDS)
+            if self._kill is None and elapsed >= KILL_SECONDS:
+                self._try_kill(insist=elapsed >= KILL_SECONDS + _KILL_GRACE_SECONDS)
 
     def stop_firing(self) -> None:
         """Pause or delete every recurring job, by requests on the topic like any other."""
-        recurring = [line for line in self.sent if line.recurs and line.key not in REJECTED]
-        kinds = ["job.delete" if line.family == _DELETED_FAMILY else "job.pause" for line in recurring]
-        self._send(
-            [
-                Line(line.key, {"type": kind, "key": line.key, "reason": "the demo is over"})
-                for kind, line in zip(kinds, recurring, strict=True)
-            ]
-        )
-        deleted = kinds.count("job.delete")
-        self._screen.note(f"stop: {len(kinds) - deleted} recurring jobs are paused, {deleted} deleted")
+        stops = [
+            Line(
+                line.key, {"type": _STOPS.get(line.family, "job.pause"), "key": line.key, "reason": "the demo is over"}
+            )
+            for line in self.sent
+            if line.recurs and line.key not in REJECTED
+        ]
+        self._send(stops)
+        self._screen.note(f"{len(stops)} recurring jobs are paused or deleted")
 
     def history(self) -> tuple[History, str]:
         """Return what was seen, and what `tidewheel admin audit` prints."""
@@ -117,7 +116,7 @@ class _Scenario:
         findings = (done.stdout + done.stderr).splitlines() if done.returncode else []
         history = History(
             sent=len(self.sent),
-            seen=self._consumer.seen,
+            seen=self._seen,
             calls=list(self._receiver.calls),
             rows=count_runs(self._connection),
             kill=self._kill,
@@ -147,11 +146,10 @@ class _Scenario:
         self._screen.note(f"killed {name} (SIGKILL, pid {pids[name]}) with {len(attempts)} running attempts")
 
     def has_drained(self) -> bool:
-        seen = self._consumer.seen
-        if len(seen.replies) < len(self.sent) or len(seen.dead_letters) < len(DEAD_LETTERS):
+        if len(self._seen.replies) < len(self.sent) or len(self._seen.dead_letters) < len(DEAD_LETTERS):
             return False
         rows = count_runs(self._connection)
-        return not rows.unfinished and not rows.outbox and len(seen.ends) >= rows.runs
+        return not rows.unfinished and not rows.outbox and len(self._seen.ends) >= rows.runs
 
     def until(self, is_done: Callable[[], bool], limit: float, phase: str) -> bool:
         """Show the phase until something is done; return False if it is not within the limit."""
@@ -164,8 +162,5 @@ class _Scenario:
 
     def _tick(self, phase: str) -> None:
         self._services.check()
-        self._consumer.read(_TICK_SECONDS)
-        self._screen.show(phase, self._consumer.seen)
-
-    def _elapsed(self) -> float:
-        return monotonic_seconds() - self._began if self._began else 0.0
+        self._seen.read(self._consumer, _TICK_SECONDS)
+        self._screen.show(phase, self._seen)

@@ -192,7 +192,8 @@ class Environment:
             yield processes
             for name, process in running:
                 if process.poll() not in (None, 0):
-                    message = f"{name} ended with {process.returncode}: {self.log_tail(name)}"
+                    end = " / ".join(self._log(name).read_text(errors="replace").splitlines()[-5:])
+                    message = f"{name} ended with {process.returncode}: {end}"
                     raise RuntimeError(message)
         finally:
             for _, process in running:
@@ -219,15 +220,13 @@ class Environment:
         """The starts that the handlers of all executors have recorded."""
         return Starts(self.home)
 
-    def log_tail(self, name: str) -> str:
-        """The last lines that a service has logged."""
-        log = self.home / f"{name}.log"
-        return " / ".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else ""
+    def _log(self, name: str) -> Path:
+        return self.home / f"{name}.log"
 
     def _start(self, command: Sequence[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         name, *arguments = command  # which may have a level of their own
         program = [sys.executable, "-m", "tidewheel.control.cli", name, "--log-level", "warning", *arguments]
-        with (self.home / f"{name}.log").open("ab") as log:
+        with self._log(name).open("ab") as log:
             return subprocess.Popen(program, env={**self.variables, **variables}, stdout=log, stderr=log)
 
 

@@ -103,10 +103,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, -int(-len(ordered) * percent // 100) - 1)] if ordered else 0.0
 
 
-def _unseen(text: str) -> None:
-    del text
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The size and duration of a scenario, as the command's options; None is the scenario's own default."""
@@ -115,4 +111,4 @@ class Options:
     seconds: float | None = None
     rate: float | None = None
     minutes: float | None = None
-    report: Progress = field(default=_unseen, compare=False)
+    report: Progress = field(default=lambda _: None, compare=False)

@@ -23,11 +23,6 @@ Made = tuple[bytes | None, bytes]
 """The key and the value of a message."""
 
 
-def now_seconds() -> float:
-    """Return this machine's clock, which the broker's timestamps and the handlers' starts are of."""
-    return time.time()
-
-
 def sender(environment: Environment) -> Producer:
     """Return a producer that delays no message."""
     return producer(environment.kafka, role="bench-requests", linger_ms=0)
@@ -82,12 +77,12 @@ class Ends:
 
     def watch(self, wanted: int) -> list[tuple[float, int]]:
         """Wait until so many are there; returns how many there were when."""
-        seen = [(now_seconds(), self.count())]
+        seen = [(time.time(), self.count())]
         since = monotonic_seconds()
         while seen[-1][1] < wanted:
             threading.Event().wait(_POLL_SECONDS)
             before = seen[-1][1]
-            seen.append((now_seconds(), self.count()))
+            seen.append((time.time(), self.count()))
             since = monotonic_seconds() if seen[-1][1] > before else since
             if monotonic_seconds() - since > STALL_SECONDS:
                 message = f"{seen[-1][1]:,} of {wanted:,} completion events, and none for {STALL_SECONDS:.0f} s"

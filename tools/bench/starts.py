@@ -72,10 +72,6 @@ class Starts:
                 found += map(Start._make, _RECORD.iter_unpack(part))
         return found
 
-    def times(self) -> list[float]:
-        """Return the start of each call, in order."""
-        return sorted(start.at for start in self.read())
-
     def _mapped(self) -> Sequence[mmap.mmap]:
         for path in self._folder.glob("starts-*.bin"):
             if path not in self._maps and path.stat().st_size:

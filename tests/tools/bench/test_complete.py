@@ -51,6 +51,6 @@ def test_notes_of_two_processes_are_read_during_writing(tmp_path: Path) -> None:
         program = [sys.executable, "-c", notes + more]
         subprocess.run(program, env=os.environ | {VARIABLE: str(tmp_path)}, check=True)
         starts = Starts(tmp_path)
-        assert starts.count() == len(starts.times())
+        assert starts.count() == len(starts.read())
     assert starts.count() == 4
     assert sorted(start.run for start in starts.read()) == [bytes(16), bytes(16), ONE, ONE]

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from datetime import timedelta
 from functools import partial
 
@@ -11,7 +12,7 @@ from tools.bench.environment import Server
 from tools.bench.flow import Flow, flowing
 from tools.bench.load import steady
 from tools.bench.measurement import Options, Round
-from tools.bench.messages import now_seconds, produce, sender
+from tools.bench.messages import produce, sender
 from tools.bench.starts import Start
 
 RATE = 200.0
@@ -55,7 +56,7 @@ def _trigger(flow: Flow, requests: int, per_second: float) -> list[Start]:
     first = monotonic_seconds()
     for number in range(requests):
         threading.Event().wait(max(0.0, first + number / per_second - monotonic_seconds()))
-        trigger = {"type": "job.trigger", "key": _KEY, "payload": now_seconds()}
+        trigger = {"type": "job.trigger", "key": _KEY, "payload": time.time()}
         client.produce(topic, key=_KEY.encode(), value=json.dumps(trigger).encode())
         client.poll(0)
     client.flush()

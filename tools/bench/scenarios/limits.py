@@ -6,6 +6,7 @@ to sweep, so a drift of the machine is on both sides.
 """
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from tools.bench.environment import Environment, Server
 from tools.bench.flow import Flow, flowing
 from tools.bench.load import PAYLOAD
 from tools.bench.measurement import Figure, Options, Round
-from tools.bench.messages import now_seconds, produce, sender
+from tools.bench.messages import produce, sender
 
 RUNS = 10_000  # of a turn
 MINUTES = 4.0  # after which no further sweep over all pairs begins
@@ -101,7 +102,7 @@ def _turn(flow: Flow, client: Producer, load: _Load, runs: int) -> float:
     """Trigger runs, wait until all have ended, and return runs/s."""
     requests = [(None, load.trigger(number)) for number in range(flow.done, flow.done + runs)]
     flow.done += runs
-    began = now_seconds()
+    began = time.time()
     produce(client, flow.environment.topics.requests, requests)
     flow.ends.watch(flow.done)
     flow.until_empty()
