@@ -34,6 +34,7 @@ _COLUMNS: Mapping[str, str] = {
     "timers": "job_id uuid, tenant text, shard int2, due_at timestamptz, scheduled_at timestamptz, version int4",
 }
 _ONCE = timedelta(hours=2)  # an interval so long that a job fires once
+_OVERLAP = "skip"
 _AT_ONCE = 100_000  # jobs in one transaction
 _LOADING_SECONDS = 4.0
 _LOADING_SECONDS_A_JOB = 100e-6  # 75 beside other load; waiting costs time alone
@@ -77,13 +78,14 @@ def load_jobs(connection: Conn, installation: Installation, load: Load, due_at: 
         "schedule": {"interval": every.total_seconds(), "anchor": (due_at - every).isoformat()},
         "target": load.target,
         "payload": PAYLOAD,
+        "overlap": _OVERLAP,
         **({"end_at": end_at.isoformat()} if end_at else {}),
         **({"retry": dict(load.retry)} if load.retry else {}),
     }
     request = parse_request({"type": "job.submit", "job": cast("Json", job)})
     assert isinstance(request, JobSubmit)
     document = {**schedule_document(request.job), "anchor_fires": True}
-    policy, overlap = canonical(policy_document(request.job)).decode(), str(request.job.overlap)
+    policy = canonical(policy_document(request.job)).decode()
     handler, definition = _definitions(request.job, key)
     interval_us = int(every.total_seconds() * 1e6)
 
@@ -105,7 +107,7 @@ def load_jobs(connection: Conn, installation: Installation, load: Load, due_at: 
             bucket, at = bucket_of(own_id), _whole_ms(due_at + load.spread * number / load.jobs)
             shard = shard_of(bucket, installation.shards)
             jobs.append((own_id, "default", key, bucket, shard, 1, "interval", due_at, interval_us, due_at, due_at))
-            texts = (schedule(at), policy, handler, "default", "standard", overlap)
+            texts = (schedule(at), policy, handler, "default", "standard", _OVERLAP)
             versions.append((own_id, 1, "default", due_at, "{}", *texts, definition(own_id, key)))
             timers.append((own_id, "default", shard, at, at, 1))
         for table, rows in (("jobs", jobs), ("job_versions", versions), ("timers", timers)):
