@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from examples.demo.checks import Check, History, figures
@@ -16,6 +16,7 @@ from tidewheel.schemas.generated.records import RunStatus
 
 _LINE_EVERY_SECONDS = 4.0
 _PLAIN_WIDTH = 110
+_COLUMNS = ("jobs", "effects", "succeeded", "skipped", "failed", "attempts retried")
 _SHOWN = 5  # faults of a check
 
 
@@ -61,9 +62,14 @@ class Screen:
 
 def print_summary(screen: Screen, lines: Sequence[Line], history: History, audit: str, checks: Sequence[Check]) -> None:
     """Print families, figures, the audit and checks. A failed check names the run to look at."""
-    columns = ("jobs", "effects", "succeeded", "skipped", "failed", "attempts retried")
-    screen.print(_table("family", *columns, rows=_families(lines, history)))
-    screen.print(_table("figure", "", rows=figures(history), last="counted by"))
+    families = Table("family", *(Column(name, justify="right") for name in _COLUMNS))
+    for row in _families(lines, history):
+        families.add_row(*row)
+    counts = Table("figure", Column("", justify="right"), "counted by")
+    for row in figures(history):
+        counts.add_row(*row)
+    screen.print(families)
+    screen.print(counts)
     for line in (*_exceptions(history.seen), "", "tidewheel admin audit --completions", *audit.splitlines(), ""):
         screen.print(line)
     for check in checks:
@@ -95,14 +101,3 @@ def _exceptions(seen: Seen) -> Iterator[str]:
     for letter in seen.dead_letters.values():
         error = f"{letter.error.type}: {letter.error.message}" if letter.error else letter.reason
         yield f"dead letter {letter.job_key}: failed after {letter.attempt} attempts, last error {error}"
-
-
-def _table(first: str, *numbers: str, rows: Iterator[Sequence[str]], last: str | None = None) -> Table:
-    table = Table(first)
-    for name in numbers:
-        table.add_column(name, justify="right")
-    if last is not None:
-        table.add_column(last)
-    for row in rows:
-        table.add_row(*row)
-    return table
