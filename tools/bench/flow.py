@@ -47,15 +47,10 @@ class Flow:
     def warm_up(self, runs: int, target: Json = "noop") -> float:
         """Let all services do some work; return runs/s of it, 0 if its starts are not recorded."""
         self.report("warming up")
-        for role in ("scheduler", "relay"):
-            members = partial(self.environment.count, "SELECT count(*) FROM members WHERE role = %s", role)
-            wait_for(members, 1, f"{role}s entered")
-        load_jobs(
-            self.environment.connection,
-            self.environment.installation,
-            Load(jobs=runs, target=target, prefix="warm"),
-            self.environment.now(),
-        )
+        environment, load = self.environment, Load(jobs=runs, target=target, prefix="warm")
+        roles = partial(environment.count, "SELECT count(DISTINCT role) FROM members")
+        wait_for(roles, 2, "of scheduler and relay have entered")
+        load_jobs(environment.connection, environment.installation, load, environment.now())
         self.done += runs
         self.ends.watch(self.done)
         self.until_empty()
