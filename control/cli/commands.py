@@ -489,7 +489,7 @@ COMMANDS: Mapping[str, Command | Group] = {
     ),
 }
 
-# Names of 0.1.0, until 0.3; `bench --against` measures builds of either.
+# Names of 0.1.0, until 0.3; docs/performance.md measures builds of either in turns, by `bench`.
 _OLDER = {name: command._replace(hidden=True) for name, command in {**_SERVICES, "bench": _BENCH}.items()}
 
 

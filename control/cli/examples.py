@@ -9,7 +9,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "up": ("tidewheel up --brokers 3 --standby",),
     "dev": ("tidewheel dev --handlers hello",),
     "serve": ("tidewheel serve --roles scheduler,relay,executor --handlers hello",),
-    "admin bench": ("tidewheel admin bench fire relay --rounds 3", "tidewheel admin bench execute --against ../before"),
+    "admin bench": ("tidewheel admin bench fire relay --rounds 3", "tidewheel admin bench pipeline --output json"),
     "service intake": ("tidewheel service intake --metrics-port 9101",),
     "service scheduler": ("tidewheel service scheduler --metrics-port 9102",),
     "service relay": ("tidewheel service relay --metrics-port 9103",),

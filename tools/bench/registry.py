@@ -43,12 +43,3 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "api": (Part(api.measure, once=True),),
     "growth": (Part(growth.measure, once=True),),
 }
-
-
-def turns_of(name: str, rounds: int | None) -> list[tuple[Part, str]]:
-    """Return the measurements of a scenario in order, each with its label."""
-    found: list[tuple[Part, str]] = []
-    for part in SCENARIOS[name]:
-        count = rounds or (1 if part.once else 5)
-        found += [(part, f"round {number + 1}/{count}") for number in range(count)]
-    return found
