@@ -45,8 +45,6 @@ class FileDays:
     """The days of a file.
 
     Args:
-        days: The days that its events touch.
-        events: How many events they come from.
         repeats_until: The last day to which repeats were followed; None if all end before.
     """
 
@@ -59,12 +57,8 @@ def read_calendar_file(path: Path, *, today: date, years: int = HORIZON_YEARS) -
     """Return the days of an iCalendar file.
 
     Args:
-        path: The file.
         today: The start of the horizon.
         years: How far ahead repeats are followed.
-
-    Raises:
-        InvalidInput: It cannot be read; the error names the file, and the faulty event if there is one.
     """
     try:
         with path.open("rb") as file:
@@ -81,9 +75,6 @@ def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) 
     >>> found = days_of("\n".join(lines).encode(), "holidays.ics", today=date(2026, 11, 20))
     >>> [str(day) for day in sorted(found.days)]
     ['2026-12-25', '2026-12-26']
-
-    Raises:
-        InvalidInput: As `read_calendar_file`.
     """
     if len(data) > MAX_BYTES:
         refuse(name, f"it has more than {MAX_BYTES // 2**20} MiB", "leave out what is not an event, or split it")

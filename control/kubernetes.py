@@ -31,7 +31,6 @@ class ForeignJob:
     """A job made of another scheduler's text.
 
     Args:
-        job: The job, as far as the text has it.
         notes: What it was read as, and what is left to do.
     """
 
@@ -54,11 +53,7 @@ def objects_of(document: Mapping[str, object]) -> Sequence[Mapping[str, object]]
 
 
 def read_cron_job(document: Mapping[str, object]) -> ForeignJob:
-    """Return the job that a CronJob becomes.
-
-    Raises:
-        InvalidInput: The object is of another kind, or has no schedule.
-    """
+    """Return the job that a CronJob becomes."""
     spec = as_object(document.get("spec")) or {}
     if document.get("kind") != "CronJob":
         problem = f"{_text(document.get('kind'))[:64] or 'an object without a kind'} of Kubernetes is not a job"

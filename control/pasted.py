@@ -36,9 +36,6 @@ def read_pasted(text: str) -> ForeignJob:
     {'cron': ['30 2 * * 1-5'], 'timezone': 'Europe/Berlin'}
     >>> read_pasted("rate(5 minutes)").job, read_pasted("cron(0 10 ? * 2-6 *)").job
     ({'schedule': {'interval': '5m'}}, {'schedule': {'cron': ['0 10 ? * 1-5']}})
-
-    Raises:
-        InvalidInput: It is none of these, or has several schedules.
     """
     bare = text.removeprefix("\ufeff").strip()
     for read in _READERS if len(bare) <= _MOST else ():

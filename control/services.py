@@ -181,7 +181,6 @@ class _Start:
 
         Raises:
             SettingsError: The database refuses, or is away and the service must fail fast.
-            MigrationError: It lacks migrations.
         """
         self._url = url = self._settings.database()
         if (host := open_host(url)) is not None:
@@ -198,11 +197,7 @@ class _Start:
         return url, installation
 
     def kafka(self, installation: Installation) -> dict[str, str]:
-        """Wait until a broker answers; return the configuration of clients.
-
-        Raises:
-            SettingsError: A setting is invalid, the brokers refuse it, or are away and the service must fail fast.
-        """
+        """Wait until a broker answers; return the configuration of clients."""
         config = self._settings.kafka_config()
         self.wait(bootstrap_check(config))
         health.requires("kafka", why_kafka_is_away(config, installation.topics.completions))

@@ -57,10 +57,6 @@ class BatchAdds:
 
         Args:
             document: JSON text with `runs`, as a `batch.add` has them.
-
-        Raises:
-            InvalidInput: The run belongs to no batch, or the runs do not fit.
-            AttemptOver: The run was cancelled, or belongs to another attempt.
         """
         request = parse_added_runs(run_id, document)
         try:

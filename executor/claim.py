@@ -211,9 +211,6 @@ class Claimer:
 
         A claim of a hot key waits for the transactions that hold the key's row. The others must start meanwhile.
 
-        Args:
-            source: As for `claim`.
-
         Yields:
             The claimed runs of a part. The next part is claimed when the caller has started them.
         """

@@ -230,7 +230,6 @@ class RemoteExecutors:
         """Claim runs for an executor.
 
         Raises:
-            UnknownExecutor: Its lease was ended.
             InvalidInput: The claim's number is below that of its last one.
         """
         with self._session.transaction() as connection:

@@ -85,9 +85,6 @@ def expected_version(request: Request, *, creates: bool = False) -> int | None:
 
     Args:
         creates: True if the call creates a job that does not exist.
-
-    Raises:
-        InvalidInput: A precondition is neither an ETag of this API nor `*`.
     """
     given, only_new = request.headers.get("if-match"), request.headers.get("if-none-match")
     if only_new is not None:

@@ -35,12 +35,7 @@ ELSEWHERE: Mapping[str, str] = {
 async def read_document(
     request: Request, limit: int = MAX_DOCUMENT_BYTES, *, kinds: Sequence[str] = _JSON
 ) -> dict[str, object]:
-    """Return the JSON object of the body; an empty body is an empty object.
-
-    Raises:
-        HTTPException: Its content type is not JSON, it is too long, or it does not arrive in time.
-        UnreadableBody: It is no JSON object.
-    """
+    """Return the JSON object of the body; an empty body is an empty object."""
     body = await _read(request, limit)
     if not body:
         return {}

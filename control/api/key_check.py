@@ -103,8 +103,6 @@ class KeyUse:
 
     Attributes:
         stored: The key.
-        read_at: When it was read.
-        in_progress: Its requests in progress.
     """
 
     def __init__(self, stored: StoredKey, rate: float, now: float) -> None:
@@ -130,7 +128,6 @@ class KeyCheck:
     """The keys that this process has seen.
 
     Args:
-        workers: The threads that read keys.
         rate: Requests a second of a key without a rate of its own.
     """
 

@@ -191,11 +191,7 @@ def sees_fleet(caller: Caller) -> bool:
 
 
 def edges_of(since: datetime, until: datetime, step: timedelta) -> Sequence[datetime]:
-    """Return the edges of bins; the last one may be longer than the span.
-
-    Raises:
-        InvalidInput: The span is empty, or has too many bins.
-    """
+    """Return the edges of bins; the last one may be longer than the span."""
     if until <= since:
         refuse("until", "it is not after the begin", "name a later instant")
     count = -((since - until) // step)

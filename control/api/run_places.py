@@ -88,11 +88,7 @@ def run_where(connection: Connection, settings: ApiSettings, tenant: str, run_id
 def stored_places(
     connection: Connection, settings: ApiSettings, tenant: str, run_id: UUID, *, kafka: bool
 ) -> RunPlaces:
-    """Return the places of a run that the database has; one call at a time looks on Kafka.
-
-    Raises:
-        UnknownRun: It has no run of this id of the tenant.
-    """
+    """Return the places of a run that the database has; one call at a time looks on Kafka."""
     # The role of a tenant may not read the outbox. The statements name the tenant.
     snapshot = partial(connection.snapshot, all_tenants=True)
     with looking(wanted=kafka) as looks:

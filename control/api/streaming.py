@@ -15,7 +15,6 @@ class Places:
     """The streams of one kind that a process may have open: of all tenants, of one tenant, of one key.
 
     Args:
-        kind: The noun of them, in the plural.
         most: Of all; a tenant may have half of them.
     """
 
@@ -28,9 +27,6 @@ class Places:
 
         Args:
             key_id: The key of its client; None where no key is needed.
-
-        Raises:
-            Overloaded: There are as many as there may be.
         """
         of_key = sum(count for (_, each), count in self._open.items() if key_id is not None and each == key_id)
         of_tenant = sum(count for (each, _), count in self._open.items() if each == tenant)

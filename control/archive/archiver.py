@@ -18,7 +18,6 @@ class Round:
     """Result of a round.
 
     Args:
-        archived: The days that were archived.
         adopted: Those of them whose files were there already.
     """
 

@@ -69,7 +69,6 @@ class Exported(NamedTuple):
     """Result of archiving.
 
     Args:
-        days: The days that were archived.
         adopted: Those of them whose files were there already.
     """
 
@@ -90,7 +89,6 @@ def export_days(connection: Conn, store: Store, url: str, lock: HeldLock) -> Exp
 
     Args:
         connection: With autocommit.
-        lock: Of the archive.
     """
     result = Exported([], [])
     recorded = list_days(connection)

@@ -33,11 +33,8 @@ class Command(NamedTuple):
 
     Args:
         module: Its module in this package, or with a dot that of a noun.
-        function: Its function there.
         help: The first line of the function's docstring.
-        extra: The extra whose packages it needs.
         passes_arguments: True if unknown options are arguments, which it passes on.
-        hidden: True if no help shows it.
     """
 
     module: str
@@ -57,8 +54,6 @@ class Group(NamedTuple):
     """A group of commands.
 
     Args:
-        help: Its help line.
-        commands: Its commands and groups by name.
         by_flags: The command if the first argument is a flag.
     """
 

@@ -44,7 +44,6 @@ class _Reached:
     Args:
         database_url: libpq URL or connection string, with its password if that has one.
         kafka: Settings of a Kafka client, with passwords.
-        stack: The running local stack, where it is the one.
     """
 
     database_url: str
@@ -123,11 +122,7 @@ def psql(
 
 
 def _reach(home: Path | None) -> _Reached:
-    """Return the addresses that a command would use, or those of the stack in `home`.
-
-    Raises:
-        NotRunning: There are none, or no stack runs in `home`.
-    """
+    """Return the addresses that a command would use, or those of the stack in `home`."""
     from tidewheel.settings.connections import Connections
 
     stack = _running(home)

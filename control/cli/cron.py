@@ -43,7 +43,6 @@ class Occurrence:
     """One instant, with the effects of clock changes on it.
 
     Args:
-        local: The same instant on the zone's clock.
         expressions: Those of several expressions that match it.
     """
 

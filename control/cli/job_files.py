@@ -53,9 +53,6 @@ def read_document(source: str, remedy: str) -> dict[str, object]:
 
     Args:
         remedy: What to write if it is none.
-
-    Raises:
-        InvalidInput: There is no such file, it contains no JSON object or YAML mapping, or it repeats a field.
     """
     data = read_bytes(source, "--file")
     try:
@@ -73,11 +70,7 @@ def read_document(source: str, remedy: str) -> dict[str, object]:
 
 
 def read_bytes(source: str, path: str) -> bytes:
-    """Return the content of a file; `-` is standard input.
-
-    Raises:
-        InvalidInput: It cannot be read, or is longer than the longest request.
-    """
+    """Return the content of a file; `-` is standard input."""
     try:
         with nullcontext(sys.stdin.buffer) if source == STANDARD_INPUT else Path(source).open("rb") as stream:
             data = stream.read(MAX_DOCUMENT_BYTES + 1)
@@ -246,11 +239,7 @@ def ensure_readable(source: str) -> None:
 
 
 def read_jobs(source: str) -> Iterator[Written]:
-    """Yield the jobs of a file in order; `-` is standard input.
-
-    Raises:
-        InvalidInput: It cannot be read, or is too long to be read whole.
-    """
+    """Yield the jobs of a file in order; `-` is standard input."""
     for written in _read_file(source):
         if (document := _mapping_of(written.content)) and is_manifest(document):
             yield from _of_kubernetes(written, document)

@@ -35,7 +35,6 @@ def confirm(question: str, *, yes: bool) -> None:
 
     Raises:
         InvalidInput: There is no terminal, and `--yes` is not given.
-        Abort: The answer is no.
     """
     if yes:
         return
@@ -88,9 +87,7 @@ def reading() -> Generator[Conn]:
     """Open a transaction that reads one snapshot.
 
     Raises:
-        SettingsError: The database refuses the connection.
         Unavailable: It does not answer; the message names the setting that holds its address.
-        MigrationError: The database lacks migrations.
     """
     session = Session(checked_url(), "tidewheel-cli", options=FOR_LISTS)
     try:

@@ -87,9 +87,7 @@ class _Found:
     """The fleet, and the requests on Kafka that intake has not read.
 
     Args:
-        fleet: The fleet.
         requests_behind: Their number; None if no broker is named, or the topic could not be read.
-        error: The reason why the topic could not be read.
     """
 
     fleet: FleetStatus

@@ -168,8 +168,6 @@ class _Layout:
     """A table that fits.
 
     Args:
-        places: The columns to show.
-        widths: Their widths; longer sentences are folded.
         below: The columns of sentences, which stand below their rows.
         apart: Cells that are longer than their column, by row and column: on lines of their own.
     """

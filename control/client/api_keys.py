@@ -78,7 +78,6 @@ class ApiKeys:
 
         Raises:
             Refused: An argument does not fit, there is no such tenant, or the request is a repeat.
-            Unavailable: The database does not answer.
         """
         tenant = ALL_TENANTS if all_tenants else self._connection.tenant
         known = sorted({_scope(each) for each in scopes}, key=list(Scope).index)
@@ -126,10 +125,6 @@ class ApiKeys:
 
         Returns:
             False if it was revoked before.
-
-        Raises:
-            UnknownApiKey: There is no such key.
-            Unavailable: The database does not answer.
         """
         columns = {"key_id": key_id, "tenant": None if all_tenants else self._connection.tenant}
 

@@ -66,11 +66,9 @@ class LoadResult:
     """Result of submitting jobs.
 
     Args:
-        updated: How many have a new version.
         unchanged: How many did not change; of a bulk load, how many existed.
         problems: The first hundred errors, each with the place of the job.
         keys: The keys of the submitted jobs, or of the deleted ones; empty of a bulk load.
-        pending: The changes that a dry run found.
     """
 
     created: int = 0

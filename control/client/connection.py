@@ -45,12 +45,8 @@ class Connection:
     """A connection to Tidewheel for one thread.
 
     Args:
-        database_url: The database; else that of the settings.
-        tenant: The tenant of every request and read.
         application: The name of its sessions in PostgreSQL.
         options: libpq options of its session.
-        settings: In place of those of the environment.
-        actor: The origin of its changes, for the audit log; by default the user of this process.
         shared: The installation whose rates of tenants and task tokens threads share: their owner keeps them.
         lock_seconds: How long it waits for rows that another transaction has locked; then the caller decides.
 
@@ -59,7 +55,6 @@ class Connection:
         before_blocking: Called before a request is applied that blocks claims.
         on_block: Called when claims begin to wait for such a request.
         traceparent: The trace context of the requests that have none of their own.
-        archive: The setting of the archive.
     """
 
     def __init__(
@@ -108,12 +103,7 @@ class Connection:
         self._own_rates.close()
 
     def refresh_task_tokens(self) -> None:
-        """Read the keys of task tokens again, as the client's own role.
-
-        Raises:
-            Refused: The role may not read them.
-            Unavailable: The database does not answer.
-        """
+        """Read the keys of task tokens again, as the client's own role."""
         try:
             with self._session.transaction() as connection:
                 task_token_keys.refresh(self.installation.task_tokens, connection)
@@ -138,12 +128,7 @@ class Connection:
     def request(
         self, document: Mapping[str, object], request_id: str | None = None, *, tenant: str | None = None
     ) -> Reply:
-        """Apply one request; fields that are None are left out, and the tenant is the connection's by default.
-
-        Raises:
-            Refused: The request is rejected.
-            Unavailable: The database does not answer.
-        """
+        """Apply one request; fields that are None are left out, and the tenant is the connection's by default."""
         [reply] = self.request_all([{**document, "request_id": request_id}], tenant=tenant)
         raise_rejection(reply, document.get("if_version"))
         return reply
@@ -153,7 +138,6 @@ class Connection:
 
         Raises:
             Refused: One of the two is rejected; nothing was written.
-            Unavailable: The database does not answer.
         """
         wanted, new = (
             ReceivedRequest(own_request(drop_none({**document, "tenant": self.tenant})))
@@ -201,7 +185,6 @@ class Connection:
         """Write in one transaction; repeat it while the database does not answer, up to five times.
 
         Args:
-            work: Writes by the connection.
             once: Do not repeat after a COMMIT that was not answered, which may have succeeded.
             all_tenants: Write as the owner of the tables, which row-level security does not bind.
 

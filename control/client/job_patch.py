@@ -30,18 +30,7 @@ def patch_job(
     if_version: int | None = None,
     request_id: str | None = None,
 ) -> Reply:
-    """Apply a merge patch to a job.
-
-    Args:
-        patch: The fields to change; None resets one.
-        if_version: Only while this is the current version. Without it a patch that another change overtakes is
-            applied to the new version.
-        request_id: A repeated id returns the first reply.
-
-    Raises:
-        Refused: There is no such job, or the changed job is rejected.
-        Unavailable: The database does not answer.
-    """
+    """Apply a merge patch to a job."""
     tenant = connection.tenant
     made_from = content_hash(["job.patch", tenant, key, if_version, patch])
 

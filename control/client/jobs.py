@@ -47,10 +47,6 @@ class Jobs:
             )  # fmt: skip
 
     def get(self, key: str) -> JobDetail:
-        """Return a job with its spec, state and last run; `job` in it can be submitted again.
-
-        Raises:
-            UnknownJob: There is no such job.
-        """
+        """Return a job with its spec, state and last run; `job` in it can be submitted again."""
         with self._connection.snapshot() as connection:
             return show_job(connection, self._connection.tenant, key)

@@ -55,10 +55,6 @@ class Limits:
             at_once: The number of its runs that are active at once; no bound if there is a rate only.
             rate: The number of its attempts that start in a time, such as `100/min`.
             burst: The number of starts at once after a rest.
-
-        Raises:
-            Refused: An argument does not fit, or there is no such tenant.
-            Unavailable: The database does not answer.
         """
         given = drop_none({"key": key, "at_once": at_once, "rate": rate, "burst": burst})
         try:
@@ -76,12 +72,7 @@ class Limits:
         return self._change(key, "limit.set", change)
 
     def remove(self, key: str) -> ChangedLimit:
-        """Remove the limit of a key or a prefix; that of a shorter prefix or of the jobs applies from now on.
-
-        Raises:
-            Refused: There is no such tenant.
-            Unavailable: The database does not answer.
-        """
+        """Remove the limit of a key or a prefix; that of a shorter prefix or of the jobs applies from now on."""
         return self._change(key, "limit.remove", remove_limit)
 
     def list(self, *, after: str | None = None, limit: int = 50) -> Sequence[LimitSummary]:

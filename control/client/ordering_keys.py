@@ -39,9 +39,6 @@ class OrderingKeys:
 
         Args:
             after: `blocked_at` and `key` of the last one of the page before.
-
-        Raises:
-            Unavailable: The database does not answer.
         """
         with self._connection.snapshot() as connection:
             return list_blocked_keys(connection, self._connection.tenant, after=after, limit=as_int(limit, "limit"))
@@ -50,13 +47,11 @@ class OrderingKeys:
         """Retry the failed run of a blocked key, whose success lets the next one start.
 
         Args:
-            key: The ordering key.
             skip: True to let the next run start without a retry.
             request_id: A repeated id makes no second retry; not with `skip`.
 
         Raises:
             Refused: The key is not blocked, or a retry of the run is open.
-            Unavailable: The database does not answer.
         """
         own = self._connection
         if skip:

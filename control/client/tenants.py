@@ -90,10 +90,6 @@ class Tenants:
 
         Returns:
             False if it exists already, with these limits or others.
-
-        Raises:
-            Refused: The name or a limit does not fit, or a deleted tenant has the name.
-            Unavailable: The database does not answer.
         """
         if not is_tenant(name):
             remedy = "write 1 to 63 of a-z, 0-9, '.', '_' and '-', a letter or digit first"
@@ -122,11 +118,7 @@ class Tenants:
             return list_tenants(connection, after=after, limit=as_int(limit, "limit"))
 
     def get(self, name: str) -> TenantSummary:
-        """Return a tenant with its limits.
-
-        Raises:
-            UnknownTenant: There is none.
-        """
+        """Return a tenant with its limits."""
         with self._connection.snapshot(all_tenants=True) as connection:
             return show_tenant(connection, name)
 
@@ -135,10 +127,6 @@ class Tenants:
 
         Returns:
             False if the limits are as before.
-
-        Raises:
-            Refused: A limit does not fit, or there is no such tenant.
-            Unavailable: The database does not answer.
         """
         changed = _checked(limits, name)
 
@@ -167,10 +155,6 @@ class Tenants:
 
         Returns:
             False if it was paused already.
-
-        Raises:
-            Refused: There is no such tenant.
-            Unavailable: The database does not answer.
         """
         actor = self._connection.actor
         by = actor.named or actor.name
@@ -182,10 +166,6 @@ class Tenants:
 
         Returns:
             False if it was not paused.
-
-        Raises:
-            Refused: There is no such tenant.
-            Unavailable: The database does not answer.
         """
         try:
             return not self._connection.request({"type": "thaw", "scope": "tenant"}, tenant=name).unchanged
@@ -205,7 +185,6 @@ class Tenants:
             False if its deletion was accepted before.
 
         Raises:
-            Refused: There is no such tenant, it is `default`, or the grace does not fit.
             Unavailable: The database does not answer, or a claim has been under way for 10 s.
         """
         if not timedelta(0) <= grace <= MAX_GRACE:
@@ -240,10 +219,6 @@ class Tenants:
 
         Returns:
             False if none was requested.
-
-        Raises:
-            Refused: There is no such tenant, or its deletion has begun.
-            Unavailable: The database does not answer.
         """
 
         def keep(connection: Conn) -> bool:
@@ -263,10 +238,6 @@ class Tenants:
 
         Returns:
             False if it has the grant already.
-
-        Raises:
-            Refused: There is no such tenant, or no such role.
-            Unavailable: The database does not answer.
         """
 
         def grant(connection: Conn) -> bool:
@@ -287,9 +258,6 @@ class Tenants:
 
         Returns:
             False if it had no such grant.
-
-        Raises:
-            Unavailable: The database does not answer.
         """
 
         def revoke(connection: Conn) -> bool:
@@ -301,20 +269,12 @@ class Tenants:
         return self._connection.write(revoke, all_tenants=True)
 
     def usage(self, name: str) -> TenantUsage:
-        """Return what a tenant uses now.
-
-        Raises:
-            UnknownTenant: There is none.
-        """
+        """Return what a tenant uses now."""
         with self._connection.snapshot(all_tenants=True) as connection:
             return tenant_usage(connection, name)
 
     def retention(self, name: str) -> builtins.list[TenantPeriod]:
-        """Return the periods of a tenant that are shorter than those of the installation.
-
-        Raises:
-            UnknownTenant: There is none.
-        """
+        """Return the periods of a tenant that are shorter than those of the installation."""
         with self._connection.snapshot(all_tenants=True) as connection:
             return tenant_periods(connection, name)
 
@@ -327,10 +287,6 @@ class Tenants:
 
         Returns:
             False if the period is so already.
-
-        Raises:
-            Refused: A value does not fit, or there is no such tenant.
-            Unavailable: The database does not answer.
         """
         if days is not None and (isinstance(days, bool) or not 1 <= days <= MAX_PERIOD):
             raise InvalidInput([FieldError("days", f"{days} does not fit", f"write 1 to {MAX_PERIOD}, or none")])

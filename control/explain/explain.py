@@ -67,13 +67,11 @@ def explain(
     names the only one that follows within its unit.
 
     Args:
-        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
         misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
         unit: The unit to which `at` is given; zero for one that is exact.
         with_undo: False to leave out how a skip or a move by request is undone: the caller offers it.
 
     Raises:
-        UnknownJob: There is no such job and never was one.
         ScheduleRefused: `at` has no offset or lies beyond 1970 to 2199, or a stored schedule cannot be read.
     """
     at = _in_utc(at)

@@ -50,7 +50,6 @@ class InstantFacts:
     """All rows that concern one instant.
 
     Args:
-        at: The instant, in UTC.
         runs: The runs of the instant, the timer's first.
         spans: The ledger rows of the instant, the shortest first.
     """

@@ -175,7 +175,6 @@ def job_timeline(
     """Return the timeline of a job.
 
     Args:
-        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
         edges: The begin of each bin and the end of the last one, ascending.
     """
     job = read_job_position(connection, tenant, key)

@@ -97,7 +97,6 @@ def job_calendar(connection: Conn, tenant: str, key: str, month: date | None = N
     """Return the days of a month of a job.
 
     Args:
-        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
         month: Any day of the month, on the job's clock; by default the present month.
     """
     job = read_job_position(connection, tenant, key)

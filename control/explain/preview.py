@@ -99,14 +99,9 @@ def preview(
     """Return the effect of an unsaved job: as a new job, or as the next version of the job of its key.
 
     Args:
-        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
-        job: The job of a `job.submit`.
         n: How many occurrences, up to 1,000.
         after: All occurrences are later than this; by default now.
         allow_lists: The targets that a submit allows; by default any.
-
-    Raises:
-        Refused: A submit would be refused; `errors` names each field and its remedy.
     """
     given = job if isinstance(job, JobSpec) else as_document(job, "job")
     request = own_request({"type": "job.submit", "tenant": tenant, "job": given})

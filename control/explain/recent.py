@@ -109,7 +109,6 @@ def unfired(
     """Return the occurrences of the last `span` that did not fire, the newest first, each with its reason.
 
     Args:
-        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
         limit: How many rows at most; a long span of occurrences is one row.
     """
     job = read_job_position(connection, tenant, key)

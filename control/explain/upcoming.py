@@ -201,7 +201,6 @@ def upcoming(
     """Return the next `n` occurrences of a saved job.
 
     Args:
-        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
         n: How many, up to 1,000.
     """
     job = read_job_position(connection, tenant, key)

@@ -155,7 +155,6 @@ class JobAudit:
     """The audit of one job.
 
     Args:
-        computed: The number of computed occurrences.
         fired: How many became a run that was not skipped.
         skipped: How many did not fire, by reason.
         undecided: How many the timer has not decided yet, by the reason of its hold.

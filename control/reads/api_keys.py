@@ -79,7 +79,6 @@ def list_api_keys(
 
     Args:
         tenant: The tenant; `*` for keys of all tenants, None for every key.
-        after: The place behind the last key of the page before.
     """
     at, key_id = after or (_LATEST, "")
     columns: dict[str, object] = {"tenant": tenant, "before_at": at, "before_id": key_id, "limit": limit}

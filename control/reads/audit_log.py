@@ -104,7 +104,6 @@ def list_audit_log(
 
     Args:
         tenant: The tenant; None for all of them.
-        after: The `next` of the page before.
     """
     indexed = {"object"} if tenant is not None else set[str]()
     is_filtered = any(fits.get(name) for name in {"actor", "object", "action", "door"} - indexed)

@@ -119,9 +119,6 @@ def job_statistics(connection: Conn, tenant: str, key: str, days: int = 30) -> J
 
     Args:
         days: How many days back from today; today is not counted yet.
-
-    Raises:
-        UnknownJob: There is no such job, and no counted day of it.
     """
     job = job_id(tenant, key)
     rows = read_counted_days(connection, job, days)

@@ -95,14 +95,7 @@ class _KeyRow:
 
 
 def list_limits(connection: Conn, tenant: str, *, after: str | None = None, limit: int = 50) -> Sequence[LimitSummary]:
-    """Return a page of a tenant's limits: those of keys by key, then those of prefixes.
-
-    Args:
-        after: The last one of the page before.
-
-    Raises:
-        UnknownTenant: There is no such tenant.
-    """
+    """Return a page of a tenant's limits: those of keys by key, then those of prefixes."""
     columns: dict[str, object] = {
         "tenant": tenant, "is_prefix": (after or "").endswith("*"), "after": (after or "").removesuffix("*"),
         "limit": limit, "counted": COUNTED,
@@ -122,14 +115,7 @@ def list_limits(connection: Conn, tenant: str, *, after: str | None = None, limi
 def list_keys(
     connection: Conn, tenant: str, *, prefix: str = "", after: str = "", limit: int = 50
 ) -> Sequence[KeyInUse]:
-    """Return a page of a tenant's keys in use, by key.
-
-    Args:
-        after: The last one of the page before.
-
-    Raises:
-        UnknownTenant: There is no such tenant.
-    """
+    """Return a page of a tenant's keys in use, by key."""
     columns: dict[str, object] = {
         "tenant": tenant, "after": after, "first": prefix, "last": prefix + "\U0010ffff", "limit": limit,
         "counted": COUNTED,

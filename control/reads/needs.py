@@ -94,12 +94,7 @@ def find_needs(
     """Return what needs a person, the worst first.
 
     Args:
-        connection: Reads the rows.
-        tenant: The tenant.
-        now: The database's clock.
-        found: The tenant's open runs.
         fleet: The fleet, for a reader who sees all tenants.
-        hour: The runs that ended within the last hour.
     """
     failing = list(_of_failing_jobs(connection, tenant, now))
     needs = [

@@ -16,7 +16,6 @@ class RetryFacts(NamedTuple):
     Args:
         is_deleted: True if its job is deleted: no new run can be made.
         is_part: True if it belongs to an occurrence of a workflow.
-        open_retries: The other runs of its retry chain that have not ended.
         dead_letter: Its dead letter, if that is not redriven.
     """
 

@@ -47,12 +47,7 @@ class RunChanges:
 
 
 def start_of_changes(connection: Conn, tenant: str, key: str | None) -> datetime:
-    """Check the filter of a stream; return the database's clock.
-
-    Raises:
-        InvalidInput: There is no such tenant.
-        UnknownJob: There is no such job and never was one.
-    """
+    """Check the filter of a stream; return the database's clock."""
     require_tenant(connection, tenant)
     if key is not None:
         read_job_position(connection, tenant, key)

@@ -18,7 +18,6 @@ def submitted_job(
 
     Args:
         key: The job's key; intake assigned one if it was submitted without.
-        spec: The spec of `job_versions`.
         definition: Its definition, which has the payload; None if that cannot be read.
         as_stored: True for a change of the job, which keeps the secrets in its URL: output hides them.
     """

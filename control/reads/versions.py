@@ -82,9 +82,6 @@ def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before
     Args:
         limit: How many, up to 100.
         before: Only versions with lower numbers, for the next page.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
     """
     limit = min(max(limit, 1), MAX_VERSIONS)
     columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "limit": limit + 1}
@@ -100,23 +97,13 @@ def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before
 
 
 def diff(connection: Conn, tenant: str, key: str, a: int, b: int) -> list[Change]:
-    """Compare version `b` of a job with version `a`, field by field.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
-        InvalidInput: It has no such version.
-    """
+    """Compare version `b` of a job with version `a`, field by field."""
     before, after = _read_rows(connection, tenant, key, [a, b])
     return changes(_document(key, before), _document(key, after))
 
 
 def job_at(connection: Conn, tenant: str, key: str, number: int) -> dict[str, object]:
-    """Return a job as it was submitted for one version, with its payload.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
-        InvalidInput: It has no such version.
-    """
+    """Return a job as it was submitted for one version, with its payload."""
     [row] = _read_rows(connection, tenant, key, [number])
     return submitted_job(key, row.spec, _definition(key, row))
 

@@ -71,7 +71,6 @@ class History:
     Args:
         requests: The last message of each run, with its topic.
         replies: The reply to each request, by its coordinates.
-        changes: The changes of each job, ascending.
         skips: The spans of each job that a misfire, a pause or a freeze skipped.
         forged: How many run messages no relay has signed; they are left out.
         unknown_keys: How many are signed by a key that the database lacks.

@@ -91,7 +91,6 @@ def fire_again(
     Runs that exist stay as they are.
 
     Args:
-        jobs: These jobs alone.
         until: Leave later occurrences out.
     """
     last, created = fired.ahead(jobs, until), 0

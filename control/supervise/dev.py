@@ -59,13 +59,7 @@ class DevOptions:
 
 
 async def run_dev(options: DevOptions, log: Log) -> bool:
-    """Run all of Tidewheel until a signal; return False if a service could not be kept running.
-
-    Raises:
-        StackError: The stack cannot be started, or another `dev` uses it.
-        Refused: A module with handlers does not exist, or a port is in use.
-        SettingsError: A setting is invalid.
-    """
+    """Run all of Tidewheel until a signal; return False if a service could not be kept running."""
     began = monotonic_seconds()
     settings = ExecutorSettings.load(handlers=options.handlers)
     modules = module_files(settings.handlers)

@@ -36,7 +36,6 @@ class DevStack:
     """The stack while `dev` runs.
 
     Args:
-        lock: Its lock, held.
         supervisor: Runs the services; its stop ends a start of the stack.
     """
 

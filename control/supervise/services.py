@@ -45,9 +45,6 @@ def make_services(
 
     Args:
         metrics_port: The first role's port of metrics; each further role has the next one. 0 picks free ones.
-
-    Raises:
-        SettingsError: A setting of a role is invalid, or the packages of the API are not installed.
     """
     services: list[Service] = []
     first = Connections.load(metrics_port=metrics_port).metrics_port

@@ -66,7 +66,6 @@ class _Connection(ResponseHandler):
     """A connection.
 
     Attributes:
-        interim: The responses 1xx to the request.
         head_bytes: The bytes of a head that has not ended; None after its end.
     """
 

@@ -188,7 +188,6 @@ class Tls:
 
         Raises:
             ssl.SSLError: The other side speaks no TLS, or its certificate is refused.
-            OSError: The connection is lost.
         """
         loop = asyncio.get_running_loop()
         while True:

@@ -11,11 +11,7 @@ from tidewheel.settings.executor import ExecutorSettings
 
 
 def target_kinds(settings: ExecutorSettings) -> list[TargetKind]:
-    """Return the types of targets that an executor runs.
-
-    Raises:
-        SettingsError: TIDEWHEEL_TARGETS names none or an unknown one, or one whose allow-list or package is missing.
-    """
+    """Return the types of targets that an executor runs."""
     if unknown := next((name for name in settings.targets if name not in TARGETS), None):
         near = get_close_matches(unknown, TARGETS, n=1)
         remedy = f"did you mean {near[0]!r}?" if near else f"write some of {', '.join(TARGETS)}"

@@ -101,9 +101,6 @@ def merged_dedupe(given: TriggerDedupe | None, stored: str | None) -> Dedupe | N
 
     Args:
         stored: The job's, as `JobDedupe.stored` returns it.
-
-    Raises:
-        InvalidInput: The trigger has some dedupe, and both together lack the key or the window.
     """
     defaults = _NO_DEFAULTS if stored is None else _read(stored)
     if given is None:

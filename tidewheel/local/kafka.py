@@ -85,11 +85,7 @@ class Broker:
         return self._daemon.is_noted_alive()
 
     def start(self) -> None:
-        """Start this node and wait until it serves again.
-
-        Raises:
-            StackError: It does not come up; the message ends with the last lines of its log.
-        """
+        """Start this node and wait until it serves again."""
         self.launch()
         deadline = time.monotonic() + _READY_SECONDS
         _until(lambda: self.node.node_id in self._members(), deadline, self.check)

@@ -137,9 +137,6 @@ class Postgres:
         """Start the server and wait until the database answers. Return False if it ran already.
 
         A wait of more than a second is reported with its reason, such as a server without a free connection.
-
-        Raises:
-            StackError: It does not come up; the message ends with the last lines of its log.
         """
         started = self._daemon.process() is None
         if started:

@@ -179,11 +179,7 @@ class LocalStack:
                 erase_state(self.home)
 
     def fail_over(self, progress: Progress = in_silence) -> None:
-        """Stop the primary and promote its standby; the next `up` makes the old primary the standby.
-
-        Raises:
-            StackError: There is no standby that runs, or it is not promoted in time.
-        """
+        """Stop the primary and promote its standby; the next `up` makes the old primary the standby."""
         self._require_parts()
         with self._alone():
             parts, standby = self._require_parts(), self.standby

@@ -127,9 +127,6 @@ def repair_days(connection: "Conn") -> None:
 
     No scheduler has created it, or an operator has dropped it. The caller's transaction may have failed: none of its
     statements runs.
-
-    Raises:
-        psycopg.Error: They cannot be created.
     """
     _known.clear()
     with _connect_again(connection) as own:

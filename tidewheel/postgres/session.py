@@ -192,11 +192,6 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
         options: Further server settings of this session, as `-c name=value`. Those of the URL, or of PGOPTIONS, apply
             too, except where Tidewheel sets them itself.
         prompt: Notice a lost server, or one that returned, within 4 s: for heartbeats.
-
-    Raises:
-        AccessRefused: The server refuses.
-        OnlyReads: It accepts no writes.
-        Unavailable: It cannot be reached.
     """
     servers = named_servers(url)
     if len(servers) > 1:

@@ -33,10 +33,6 @@ def begin_for_tenant(
 
     Args:
         tenant: The only tenant whose rows exist for this transaction.
-        search_path: Of `read_search_path`.
-
-    Raises:
-        InstallationFault: The role does not exist.
     """
     try:
         with connection.pipeline():

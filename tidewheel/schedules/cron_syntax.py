@@ -336,9 +336,6 @@ def split_expression(expression: str) -> tuple[str | None, list[str]]:
 
     >>> split_expression("CRON_TZ=Asia/Tokyo @daily")
     ('Asia/Tokyo', ['0', '0', '*', '*', '*'])
-
-    Raises:
-        ScheduleRefused: Too long, empty, not ASCII, an unknown zone or shorthand.
     """
     zone_name, text = _split_zone(_checked(expression))
     if text.startswith("@") and text.lower() not in SHORTHANDS:

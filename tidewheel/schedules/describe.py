@@ -245,9 +245,6 @@ def describe(
 
     >>> describe("0 9 * * 1-5", "UTC")
     'at 09:00, on Monday to Friday, in time zone UTC.'
-
-    Raises:
-        ScheduleRefused: Expression, zone or choice cannot be read.
     """
     fields = parse_cron(expression, hash_key=b"any")
     of = zone(fields.timezone or timezone)
@@ -280,9 +277,6 @@ def marked_occurrences(
     """Return the next `n` occurrences, strictly later than `after`, each with notes on clock changes.
 
     Times that a clock change skipped are noted at the occurrence that follows.
-
-    Raises:
-        ScheduleRefused: Expression, zone or choice cannot be read.
     """
     zone(timezone)
     gap, overlap = choice(dst_gap, DstGap, "dst_gap"), choice(dst_overlap, DstOverlap, "dst_overlap")

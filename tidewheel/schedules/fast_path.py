@@ -23,10 +23,6 @@ _ONCE = ',"kind":"once"}'
 def decide_on_time(timer: Timer, *, now: datetime, horizon: datetime, misfire_after: timedelta) -> Decision | None:
     """Return the decision of `decide` for an interval or a `once` without a hold or overrides.
 
-    Args:
-        horizon: Instants up to here become runs.
-        misfire_after: How late an occurrence may be before it is missed.
-
     Returns:
         None if the decision needs more, as jitter and calendars do, or if the schedule cannot be read. The general path
         then decides, or refuses.

@@ -43,15 +43,11 @@ def parse_schedule(document: Mapping[str, object], *, job_id: UUID | None = None
     """Parse a schedule document.
 
     Args:
-        document: As described at the top of this module.
         job_id: The job by whose id ``H`` in a cron expression is spread. None refuses ``H``.
 
     >>> every = parse_schedule({"kind": "interval", "interval_us": 60_000_000, "anchor": "2026-01-01T00:00:00Z"})
     >>> str(every.after(datetime.fromisoformat("2026-01-01T00:00:59Z")))
     '2026-01-01 00:01:00+00:00'
-
-    Raises:
-        ScheduleRefused: A part of it cannot be read.
     """
     match document.get("kind"):
         case "once":

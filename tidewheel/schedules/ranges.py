@@ -102,7 +102,6 @@ def range_of(
 
     Raises:
         ScheduleRefused: A version cannot be read, or names a calendar that was deleted.
-        ValueError: A stored policy cannot be read.
     """
     spans: list[VersionSpan] = []
     for each in versions:
@@ -220,9 +219,6 @@ def next_occurrences(
     >>> from datetime import UTC
     >>> [str(at) for at in next_occurrences("30 2 * * *", "Europe/Berlin", datetime(2026, 3, 28, 12, tzinfo=UTC), 2)]
     ['2026-03-29 01:00:00+00:00', '2026-03-30 00:30:00+00:00']
-
-    Raises:
-        ScheduleRefused: Expression, zone, choice or instant cannot be read (a ValueError).
     """
     if after.tzinfo is None:
         problem = f"{after.isoformat()} has no offset, so it is ambiguous"

@@ -111,9 +111,6 @@ def read_instant(text: object, path: str) -> datetime:
 
     >>> read_instant("2026-03-29T03:00:00+02:00", "at").isoformat()
     '2026-03-29T01:00:00+00:00'
-
-    Raises:
-        ScheduleRefused: No such text, or one without an offset.
     """
     example = "write it as RFC 3339, such as 2026-03-29T03:00:00Z"
     if isinstance(text, datetime):

@@ -228,9 +228,7 @@ class Connections(Settings):
         """Return the libpq connection string.
 
         Raises:
-            NotRunning: No database is named and no local stack is running.
             Unavailable: `tidewheel dev` is starting the local stack.
-            SettingsError: The password's file cannot be read.
         """
         url = self._database()
         protect(cast("str | None", conninfo_to_dict(url).get("password")), os.environ.get("PGPASSWORD"))

@@ -108,8 +108,6 @@ def run_handler(
         **job: Further fields of its job, such as `key`, `start_to_close` or `retry`, as in a `job.submit`.
 
     Raises:
-        LookupError: There is no such handler.
-        Refused: A field of the job does not fit.
         RuntimeError: It was called on an event loop.
     """
     try:

@@ -139,9 +139,6 @@ class Tidewheel:
 
         Args:
             at: With its zone's offset; as text in RFC 3339. It may lie in the past.
-
-        Raises:
-            InvalidInput: It has no offset.
         """
         instant = datetime.fromisoformat(at) if isinstance(at, str) else at
         if instant.tzinfo is None:
@@ -157,7 +154,6 @@ class Tidewheel:
         Args:
             by: How much; or as the arguments of a timedelta, such as `hours=2`.
             timeout: Real seconds that it may take.
-            **units: See `by`.
         """
         until = self.now + (by if by is not None else timedelta(**units))
         ends_at = monotonic_seconds() + timeout
