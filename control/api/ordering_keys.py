@@ -21,7 +21,7 @@ from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, Text,
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.ordering_keys import OrderingKeys, UnblockedKey
-from tidewheel.control.reads.ordering_keys import BlockedKey
+from tidewheel.control.reads.limits import BlockedKey
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import one_line
 

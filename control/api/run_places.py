@@ -21,8 +21,8 @@ from tidewheel.control.api.queries import Flag, TenantQuery, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.reads.claim_message import ClaimMessage, claim_message
 from tidewheel.control.reads.run_detail import RunDetail
+from tidewheel.control.reads.run_stages import ClaimMessage, claim_message
 from tidewheel.control.run_places import MessagePlace, PendingMessage, RunPlaces, find_places
 from tidewheel.errors import UnknownRun
 from tidewheel.settings.api import ApiSettings

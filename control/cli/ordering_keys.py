@@ -7,7 +7,7 @@ import typer
 from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, requesting
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.reads.ordering_keys import BlockedKey
+from tidewheel.control.reads.limits import BlockedKey
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The ordering key.")]
 

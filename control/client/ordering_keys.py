@@ -7,7 +7,7 @@ from uuid import UUID
 
 from tidewheel.control.client.arguments import as_int
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.reads.ordering_keys import BlockedKey, list_blocked_keys, read_blocked_key
+from tidewheel.control.reads.limits import BlockedKey, list_blocked_keys, read_blocked_key
 from tidewheel.errors import refuse
 from tidewheel.ids import RunId
 from tidewheel.postgres.notify import Channel

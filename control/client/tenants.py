@@ -14,8 +14,17 @@ from tidewheel.audit import ALL_TENANTS, Change, record_change
 from tidewheel.control.client.api_keys import MAX_RATE as MAX_KEY_RATE
 from tidewheel.control.client.arguments import as_int
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.reads.tenant_periods import KEPT_STATES, MAX_PERIOD, TenantPeriod, tenant_periods
-from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants, show_tenant, tenant_usage
+from tidewheel.control.reads.tenants import (
+    KEPT_STATES,
+    MAX_PERIOD,
+    TenantPeriod,
+    TenantSummary,
+    TenantUsage,
+    list_tenants,
+    show_tenant,
+    tenant_periods,
+    tenant_usage,
+)
 from tidewheel.errors import FieldError, InvalidInput, Refused, TenantDeleted, UnknownFreeze, refuse
 from tidewheel.intake.cancel import block_claims
 from tidewheel.jobs.validation import shown

@@ -12,8 +12,8 @@ import psycopg
 
 from tidewheel.clock import SystemClock
 from tidewheel.control.doctor.check import Context
+from tidewheel.control.reads.backlog import read_held_lanes
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.reads.held_lanes import read_held_lanes
 from tidewheel.control.reads.status import (
     age_text,
     find_unhandled_runs,

@@ -214,7 +214,7 @@ def list_children(connection: Conn, tenant: str, key: str, *, limit: int) -> lis
 def show_job(connection: Conn, tenant: str, key: str, *, as_stored: bool = False) -> JobDetail:
     """Return one job; `as_stored` keeps the secrets in its URL, for a change of it."""
     from tidewheel.control.explain.facts import read_job_error
-    from tidewheel.control.reads.spec_export import submitted_job  # here: a list of jobs needs no codec
+    from tidewheel.control.reads.versions import submitted_job  # here: a list of jobs needs no codec
 
     with connection.cursor(row_factory=class_row(_JobDetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_JOB, {"job_id": job_id(tenant, key)}).fetchone()

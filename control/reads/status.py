@@ -11,8 +11,8 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.control.reads.backlog import HeldLane, held_findings, read_held_lanes
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.reads.held_lanes import HeldLane, held_findings, read_held_lanes
 from tidewheel.control.reads.waits import LEASE, start_executor
 from tidewheel.jobs.values import format_duration, format_second
 from tidewheel.nouns.freezes.model import Freeze
