@@ -145,7 +145,7 @@ def run_executor(settings: ExecutorSettings) -> None:
 
 def run_api(settings: ApiSettings) -> None:
     """Serve HTTP until SIGTERM; needs no Kafka."""
-    from tidewheel.control.api.service import Api
+    from tidewheel.control.api.app import Api
 
     start = _Start("api", settings)
     url, installation = start.database()

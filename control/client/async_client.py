@@ -19,9 +19,8 @@ from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.jobs import Jobs
-from tidewheel.control.client.limits import Limits
+from tidewheel.control.client.limits import Limits, OrderingKeys
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
-from tidewheel.control.client.ordering_keys import OrderingKeys
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs

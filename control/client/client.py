@@ -18,11 +18,8 @@ from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
-from tidewheel.control.client.job_patch import patch_job
-from tidewheel.control.client.jobs import Jobs
-from tidewheel.control.client.limits import Limits
-from tidewheel.control.client.ordering_keys import OrderingKeys
-from tidewheel.control.client.release import OnProgress, ReleaseResult, release
+from tidewheel.control.client.jobs import Jobs, OnProgress, ReleaseResult, patch_job, release
+from tidewheel.control.client.limits import Limits, OrderingKeys
 from tidewheel.control.client.results import BackfillResult, Job, Triggered, backfill_of, job_of, triggered
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.client.task_tokens import TaskTokens

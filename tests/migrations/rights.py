@@ -25,7 +25,7 @@ ENTRIES: Mapping[str, tuple[str, ...]] = {
     "relay": ("tidewheel.relay.loop",),
     "intake": ("tidewheel.intake.service", "tidewheel.task_token_keys"),
     "executor": ("tidewheel.executor.loop", "tidewheel.task_token_keys"),
-    "api": ("tidewheel.control.api.service", "tidewheel.task_token_keys"),
+    "api": ("tidewheel.control.api.app", "tidewheel.task_token_keys"),
     "application": (
         "tidewheel.control.client.enqueue",
         "tidewheel.control.client.own_runs",
