@@ -107,7 +107,7 @@ COMMANDS: Mapping[str, Command | Group] = {
             "pause": Command("job_edit", "pause", "Pause a job's schedule; triggers still run."),
             "resume": Command("job_edit", "resume", "Resume a paused job."),
             "release": Command(
-                "release",
+                "job_edit",
                 "release",
                 "Let quarantined jobs fire again, once the cause of their error is corrected.",
             ),
@@ -120,7 +120,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "occurrences", "next_occurrences", "Show a job's next occurrences, skipped and moved ones too."
             ),
             "stats": Command(
-                "job_stats", "stats", "Show a job's runs by day: counts, durations and lateness, kept for two years."
+                "jobs", "stats", "Show a job's runs by day: counts, durations and lateness, kept for two years."
             ),
             "preview": Command(
                 "occurrences", "preview", "Show what an unsaved job would do, from a file or from flags."
@@ -326,7 +326,7 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
             "shards": Group(
                 "Shards, which divide the jobs between schedulers.",
-                {"list": Command("fleet", "list_shards", "List shards, each with the scheduler that fires its jobs.")},
+                {"list": Command("status", "list_shards", "List shards, each with the scheduler that fires its jobs.")},
             ),
             "schemas": Group(
                 "The Avro schemas.",
@@ -351,7 +351,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                     ),
                     "list": Command("admin", "list_topics", "List the topics and what `topics apply` would change."),
                     "rotate-key": Command(
-                        "secrets",
+                        "keys",
                         "rotate_key",
                         "Add a key that signs run messages: the older name of `secrets rotate run-messages`.",
                     ),
@@ -361,7 +361,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "The keys with which services sign.",
                 {
                     "rotate": Command(
-                        "secrets",
+                        "keys",
                         "rotate",
                         "Add a key that signs run messages or task tokens, and delete all but the one before.",
                     )
@@ -383,10 +383,10 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "Ordering keys that a failed run blocks.",
                 {
                     "list": Command(
-                        "ordering_keys", "blocked", "List ordering keys that a failed run blocks, the longest first."
+                        "limits", "blocked", "List ordering keys that a failed run blocks, the longest first."
                     ),
                     "unblock": Command(
-                        "ordering_keys",
+                        "limits",
                         "unblock",
                         "Retry the failed run of an ordering key: its success lets the next run start.",
                     ),
@@ -469,7 +469,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "List changes and operations with actor, door, result and reason, the newest first.",
             ),
             "executors": Command(
-                "fleet", "list_executors", "List executors, each with its slots, queues, handlers and last heartbeat."
+                "status", "list_executors", "List executors, each with its slots, queues, handlers and last heartbeat."
             ),
             "find": Command(
                 "ask",

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from tidewheel.clock import SystemClock
+from tidewheel.control.cli.options import rfc3339, wall
 from tidewheel.control.cli.output import Output, OutputOption, print_result, wrapped
-from tidewheel.control.cli.time_options import rfc3339, wall
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_id

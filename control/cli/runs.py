@@ -19,13 +19,16 @@ from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
     MAX_INT,
+    After,
     Limit,
     Reason,
     RequestId,
     Tenant,
+    Tz,
     Yes,
     complete_key,
     confirm,
+    read_duration,
     read_labels,
     reading,
     requesting,
@@ -43,7 +46,6 @@ from tidewheel.control.cli.output import (
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, place_facts, run_facts, run_row
 from tidewheel.control.cli.run_ids import RunId, RunIds
-from tidewheel.control.cli.time_options import After, Tz, read_duration
 from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_for_run
 from tidewheel.control.instants import read_instant
 from tidewheel.control.printable import printable_lines

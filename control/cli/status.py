@@ -1,7 +1,8 @@
 """`tidewheel status`: services with their heartbeats, what is due and not done, and what is wrong.
 
 The parts of the local stack come first where one exists. Exit codes: 0 if nothing is wrong, 1 if something is, 3 if the
-local stack is used and does not run, 6 if PostgreSQL does not answer.
+local stack is used and does not run, 6 if PostgreSQL does not answer. `tidewheel admin executors` and `shard list` are
+the lists of the whole installation.
 """
 
 import sys
@@ -10,14 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
 
 import psycopg
 import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.cli.options import Limit, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_facts, print_table, wrapped
 from tidewheel.control.cli.service_options import Home
-from tidewheel.control.cli.tables import relative_text
+from tidewheel.control.cli.tables import Cell, relative_text
+from tidewheel.control.reads import fleet as read
 from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.status import COUNTED, FleetStatus, Service, age_text, read_intake_offsets, read_status
@@ -35,10 +39,8 @@ from tidewheel.transitions.tenant_refusals import topics_to_read
 
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackStatus
-
 _WATCH_SECONDS = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
-
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds, until Ctrl-C.")]
 
 
@@ -248,3 +250,52 @@ def print_finding(finding: Finding) -> None:
     typer.echo(wrapped(f"{finding.severity}: {finding.what}", "  "))
     typer.echo(wrapped(f"  evidence: {finding.evidence}", "    "))
     typer.echo(f"  remedy: {finding.remedy}")  # on one line: it can be copied
+
+
+def list_executors(
+    *,
+    after: Annotated[
+        UUID | None, typer.Option(metavar="ID", help="Begin after this executor; the last line of a page names it.")
+    ] = None,
+    number: Limit = 50,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List executors, each with its slots, queues, handlers and last heartbeat."""
+    with reading() as connection:
+        found = read.list_executors(connection, after=after, limit=number + 1)
+    page, more = found[:number], len(found) > number
+    if output is not Output.TEXT:
+        print_document({"executors": page, "next_cursor": page[-1].executor_id if more else None}, output)
+    elif page:
+        print_table(("executor", "name", "state", "heartbeat", "slots", "queues", "handlers"), map(_row, page))
+        if more:
+            typer.echo(f"more: add --after {page[-1].executor_id}")
+    else:
+        typer.echo("no executors")
+
+
+def list_shards(*, output: OutputOption = Output.TEXT) -> None:
+    """List shards, each with the scheduler that fires its jobs."""
+    with reading() as connection:
+        shards = read.list_shards(connection, read_installation(connection, Connections.load()).shards)
+    if output is not Output.TEXT:
+        print_document({"shards": shards}, output)
+    else:
+        rows = [
+            (str(each.shard), each.owner.name, each.owner.last_heartbeat_at) if each.owner
+            else (str(each.shard), "no scheduler", None)
+            for each in shards
+        ]  # fmt: skip
+        print_table(("shard", "scheduler", "heartbeat"), rows)
+
+
+def _row(each: read.ExecutorSummary) -> tuple[Cell, ...]:
+    return (
+        str(each.executor_id),
+        each.name,
+        "dead" if each.is_silent else "stopping" if each.stopping else "alive",
+        each.last_heartbeat_at,
+        str(each.slots),
+        ", ".join(each.queues),
+        ", ".join(each.handlers),
+    )

@@ -10,7 +10,7 @@ from uuid import UUID
 import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import complete_key, requesting
+from tidewheel.control.cli.options import complete_key, place_text, requesting
 from tidewheel.control.cli.output import (
     Output,
     moment,
@@ -22,7 +22,6 @@ from tidewheel.control.cli.output import (
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_row, retry_chain_facts
 from tidewheel.control.cli.tables import Cell, cell_text
-from tidewheel.control.cli.time_options import place_text
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.doors.cli import Flag, Shown, Table, command
 from tidewheel.errors import refuse
