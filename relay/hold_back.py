@@ -5,7 +5,7 @@ paused topic. Its rows are staged as addresses (`staging.py`), and the chosen on
 reader reads the topic again, from the last second on.
 
 Rows may be committed after their time. Once a second a topic is staged from 15 s before its marks on, for a twentieth
-of the time at most. A walk in the background finds rows that are later still (`held_walk.py`).
+of the time at most. A walk in the background finds rows that are later still (`held_report.py`).
 
 What is held back is reported every two seconds (`held_report.py`).
 
@@ -46,10 +46,8 @@ from tidewheel.relay.due_rows import (
     ids_of,
     position_columns,
 )
-from tidewheel.relay.held_report import HeldLane, HeldReport
-from tidewheel.relay.held_walk import HeldWalk
-from tidewheel.relay.staging import Staging, address_of, id_of, position_in
-from tidewheel.relay.window import Window
+from tidewheel.relay.held_report import HeldLane, HeldReport, HeldWalk
+from tidewheel.relay.staging import Staging, Window, address_of, id_of, position_in
 from tidewheel.runs import Move, sources
 
 _SQL = Statements("tidewheel.relay")

@@ -46,7 +46,7 @@ from tidewheel.control.api.workflows import WorkflowsApi
 from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.live import Live
-from tidewheel.control.doctor.kept import Doctor
+from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.doors.rest import Route, add_routes
 from tidewheel.errors import SettingsError
 from tidewheel.executor.message_check import MessageCheck

@@ -21,7 +21,7 @@ from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.doctor.kept import Diagnosis, Doctor
+from tidewheel.control.doctor.doctor import Diagnosis, Doctor
 from tidewheel.control.reads.fleet import (
     ExecutorSummary,
     ShardOwner,

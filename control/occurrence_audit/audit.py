@@ -22,8 +22,14 @@ from tidewheel.control.occurrence_audit.compare import (
     Skipped,
     compare,
 )
-from tidewheel.control.occurrence_audit.instants import instant_of, unpack
-from tidewheel.control.occurrence_audit.records import DatabaseRuns, MissingChild, RecordedDay, Scope
+from tidewheel.control.occurrence_audit.records import (
+    DatabaseRuns,
+    MissingChild,
+    RecordedDay,
+    Scope,
+    instant_of,
+    unpack,
+)
 from tidewheel.errors import ScheduleRefused, refuse
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.session import Conn, rows_of

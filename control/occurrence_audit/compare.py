@@ -18,15 +18,19 @@ from itertools import pairwise
 from typing import NamedTuple
 from uuid import UUID
 
-from tidewheel.control.occurrence_audit.instants import (
+from tidewheel.control.occurrence_audit.records import (
+    ChainLink,
     Instants,
+    MissingChild,
+    RecordedDay,
+    Scope,
+    WrongAttempts,
     instant_of,
     instants_between,
     number_of,
     pack,
     unpack,
 )
-from tidewheel.control.occurrence_audit.records import ChainLink, MissingChild, RecordedDay, Scope, WrongAttempts
 from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.decision import Override, SkipReason
 from tidewheel.schedules.schedule import TICK, Schedule

@@ -23,8 +23,7 @@ from tidewheel.control.local_stack import make_stack
 from tidewheel.control.supervise.dev_stack import DevLock, DevStack
 from tidewheel.control.supervise.log import Log
 from tidewheel.control.supervise.process import Report
-from tidewheel.control.supervise.run import stopping_by_signals
-from tidewheel.control.supervise.services import ROLES, make_services, module_files
+from tidewheel.control.supervise.services import ROLES, make_services, module_files, stopping_by_signals
 from tidewheel.control.supervise.supervisor import Supervisor
 from tidewheel.errors import refuse
 from tidewheel.local.ports import free_port, is_free
