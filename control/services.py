@@ -110,7 +110,7 @@ def run_executor(settings: ExecutorSettings) -> None:
     from tidewheel.executor.loop import Executor
     from tidewheel.executor.output_capture import captured
     from tidewheel.executor.programs.process import hide_from_programs
-    from tidewheel.executor.runners.kinds import target_kinds
+    from tidewheel.executor.runners.runner import target_kinds
     from tidewheel.kafka.topics import queue_names
     from tidewheel.schemas.generated.records import TargetKind
 

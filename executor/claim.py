@@ -28,8 +28,8 @@ from tidewheel.postgres.session import CommitUnknown, Conn, RowsLocked, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.fallbacks import Step, work
+from tidewheel.process.faults import OnceAMinute
 from tidewheel.process.metrics import metrics
-from tidewheel.process.once_a_minute import OnceAMinute
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.definitions import needs

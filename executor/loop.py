@@ -29,9 +29,8 @@ from tidewheel.executor.run_batch import ADDERS
 from tidewheel.executor.run_queue import RunQueue
 from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.executor.runners.kafka import KafkaRunner
-from tidewheel.executor.runners.kinds import capabilities, target_kinds
 from tidewheel.executor.runners.python import python_runner
-from tidewheel.executor.runners.runner import DeferredRunner, Recalling, Runner
+from tidewheel.executor.runners.runner import DeferredRunner, Recalling, Runner, capabilities, target_kinds
 from tidewheel.executor.runners.secret_store import SecretStore, secret_store
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import HeldBytes, Slots

@@ -26,7 +26,7 @@ from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.record_outcomes import record_outcomes
 from tidewheel.executor.sweep import DueRun
 from tidewheel.postgres.notify import Channel
-from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn, Session, at_commit, is_data_fault, is_refused, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint

@@ -25,7 +25,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.ids import read_uuid
 from tidewheel.kafka.topics import DEFAULT_QUEUE
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
-from tidewheel.postgres import pg_arrays as arrays
+from tidewheel.postgres import pg_binary as arrays
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.low_water import LATE_COMMIT, FullScanPacer
 from tidewheel.postgres.session import Conn, Session

@@ -58,7 +58,7 @@ INTEGERS = {
     "tidewheel/schedules/cron_syntax.py": "a word of an expression: its pattern has ASCII digits only",
     "tidewheel/schedules/describe.py": "an element that the parser has accepted",
     "tidewheel/schedules/peer_cron.py": "a day that the pattern has matched",
-    "tidewheel/schedules/tzif.py": "the footer of a zone's file, from the package tzdata",
+    "tidewheel/schedules/zones.py": "the footer of a zone's file, from the package tzdata",
 }
 
 

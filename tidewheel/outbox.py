@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from tidewheel.postgres.pg_copy import NULL, bytea, byteas, columns, copy_rows, instant, int2, text
+from tidewheel.postgres.pg_binary import NULL, bytea, byteas, columns, copy_rows, instant, int2, text
 from tidewheel.postgres.session import Conn, OwnConnection
 
 SLICES = 8  # ranges of shards, each published by one relay at a time; the most relays that can share the work

@@ -17,9 +17,9 @@ from tidewheel.control.instants import read_instant
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_id
 from tidewheel.schedules.cron_parser import uses_hash
+from tidewheel.schedules.cron_schedule import DstGap, DstOverlap
 from tidewheel.schedules.describe import MarkedOccurrence, describe, marked_occurrences
 from tidewheel.schedules.parse import ensure_can_fire, parse_schedule
-from tidewheel.schedules.zoned_cron import DstGap, DstOverlap
 from tidewheel.schedules.zones import LAST_YEAR
 
 _MAX_SHOWN = 1000

@@ -16,7 +16,7 @@ from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import parse_duration
 from tidewheel.postgres.session import connect
 from tidewheel.settings.connections import Connections
-from tidewheel.settings.shared import NOT_SET
+from tidewheel.settings.services import NOT_SET
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Shown in lists and in the audit log.")]
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part after tw_.")]

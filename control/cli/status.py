@@ -31,7 +31,7 @@ from tidewheel.jobs.strict_json import as_object
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
 from tidewheel.kafka.topics import Topics
 from tidewheel.migrations.runner import require_current
-from tidewheel.postgres.installation_faults import first_line
+from tidewheel.postgres.faults import first_line
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation

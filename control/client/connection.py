@@ -1,6 +1,10 @@
 """The connection that every part of `Client` shares.
 
 A request is applied by the code that intake uses, in one transaction of its own, on Tidewheel's database.
+
+A transaction acts for one tenant by a role: row-level security hides all other rows. Sessions are used for one tenant
+after another. So the role, the tenant and the search path end with the transaction. `migrations/row_security.py` makes
+the role and the policies.
 """
 
 import logging
@@ -10,35 +14,37 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import LiteralString, TypeVar
 
+import psycopg
 from psycopg.errors import InsufficientPrivilege
 
 from tidewheel import task_token_keys
 from tidewheel.audit import Actor, Change, process_actor, record_change
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.enqueue import raise_if_rejected
-from tidewheel.errors import Unavailable, UnknownJob, VersionConflict, refuse
+from tidewheel.errors import InstallationFault, Unavailable, UnknownJob, VersionConflict, refuse
 from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import Freeze, RunComplete, RunHeartbeat, Thaw
+from tidewheel.postgres.faults import first_line
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import FOR_LISTS, CommitUnknown, Conn, OwnConnection, RowsLocked, Session
 from tidewheel.postgres.statements import Statements
-from tidewheel.postgres.tenant_role import begin_for_tenant, read_search_path
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import Installation, read_installation
 
 _SET_REPEATABLE_READ = Statements("tidewheel.control")["set_repeatable_read"]
-
 T = TypeVar("T")
-
 _LOG = logging.getLogger("tidewheel.client")
-
 _TRIES = 5
 _LOCK_SECONDS = 10.0  # as `lock_timeout` of a session
 _CREATES_RUNS = ("job.trigger", "job.backfill", "run.retry", "workflow.resume", "batch.submit")
+_SQL = Statements("tidewheel")
+_ACT_FOR_TENANT = _SQL["act_for_tenant"]
+_READ_SEARCH_PATH = _SQL["read_search_path"]
+_REMEDY = "create the role again, or run `tidewheel migrate` with TIDEWHEEL_TENANT_ROLE set to the role that exists"
 
 
 class Connection:
@@ -260,3 +266,26 @@ def raise_rejection(reply: Reply, expected: object) -> None:
 def drop_none(document: Mapping[str, object]) -> dict[str, object]:
     """Return a document without the fields that are None."""
     return {name: value for name, value in document.items() if value is not None}
+
+
+def read_search_path(connection: Conn) -> str:
+    """Return the schemas of the session, whose `"$user"` a change of the role would change."""
+    [(path,)] = connection.execute(_READ_SEARCH_PATH).fetchall()
+    return str(path)
+
+
+def begin_for_tenant(
+    connection: Conn, role: str, tenant: str, search_path: str, *, first: Sequence[LiteralString] = ()
+) -> None:
+    """Begin a transaction that acts as the role for a tenant, in one round trip.
+
+    Args:
+        tenant: The only tenant whose rows exist for this transaction.
+    """
+    try:
+        with connection.pipeline():
+            for statement in first:
+                connection.execute(statement)
+            connection.execute(_ACT_FOR_TENANT, {"role": role, "tenant": tenant, "search_path": search_path})
+    except psycopg.errors.InvalidParameterValue as error:
+        raise InstallationFault(first_line(error), _REMEDY, error.sqlstate or "") from error

@@ -44,7 +44,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.runs import Cause, RunState
 from tidewheel.schedules.decision import HoldReason, SkipReason
 from tidewheel.schedules.describe import to_zone
-from tidewheel.schedules.simple import FixedDelay, Manual
+from tidewheel.schedules.schedule import FixedDelay, Manual
 from tidewheel.schedules.zones import LAST_YEAR
 
 _FIRST_YEAR = 1970

@@ -17,7 +17,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause
 from tidewheel.schedules.decision import Override
-from tidewheel.schedules.simple import Once
+from tidewheel.schedules.schedule import Once
 
 _SQL = Statements("tidewheel.control")
 _READ_RUNS_AT = _SQL["read_runs_at"]

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.buckets import quantile, unpack
+from tidewheel.activity import quantile, unpack
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
 from tidewheel.control.explain.recent import Unfired, unfired_between
 from tidewheel.control.reads.job_days import read_counted_days

@@ -22,10 +22,9 @@ from tidewheel.schedules.calendars import MAX_COUNTED
 from tidewheel.schedules.decision import HoldReason, Override
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.open_days import open_days
-from tidewheel.schedules.schedule import TICK, at_second
-from tidewheel.schedules.simple import FixedDelay
+from tidewheel.schedules.schedule import TICK, FixedDelay, at_second
 from tidewheel.schedules.timer_state import TimerState
-from tidewheel.schedules.tzif import EPOCH_ORDINAL
+from tidewheel.schedules.zones import EPOCH_ORDINAL
 
 _FIRST = 3
 _LAST = datetime.max.replace(tzinfo=UTC)

@@ -34,7 +34,7 @@ from tidewheel.control.explain.version_timeline import VersionSpan
 from tidewheel.schedules.decide import decide
 from tidewheel.schedules.decision import HoldReason, SkipReason
 from tidewheel.schedules.policies import jittered
-from tidewheel.schedules.simple import FixedDelay
+from tidewheel.schedules.schedule import FixedDelay
 
 
 def not_recorded(facts: InstantFacts, version_span: VersionSpan) -> Verdict:

@@ -44,8 +44,7 @@ from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import Override
 from tidewheel.schedules.describe import describe, to_zone
 from tidewheel.schedules.policies import policies_from_text
-from tidewheel.schedules.schedule import TICK, Schedule
-from tidewheel.schedules.simple import FixedDelay, Interval, Once
+from tidewheel.schedules.schedule import TICK, FixedDelay, Interval, Once, Schedule
 from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
 from tidewheel.transitions.kept_since import read_kept_since

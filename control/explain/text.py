@@ -18,7 +18,7 @@ from tidewheel.schedules.decide import MAX_CAUGHT_UP
 from tidewheel.schedules.decision import SkipReason
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.policies import CatchUp
-from tidewheel.schedules.simple import FixedDelay, Once
+from tidewheel.schedules.schedule import FixedDelay, Once
 from tidewheel.transitions.overlap import REPLACING
 
 UNDO_MOVE = "Undo the move to let it fire at its own time."

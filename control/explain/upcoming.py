@@ -39,8 +39,7 @@ from tidewheel.schedules.decide import MAX_COUNTED, decide
 from tidewheel.schedules.decision import HoldReason, Override
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.policies import jittered
-from tidewheel.schedules.schedule import TICK
-from tidewheel.schedules.simple import FixedDelay, Manual, Once
+from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Once
 from tidewheel.schedules.timer_state import TimerState
 
 _FIND_RUNS_AHEAD = Statements("tidewheel.control")["find_runs_ahead"]

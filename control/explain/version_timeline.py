@@ -14,8 +14,7 @@ from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import DaySet, Override
 from tidewheel.schedules.policies import Policies, policies_from_text
-from tidewheel.schedules.schedule import TICK, UNBOUNDED, Schedule
-from tidewheel.schedules.simple import Interval
+from tidewheel.schedules.schedule import TICK, UNBOUNDED, Interval, Schedule
 from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
 

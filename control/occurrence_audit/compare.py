@@ -33,8 +33,7 @@ from tidewheel.control.occurrence_audit.records import (
 )
 from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.decision import Override, SkipReason
-from tidewheel.schedules.schedule import TICK, Schedule
-from tidewheel.schedules.simple import FixedDelay, Once
+from tidewheel.schedules.schedule import TICK, FixedDelay, Once, Schedule
 
 MAX_AT_ONCE = 100_000
 """Occurrences of a job that are compared at once; beyond it the audit goes day by day."""

@@ -17,8 +17,7 @@ from uuid import UUID
 
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
-from tidewheel.schedules.schedule import TICK, Schedule
-from tidewheel.schedules.simple import Interval
+from tidewheel.schedules.schedule import TICK, Interval, Schedule
 
 _SQL = Statements("tidewheel.control.occurrence_audit")
 _READ_TIMER_RUNS = _SQL["read_timer_runs"]

@@ -12,8 +12,7 @@ from itertools import pairwise
 from typing import cast
 from uuid import UUID
 
-from tidewheel.activity import Stage, unpack_stages
-from tidewheel.buckets import quantile
+from tidewheel.activity import Stage, quantile, unpack_stages
 from tidewheel.control.reads.runs import RunSummary, read_runs
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -25,7 +24,7 @@ _READ_STAGES = _SQL["read_stages"]
 _FIND_SLOWEST_RUNS = _SQL["find_slowest_runs"]
 LOOKED_AT = 100_000
 """The rows of one answer, the newest first: about 100 ms."""
-_ON_TIME_BUCKET = 73  # of tidewheel/buckets.py: its upper bound is 1.05 s
+_ON_TIME_BUCKET = 73  # of tidewheel/activity.py: its upper bound is 1.05 s
 _COUNT_UPCOMING = Statements("tidewheel.control")["count_upcoming"]
 COUNTED = 10_000
 """The timers that are counted: more are shown as at least so many."""

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.buckets import quantile, unpack
+from tidewheel.activity import quantile, unpack
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn

@@ -13,7 +13,7 @@ from psycopg.rows import class_row
 
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 

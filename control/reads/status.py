@@ -18,7 +18,7 @@ from tidewheel.jobs.values import format_duration, format_second
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.nouns.freezes.reads import all_freezes
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
-from tidewheel.postgres.pg_arrays import integers
+from tidewheel.postgres.pg_binary import integers
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.presence import SILENT_SECONDS

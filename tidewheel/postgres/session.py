@@ -23,7 +23,7 @@ from psycopg.rows import RowFactory
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.postgres.epoch import EpochOver, epoch
-from tidewheel.postgres.installation_faults import first_line, without_partition, without_rows_fault
+from tidewheel.postgres.faults import first_line, without_partition, without_rows_fault
 from tidewheel.postgres.partitions import repair_days
 from tidewheel.postgres.primaries import named_servers, primaries
 from tidewheel.postgres.statements import Statements

@@ -5,13 +5,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
-from tidewheel.schedules.cron_matching import following, preceding
+from tidewheel.schedules.cron_fields import following, preceding
 from tidewheel.schedules.cron_parser import parse_cron
-from tidewheel.schedules.cron_schedule import CronSchedule, zoned_cron
+from tidewheel.schedules.cron_schedule import (
+    CORRECTION,
+    CronSchedule,
+    DstGap,
+    DstOverlap,
+    ZonedCron,
+    choice,
+    zoned_cron,
+)
 from tidewheel.schedules.cron_syntax import DAY_OF_MONTH, DAY_OF_WEEK, HOUR, MINUTE, MONTH, SECOND, FieldKind
 from tidewheel.schedules.ranges import occurrences_after
 from tidewheel.schedules.schedule import at_second, whole_second
-from tidewheel.schedules.zoned_cron import CORRECTION, DstGap, DstOverlap, ZonedCron, choice
 from tidewheel.schedules.zones import FOREVER, Zone, zone
 
 # fmt: off

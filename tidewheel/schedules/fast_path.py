@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tidewheel.schedules.decision import Decision, Fire
 from tidewheel.schedules.parse import read_schedule
 from tidewheel.schedules.policies import policies_from_text
-from tidewheel.schedules.simple import Interval
+from tidewheel.schedules.schedule import Interval
 from tidewheel.schedules.timer_state import Timer
 
 _NOTHING = timedelta(0)

@@ -17,11 +17,10 @@ from datetime import date, datetime
 from itertools import pairwise
 from typing import TypeAlias
 
+from tidewheel.schedules.cron_schedule import OffsetSpans
 from tidewheel.schedules.decision import DaySet
 from tidewheel.schedules.schedule import TICK, Schedule, at_microsecond, microseconds
-from tidewheel.schedules.tzif import EPOCH_ORDINAL
-from tidewheel.schedules.zoned_cron import OffsetSpans
-from tidewheel.schedules.zones import FOREVER, Zone, zone
+from tidewheel.schedules.zones import EPOCH_ORDINAL, FOREVER, Zone, zone
 from tidewheel.weighed_cache import WeighedCache
 
 DAY_SECONDS = 86_400

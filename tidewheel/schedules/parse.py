@@ -21,10 +21,17 @@ from uuid import UUID
 
 from tidewheel.errors import ScheduleRefused
 from tidewheel.schedules.cron_parser import uses_hash
-from tidewheel.schedules.cron_schedule import CronSchedule, zoned_cron
-from tidewheel.schedules.schedule import Bounds, Schedule, read_instant, whole_second
-from tidewheel.schedules.simple import FixedDelay, Interval, Manual, Once
-from tidewheel.schedules.zoned_cron import DstGap, DstOverlap, ZonedCron, choice
+from tidewheel.schedules.cron_schedule import CronSchedule, DstGap, DstOverlap, ZonedCron, choice, zoned_cron
+from tidewheel.schedules.schedule import (
+    Bounds,
+    FixedDelay,
+    Interval,
+    Manual,
+    Once,
+    Schedule,
+    read_instant,
+    whole_second,
+)
 from tidewheel.schedules.zones import FOREVER, zone
 
 MIN_INTERVAL_US = 1_000_000

@@ -13,12 +13,11 @@ from typing import Protocol
 from uuid import UUID
 
 from tidewheel.errors import ScheduleRefused
-from tidewheel.schedules.cron_schedule import CronSchedule, zoned_cron
+from tidewheel.schedules.cron_schedule import CronSchedule, DstGap, DstOverlap, choice, zoned_cron
 from tidewheel.schedules.parse import schedule_from_text
 from tidewheel.schedules.policies import Policies, policies_from_text
 from tidewheel.schedules.schedule import TICK, Schedule
 from tidewheel.schedules.timer_state import DaySets, effective_schedule
-from tidewheel.schedules.zoned_cron import DstGap, DstOverlap, choice
 from tidewheel.schedules.zones import zone
 
 

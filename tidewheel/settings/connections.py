@@ -15,8 +15,7 @@ from tidewheel.extras import install_command, is_installed
 from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern, read_folder, read_host_pattern, read_port
 from tidewheel.redaction import protect
 from tidewheel.settings.kafka_client import client_config, read_properties
-from tidewheel.settings.sources import Settings
-from tidewheel.settings.values import Duration, Entries
+from tidewheel.settings.sources import Duration, Entries, Settings
 
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackInfo

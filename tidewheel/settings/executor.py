@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from tidewheel.jobs.values import format_duration
 from tidewheel.settings.connections import Connections
-from tidewheel.settings.values import Duration, Entries
+from tidewheel.settings.sources import Duration, Entries
 from tidewheel.webhooks import read_secrets
 
 _NOT_PASSED: Final = ("TIDEWHEEL_", "PG", "AWS_")  # passwords, tokens and keys

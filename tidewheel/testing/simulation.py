@@ -21,7 +21,7 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.schedules.decide import decide, with_jitter
 from tidewheel.schedules.decision import DaySet, Decision, Fire, Skip, SkipReason
 from tidewheel.schedules.describe import to_zone
-from tidewheel.schedules.simple import FixedDelay
+from tidewheel.schedules.schedule import FixedDelay
 from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
 
 MAX_WAKEUPS = 100_000

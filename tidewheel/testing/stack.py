@@ -19,7 +19,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.control.client.results import Job, Run
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.executor.handlers import registered
-from tidewheel.executor.runners.kinds import capabilities, target_kinds
+from tidewheel.executor.runners.runner import capabilities, target_kinds
 from tidewheel.ids import RunId, job_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.kafka.topics import DEFAULT_QUEUE, Topics
