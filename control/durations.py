@@ -11,7 +11,6 @@ def duration(span: timedelta | None, *, exact: bool = False) -> str:
     """Return a duration; a dash for None.
 
     Args:
-        span: The duration; a negative one counts as none.
         exact: False for a measured one: three figures, or two units, are enough.
 
     >>> [duration(timedelta(seconds=each)) for each in (0.00544, 0.25, 4.2, 12.345, 59.96, 72, 3600, 7500, 200000)]

@@ -62,7 +62,6 @@ class RunPlaces:
         table_name: The table that holds it; of an ended run the partition of its day.
         day: The day on which it ended; None while it is open.
         kept_until: The day on which retention drops that partition.
-        requested_from: That request's message as topic/partition/offset.
         run_message: Its first message; None if it was not found.
         completion: Its completion; None while it is open, or if it was not found.
         kafka: The reason for which Kafka was not read; None if it was.

@@ -188,9 +188,6 @@ class RemoteExecutors:
         Args:
             key_id: The API key with which alone its further calls are accepted; None for the token of all.
             acts_for: The tenant whose runs alone it starts; None for all.
-
-        Raises:
-            InvalidInput: The key, or the token, has too many executors.
         """
         executor_id = uuid4()
         facts = {"name": name, "queues": list(queues), "handlers": list(handlers), "slots": slots, "lease": lease}
@@ -227,11 +224,7 @@ class RemoteExecutors:
         return signals
 
     def claim(self, claim: RemoteClaim) -> RemoteClaimResult:
-        """Claim runs for an executor.
-
-        Raises:
-            InvalidInput: The claim's number is below that of its last one.
-        """
+        """Claim runs for an executor."""
         with self._session.transaction() as connection:
             claimed = claim_remotely(connection, self._installation, claim, self._limited.read(connection))
         failpoint("claim.after_commit")

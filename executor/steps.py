@@ -31,11 +31,7 @@ class Steps:
         self._lock = threading.Lock()
 
     def begin(self, name: str) -> bytes | None:
-        """Take a name; return the saved result of an earlier attempt as JSON, None if the step must run.
-
-        Raises:
-            ValueError: The attempt has used the name, or it is none.
-        """
+        """Take a name; return the saved result of an earlier attempt as JSON, None if the step must run."""
         if not 1 <= len(name) <= MAX_TEXT:
             message = f"the name of a step has 1 to {MAX_TEXT} characters, this one has {len(name)}"
             raise ValueError(message)

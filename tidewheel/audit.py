@@ -80,7 +80,6 @@ class Actor:
 
     Args:
         name: The name of the key or the user, or the coordinates of the message.
-        named: The person that the sender has named.
         tenant: The one tenant that an API key opens; None for an actor with the rights of all.
     """
 

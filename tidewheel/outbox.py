@@ -44,7 +44,6 @@ class OutboxRow(NamedTuple):
 
     Args:
         shard: The shard of its job; determines the slice, and so the relay.
-        lane: Its class of service; lanes' names are classes too.
         publish_at: Not before this instant of the database's clock.
         headers: Name and value of each header, or the result of `pack` where many rows share headers.
         tenant: Of a run, for fairness while its topic is held back. None for all other messages.

@@ -68,9 +68,6 @@ async def read_body(request: Request, model: type[M]) -> M:
 async def read_verb(request: Request, kind: str, **fields: object) -> dict[str, object]:
     """Return the request of intake that a body and an address describe; the query has the tenant at most.
 
-    Args:
-        **fields: The fields that the address and the headers give.
-
     Raises:
         InvalidInput: The body has a field of these, or the query has one that is not documented.
     """

@@ -99,11 +99,7 @@ class StoredKey:
 
 
 class KeyUse:
-    """The use of one key in this process.
-
-    Attributes:
-        stored: The key.
-    """
+    """The use of one key in this process."""
 
     def __init__(self, stored: StoredKey, rate: float, now: float) -> None:
         self.stored, self.read_at, self.in_progress = stored, now, 0

@@ -33,7 +33,6 @@ class Command(NamedTuple):
 
     Args:
         module: Its module in this package, or with a dot that of a noun.
-        help: The first line of the function's docstring.
         passes_arguments: True if unknown options are arguments, which it passes on.
     """
 

@@ -34,11 +34,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first; needed
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal before an act that is rarely meant.
-
-    Raises:
-        InvalidInput: There is no terminal, and `--yes` is not given.
-    """
+    """Ask on a terminal before an act that is rarely meant."""
     if yes:
         return
     if not sys.stdin.isatty():

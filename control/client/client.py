@@ -42,8 +42,8 @@ from tidewheel.settings.connections import Connections
 class Client:
     """A client of Tidewheel for one thread; a context manager.
 
-    A method raises `Refused` if an argument does not fit or names what does not exist, and `Unavailable` if the
-    database does not answer. A repeated `request_id` returns the first reply.
+    A method raises `Refused` if an argument does not fit or names what does not exist: its `errors` name each field and
+    the remedy. It raises `Unavailable` if the database does not answer. A repeated `request_id` returns the first reply.
 
     Args:
         database_url: The database; else that of the settings.
@@ -94,11 +94,7 @@ class Client:
         """Create a job, or update it; an identical spec changes nothing.
 
         Args:
-            job: The job of a `job.submit` request, as a mapping or a `JobSpec`.
             if_version: Only while this is the current version; 0 only creates.
-
-        Raises:
-            Refused: The job is rejected; `errors` names each field and its remedy.
         """
         # A JobSpec is passed as it is: as a mapping, its payload and jitter would be parsed differently.
         given = job if isinstance(job, JobSpec) else as_document(job, "job")
@@ -111,7 +107,6 @@ class Client:
         """Change single fields of a job, by a JSON merge patch (RFC 7396); None resets a field.
 
         Args:
-            patch: The fields to change, each as in a `job.submit` request.
             if_version: Only while this is the current version. Without it a patch that another change overtakes is
                 applied to the new version.
         """
@@ -296,11 +291,7 @@ class Client:
             return job_statistics(connection, self._connection.tenant, key, as_int(days, "days", MAX_DAYS))
 
     def preview(self, job: Mapping[str, object] | JobSpec, n: int = 10, *, after: datetime | None = None) -> Preview:
-        """Return what an unsaved job would do: its policies in words, and its next `n` occurrences.
-
-        Raises:
-            Refused: As by `submit`.
-        """
+        """Return what an unsaved job would do: its policies in words, and its next `n` occurrences."""
         allowed, late = self._connection.installation.allow_lists, self._connection.installation.misfire_after
         with self._connection.snapshot() as connection:
             return preview(connection, self._connection.tenant, job, n, after, allow_lists=allowed, misfire_after=late)

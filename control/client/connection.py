@@ -51,13 +51,10 @@ class Connection:
     """A connection to Tidewheel for one thread.
 
     Args:
-        application: The name of its sessions in PostgreSQL.
-        options: libpq options of its session.
         shared: The installation whose rates of tenants and task tokens threads share: their owner keeps them.
         lock_seconds: How long it waits for rows that another transaction has locked; then the caller decides.
 
     Attributes:
-        writes: The number of transactions that it has committed by `write`.
         before_blocking: Called before a request is applied that blocks claims.
         on_block: Called when claims begin to wait for such a request.
         traceparent: The trace context of the requests that have none of their own.
@@ -277,11 +274,7 @@ def read_search_path(connection: Conn) -> str:
 def begin_for_tenant(
     connection: Conn, role: str, tenant: str, search_path: str, *, first: Sequence[LiteralString] = ()
 ) -> None:
-    """Begin a transaction that acts as the role for a tenant, in one round trip.
-
-    Args:
-        tenant: The only tenant whose rows exist for this transaction.
-    """
+    """Begin a transaction that acts as the role for a tenant, in one round trip."""
     try:
         with connection.pipeline():
             for statement in first:

@@ -155,9 +155,6 @@ class OrderingKeys:
         Args:
             skip: True to let the next run start without a retry.
             request_id: A repeated id makes no second retry; not with `skip`.
-
-        Raises:
-            Refused: The key is not blocked, or a retry of the run is open.
         """
         own = self._connection
         if skip:

@@ -52,12 +52,7 @@ class _LogRow:
 
 
 class _LogReader:
-    """Reads a run's output, each byte once.
-
-    Args:
-        attempt: Only this attempt; None for all.
-        after: The bytes of that attempt that were read before.
-    """
+    """Reads a run's output, each byte once."""
 
     def __init__(self, tenant: str, run_id: UUID, attempt: int | None = None, after: int = 0) -> None:
         self._columns = {"tenant": tenant, "run_id": run_id, "attempt": attempt, "limit": _PAGE}

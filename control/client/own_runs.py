@@ -46,7 +46,6 @@ def cancel(connection: "Caller", run_id: UUID, *, reason: str | None = None, ten
 
     Args:
         connection: As of `enqueue`.
-        run_id: The run; it may be one that this transaction has enqueued.
 
     Returns:
         The state in which the transaction sees the run. A terminal run does not change.

@@ -31,7 +31,6 @@ class Polling(Generic[T]):
     """One wait.
 
     Args:
-        name: The name of the work, such as `backfill`.
         timeout: The most seconds to wait.
         on_progress: Called with each result of a poll before the last.
     """

@@ -64,7 +64,6 @@ class Run:
     Args:
         state: Its state; terminal when in `tidewheel.runs.FINAL`.
         attempt: The last attempt begun; 0 before the first.
-        scheduled_at: The nominal instant.
         started_at: When the last attempt began.
         reason: The reason of a skip or a cancellation, or the timeout that fired.
         result: The handler's result, as JSON text.

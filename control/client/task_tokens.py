@@ -20,9 +20,6 @@ class TaskTokens:
 
         Returns:
             The run's new state: succeeded, or cancelled where a cancellation was requested meanwhile.
-
-        Raises:
-            StaleToken: The attempt has already ended.
         """
         return self._end(request_id, token=token, result=result)
 
@@ -39,13 +36,9 @@ class TaskTokens:
 
         Args:
             error_type: Compared with the job's `non_retryable`.
-            permanent: Retry no more.
 
         Returns:
             The run's new state: retrying, failed, or cancelled where a cancellation was requested meanwhile.
-
-        Raises:
-            StaleToken: The attempt has already ended.
         """
         failure = {"error_type": error_type, "error_message": error_message, "permanent": permanent or None}
         return self._end(request_id, token=token, status="failed", **failure)

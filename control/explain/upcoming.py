@@ -103,7 +103,6 @@ class OccurrenceScan:
 
     Args:
         job_id: The seed of the jitter.
-        after: All occurrences are later than this.
         override: Skips and moves by nominal instant.
     """
 

@@ -163,7 +163,6 @@ class JobAudit:
         undecided: How many the timer has not decided yet, by the reason of its hold.
         by_message: Runs whose last attempt has the coordinates of a Kafka message.
         by_sweep: Runs whose last attempt was claimed without a message.
-        findings: The first findings.
         audited_from: The first audited instant, if the `history_limit` has removed runs of the range; else None.
     """
 

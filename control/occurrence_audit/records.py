@@ -78,8 +78,6 @@ class ChainLink(NamedTuple):
     """Two successive scheduled runs of a fixed_delay job.
 
     Args:
-        scheduled_at: The instant of the second one.
-        previous_at: The instant of the first one.
         previous_end: Its end; None if it has not ended.
     """
 

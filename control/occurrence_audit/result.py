@@ -106,7 +106,6 @@ class AuditResult:
     """The result of an audit.
 
     Args:
-        before: All instants are earlier.
         tenant: The only tenant; None for all.
         key: The only job; None for all.
         sha256: The hash of the report; None if none was written.

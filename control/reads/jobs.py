@@ -174,7 +174,6 @@ def list_jobs(
     Args:
         unwell: True for quarantined jobs, and those of the newest 500 failures whose last run within 7 days failed.
         occurs: True for jobs whose schedule has a further occurrence only: no manual ones.
-        after: Begin after this key.
     """
     require_tenant(connection, tenant)
     columns: dict[str, object] = {

@@ -91,11 +91,7 @@ class _Failing:
 def find_needs(
     connection: Conn, tenant: str, now: datetime, found: OpenRuns, *, fleet: FleetStatus | None, hour: ActivityBin
 ) -> list[Need]:
-    """Return what needs a person, the worst first.
-
-    Args:
-        fleet: The fleet, for a reader who sees all tenants.
-    """
+    """Return what needs a person, the worst first."""
     failing = list(_of_failing_jobs(connection, tenant, now))
     needs = [
         *_of_fleet(fleet, tenant, now),

@@ -59,7 +59,6 @@ class SecretStore:
 
         Raises:
             SecretMissing: There is no such secret, or its files are not as they should be.
-            SecretRefused: The URL is not one that the secret may be sent to.
         """
         secret = self._find(tenant, name)
         if url.host.name not in secret.hosts:

@@ -131,7 +131,6 @@ class AllowLists:
         enforces: True in an executor: an empty list of topics, functions or programs allows none. Elsewhere such a list
             is unknown, and everything passes.
         topic_prefix: First part of the installation's own topics, which no job writes to.
-        allow_private: True if HTTP targets may be on private addresses.
         ports: Allowed ports; None is any.
         folders: Working directories, with all below them.
     """

@@ -99,8 +99,6 @@ class LocalStack:
         home: Its folder; by default that of `tidewheel.local.state.default_home`.
         brokers: 1 or 3; by default as many as the stack has, 1 for a new one.
         standby: True for a PostgreSQL with a synchronous standby, False for one without; by default as it is.
-        database_url: A database to use instead of the embedded one.
-        bootstrap: Brokers to use instead of the embedded ones.
         client: The settings with which a client enters them.
         cache: Where the broker's jars are kept; by default that of `tidewheel.local.jars.default_cache`.
         shared_buffers_megabytes: PostgreSQL's page cache, from its next start; measurements use 1024.

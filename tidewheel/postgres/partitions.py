@@ -97,7 +97,6 @@ def create_missing(connection: "Conn", days: Sequence[date]) -> None:
 
     Args:
         connection: With autocommit.
-        days: The days, the most urgent first.
 
     Raises:
         psycopg.errors.LockNotAvailable: Another transaction locks a table; the partitions of the others exist.

@@ -111,7 +111,6 @@ def copy_rows(connection: "Connection[tuple[object, ...]]", statement: LiteralSt
     Where it acts for a tenant they are inserted: row-level security refuses COPY.
 
     Args:
-        statement: `COPY … FROM STDIN (FORMAT BINARY)`.
         rows: Each `columns(n)` and then its fields, in the statement's order.
     """
     if isinstance(connection, OwnConnection) and connection.tenant is not None:

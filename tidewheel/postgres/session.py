@@ -369,7 +369,6 @@ class Session:
         Raises:
             Unavailable: The server was lost, a deadlock or a time limit ended it, or a partition was missing, which
                 exists now; nothing was written.
-            CommitUnknown: The answer to COMMIT was lost.
         """
         connection = self.connection()
         began = monotonic_seconds()

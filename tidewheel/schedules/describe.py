@@ -154,7 +154,6 @@ def dst_effects(entry: ZonedCron, since: int, at: int) -> tuple[str, ...]:
 
     Args:
         since: Seconds since 1970-01-01 UTC.
-        at: An occurrence, in the same unit.
     """
     of = zone(entry.zone_name)
     span = of.span_at(at)

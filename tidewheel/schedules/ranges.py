@@ -95,7 +95,6 @@ def range_of(
     """Build the range from `first` to `last`, both inclusive.
 
     Args:
-        job_id: The job; an ``H`` depends on it.
         versions: The versions in force, by time, ascending.
         day_sets: At least the calendars that `calendars_of` names, as far as they exist.
 
@@ -209,7 +208,6 @@ def next_occurrences(
 
     Args:
         expression: Five fields, or six with seconds first; a ``CRON_TZ=`` in it outranks `timezone`.
-        timezone: An IANA name.
         after: Aware; not part of the result itself.
         dst_gap: ``shift_forward`` or ``skip``.
         dst_overlap: ``first``, ``second`` or ``both``.

@@ -38,7 +38,6 @@ class Zone:
     """A zone as spans: span ``i`` holds from ``starts[i]`` (inclusive) until ``starts[i + 1]``.
 
     Args:
-        name: The IANA name, as given by the caller.
         starts: Seconds since 1970-01-01 UTC, strictly ascending; the first is ``-FOREVER``.
         offsets: Seconds east of UTC, one for each span.
         abbreviations: Such as ``CEST``, one for each span.

@@ -42,8 +42,6 @@ class Simulated:
         fires_at: When its run may start: later than `at` by jitter or downtime; None where it does not fire.
         reason: Why it does not fire, such as `misfire` or `excluded`; None where it does.
         late: How late it is made up for; None where it was not missed.
-        last_at: The last of several.
-        occurrences: How many they are.
         notes: What a change of the clock does to it.
     """
 

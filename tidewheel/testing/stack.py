@@ -172,7 +172,6 @@ class Tidewheel:
             timeout: Real seconds that it may take.
 
         Raises:
-            TimeoutError: It takes longer; the message says what is left.
             LookupError: A run is due whose handler is not registered.
         """
         self._drain(monotonic_seconds() + timeout)
@@ -190,7 +189,6 @@ class Tidewheel:
         """Fail unless a job has fired; return its runs without the skipped ones.
 
         Args:
-            at: At this nominal instant.
             times: So many times; at least once when not given.
         """
         instant = datetime.fromisoformat(at) if isinstance(at, str) else at
