@@ -26,14 +26,13 @@ _READERS = {"float", "Decimal", "Fraction", "fromisoformat", "strptime", "parsed
 _GRAMMARS = {"fullmatch", "isdecimal"}
 
 STORED = {
-    "control/durations.py": "text that the function itself has formatted",
+    "control/words.py": "text that the function itself has formatted; a stored schedule",
     "control/explain/facts.py": "the name of a partition",
     "control/occurrence_audit/archived_days.py": "the name of a folder that the archive made",
     "control/occurrence_audit/audit.py": "a stored calendar",
     "control/occurrence_audit/completions.py": "a header that the relay wrote",
     "control/restore/history.py": "events that services published",
     "control/restore/procedure.py": "the state of a restore, which it stored itself",
-    "control/schedule_words.py": "a stored schedule",
     "control/supervise/log.py": "log lines of our own services",
     "executor/isolation/protocol.py": "messages of the worker process, which the executor wrote",
     "schemas/json_form.py": "a whole number of JSON, within 64 bits",

@@ -48,11 +48,11 @@ from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, place_
 from tidewheel.control.cli.run_ids import RunId, RunIds
 from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_for_run
 from tidewheel.control.instants import read_instant
-from tidewheel.control.printable import printable_lines
 from tidewheel.control.reads import runs as read
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.control.reads.run_stages import claim_message
+from tidewheel.control.words import printable_lines
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.runs import FINAL, RunState

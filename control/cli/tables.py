@@ -15,7 +15,7 @@ from datetime import datetime
 from statistics import median_high
 from typing import TypeAlias
 
-from tidewheel.control.printable import printable
+from tidewheel.control.words import printable
 from tidewheel.jobs.values import format_second
 
 Cell: TypeAlias = str | datetime | None

@@ -42,8 +42,8 @@ from tidewheel.settings.connections import Connections
 class Client:
     """A client of Tidewheel for one thread; a context manager.
 
-    A method raises `Refused` if an argument does not fit or names what does not exist: its `errors` name each field and
-    the remedy. It raises `Unavailable` if the database does not answer. A repeated `request_id` returns the first reply.
+    A method raises `Refused` if an argument does not fit or names what does not exist: `errors` has each field and its
+    remedy. It raises `Unavailable` if the database does not answer. A repeated `request_id` returns the first reply.
 
     Args:
         database_url: The database; else that of the settings.

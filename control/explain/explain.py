@@ -7,7 +7,6 @@ whatever the job's past.
 
 from datetime import UTC, datetime, timedelta
 
-from tidewheel.control.explain.child import explain_child, later_parents
 from tidewheel.control.explain.dst_notes import no_occurrence_notes, occurrence_notes
 from tidewheel.control.explain.explanation import (
     MISFIRE_AFTER,
@@ -20,7 +19,7 @@ from tidewheel.control.explain.explanation import (
     WorkflowFacts,
 )
 from tidewheel.control.explain.facts import InstantFacts, read_instant_facts
-from tidewheel.control.explain.predict import chained, moved_to_future, not_recorded
+from tidewheel.control.explain.predict import chained, explain_child, later_parents, moved_to_future, not_recorded
 from tidewheel.control.explain.text import (
     MANUAL,
     NOT_RECORDED,

@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 from psycopg.rows import class_row
 
 from tidewheel.control.client.arguments import as_document
-from tidewheel.control.durations import duration
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
 from tidewheel.control.explain.text import OVERLAP_EFFECTS, instant, paused, policy_effect
 from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, UpcomingOccurrence
 from tidewheel.control.explain.version_timeline import TimerPosition as TimerPosition
+from tidewheel.control.words import duration
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id
 from tidewheel.intake.allowed_targets import ensure_allowed

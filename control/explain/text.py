@@ -7,11 +7,11 @@ those about clock changes.
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from tidewheel.control.durations import duration
 from tidewheel.control.explain.explanation import RunFacts, SkipSpan
 from tidewheel.control.explain.facts import InstantFacts, OverrideFacts
 from tidewheel.control.explain.version_timeline import VersionSpan
 from tidewheel.control.reads.waits import GOES_ON, read_waits
+from tidewheel.control.words import duration
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.runs import Overlap, RunState
 from tidewheel.schedules.decide import MAX_CAUGHT_UP

@@ -17,7 +17,7 @@ from tidewheel.errors import FieldError, InvalidInput, UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.jobs.headers import without_literal_credentials
 from tidewheel.jobs.payload import JSON_CONTENT
-from tidewheel.jobs.stored_spec import submitted_form
+from tidewheel.jobs.spec_cache import submitted_form
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

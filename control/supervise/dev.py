@@ -26,8 +26,8 @@ from tidewheel.control.supervise.process import Report
 from tidewheel.control.supervise.services import ROLES, make_services, module_files, stopping_by_signals
 from tidewheel.control.supervise.supervisor import Supervisor
 from tidewheel.errors import refuse
+from tidewheel.local.daemon import free_port, is_free
 from tidewheel.local.files import write_private
-from tidewheel.local.ports import free_port, is_free
 from tidewheel.local.stack import StackInfo
 from tidewheel.local.state import API_HEADERS_FILE, API_TOKEN_FILE, HOME_VARIABLE
 from tidewheel.postgres.session import connect

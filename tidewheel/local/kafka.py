@@ -22,10 +22,8 @@ from tidewheel.local.broker_config import (
     replication_of,
     server_properties,
 )
-from tidewheel.local.daemon import Daemon
+from tidewheel.local.daemon import Daemon, answers, run_program
 from tidewheel.local.files import write_private
-from tidewheel.local.ports import answers
-from tidewheel.local.program import run_program
 
 _READY_SECONDS = 120.0  # 2 s on an idle machine with two cores, 6 s for three nodes; 25 s were seen under full load
 _POLL_SECONDS = 0.05

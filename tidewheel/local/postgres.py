@@ -25,9 +25,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tidewheel.errors import StackError
-from tidewheel.local.daemon import Daemon
+from tidewheel.local.daemon import Account, Daemon, run_program
 from tidewheel.local.postgres_program import find_programs, server_account
-from tidewheel.local.program import Account, run_program
 from tidewheel.local.progress import Progress, Step, in_silence
 
 StopMode = Literal["smart", "fast", "immediate"]

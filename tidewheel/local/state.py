@@ -17,8 +17,8 @@ from pydantic import BaseModel, ValidationError
 
 from tidewheel.errors import StackError
 from tidewheel.local.broker_config import KafkaPasswords, Node
+from tidewheel.local.daemon import answers, free_port
 from tidewheel.local.files import write_private
-from tidewheel.local.ports import answers, free_port
 
 HOME_VARIABLE = "TIDEWHEEL_HOME"
 
