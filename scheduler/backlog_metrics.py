@@ -14,9 +14,9 @@ import psycopg
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.lock_holders import find_lock_holders
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
 from tidewheel.postgres.background import BackgroundQuery
+from tidewheel.postgres.held_lock import find_lock_holders
 from tidewheel.postgres.low_water import FullScanPacer
 from tidewheel.postgres.pg_binary import integers
 from tidewheel.postgres.session import Conn, Session, rows_of

@@ -91,7 +91,7 @@ COMMANDS: Mapping[str, Command | Group] = {
     "status": Command(
         "status", "status", "Show services, what is due and not done, and what is wrong. Exit code 1 if something is."
     ),
-    "doctor": Command("doctor", "doctor", "Check the installation; print each finding with its evidence and a remedy."),
+    "doctor": Command("status", "doctor", "Check the installation; print each finding with its evidence and a remedy."),
     "job": Group(
         "Jobs, their occurrences and versions.",
         {

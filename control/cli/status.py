@@ -1,8 +1,11 @@
-"""`tidewheel status`: services with their heartbeats, what is due and not done, and what is wrong.
+"""`tidewheel status` and `doctor`: what lives, what is due and not done, and what is wrong.
 
-The parts of the local stack come first where one exists. Exit codes: 0 if nothing is wrong, 1 if something is, 3 if the
-local stack is used and does not run, 6 if PostgreSQL does not answer. `tidewheel admin executors` and `shard list` are
-the lists of the whole installation.
+`tidewheel status` prints services with their heartbeats. The parts of the local stack come first where one exists. Exit
+codes: 0 if nothing is wrong, 1 if something is, 3 if the local stack is used and does not run, 6 if PostgreSQL does not
+answer. `tidewheel admin executors` and `shard list` are the lists of the whole installation.
+
+`tidewheel doctor` prints each finding with evidence and a remedy. Exit codes: 0 if nothing is wrong, 1 if there are
+warnings only, 2 if an error keeps work waiting.
 """
 
 import sys
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 _WATCH_SECONDS = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds, until Ctrl-C.")]
+_WARNINGS, _ERRORS = 1, 2
 
 
 def status(home: Home = None, *, watch: Watch = False, output: OutputOption = Output.TEXT) -> None:
@@ -287,6 +291,25 @@ def list_shards(*, output: OutputOption = Output.TEXT) -> None:
             for each in shards
         ]  # fmt: skip
         print_table(("shard", "scheduler", "heartbeat"), rows)
+
+
+def doctor(output: OutputOption = Output.TEXT) -> None:
+    """Check the installation; print each finding with its evidence and a remedy."""
+    from tidewheel.control.doctor.doctor import diagnose  # here: status needs no check
+
+    report = diagnose(Connections.load())
+    if output is not Output.TEXT:
+        print_document(report, output)
+    else:
+        for finding in report.findings:
+            print_finding(finding)
+            typer.echo()
+        if report.skipped:
+            typer.echo(f"not checked: {', '.join(report.skipped)}")
+        found = f"{len(report.findings)} {'finding' if len(report.findings) == 1 else 'findings'}"
+        typer.echo(f"{found}; nothing wrong: {', '.join(report.passed) or 'no check'}")
+    if report.findings:
+        raise typer.Exit(_ERRORS if any(each.severity is Severity.ERROR for each in report.findings) else _WARNINGS)
 
 
 def _row(each: read.ExecutorSummary) -> tuple[Cell, ...]:

@@ -21,8 +21,18 @@ from tidewheel.jobs.requests import Request
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.validation import Forms, allow_short_forms
 from tidewheel.schemas.files import current, json_schema_uri
-from tidewheel.schemas.generator.records import records_module
-from tidewheel.schemas.generator.shape import Array, Enum, Field, Nullable, Primitive, Record, Shape, Strings, Type
+from tidewheel.schemas.generator.shape import (
+    Array,
+    Enum,
+    Field,
+    Nullable,
+    Primitive,
+    Record,
+    Shape,
+    Strings,
+    Type,
+    records_module,
+)
 from tidewheel.schemas.generator.wire import wire_module
 
 _RECORDS = ("run_completed", "lifecycle_event", "dead_letter", "reply")
