@@ -1,6 +1,6 @@
 """Hold back the runs of topics whose executors cannot take them yet, and deal out what may leave.
 
-A topic is held back once its next rows exceed its window (`window.py`). From then on reads pass over it, as over a
+A topic is held back once its next rows exceed its window (`staging.py`). From then on reads pass over it, as over a
 paused topic. Its rows are staged as addresses (`staging.py`), and the chosen ones are fetched. When none is staged, the
 reader reads the topic again, from the last second on.
 
