@@ -302,7 +302,7 @@ def _started(url: str, name: str, options: str, *, prompt: bool) -> OwnConnectio
         application_name=name,
         connect_timeout=3 if prompt else 5,
         target_session_attrs="read-write",
-        client_encoding="UTF8",  # `pg_arrays` and `pg_copy` write UTF-8, whatever PGCLIENTENCODING is
+        client_encoding="UTF8",  # `pg_binary` writes UTF-8, whatever PGCLIENTENCODING is
         keepalives_idle=10,
         keepalives_interval=5,
         keepalives_count=3,
