@@ -13,7 +13,6 @@ from tidewheel.control.client.arguments import as_document
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
 from tidewheel.control.explain.text import OVERLAP_EFFECTS, instant, paused, policy_effect
 from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, UpcomingOccurrence
-from tidewheel.control.explain.version_timeline import TimerPosition as TimerPosition
 from tidewheel.control.words import duration
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id
@@ -45,7 +44,7 @@ from tidewheel.schedules.decision import Override
 from tidewheel.schedules.describe import describe, to_zone
 from tidewheel.schedules.policies import policies_from_text
 from tidewheel.schedules.schedule import TICK, FixedDelay, Interval, Once, Schedule
-from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
+from tidewheel.schedules.timer_state import DaySets, TimerPosition, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
 from tidewheel.transitions.kept_since import read_kept_since
 

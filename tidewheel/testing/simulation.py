@@ -11,7 +11,6 @@ from datetime import date, datetime, timedelta
 from tidewheel.control.explain.dst_notes import occurrence_notes
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
 from tidewheel.control.explain.preview import version_of
-from tidewheel.control.explain.version_timeline import TimerPosition
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.ids import job_id
 from tidewheel.intake.locks import absent_job
@@ -22,7 +21,7 @@ from tidewheel.schedules.decide import decide, with_jitter
 from tidewheel.schedules.decision import DaySet, Decision, Fire, Skip, SkipReason
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.schedule import FixedDelay
-from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
+from tidewheel.schedules.timer_state import DaySets, TimerPosition, TimerState, timer_state, zone_name
 
 MAX_WAKEUPS = 100_000
 """Occurrences in one simulation: what has more is better simulated in parts."""
