@@ -42,11 +42,7 @@ _DAY, _NOTHING = timedelta(days=1), timedelta(0)
 
 @dataclass(frozen=True, slots=True)
 class FileDays:
-    """The days of a file.
-
-    Args:
-        repeats_until: The last day to which repeats were followed; None if all end before.
-    """
+    """The days of a file, and the last day to which repeats were followed; None if all end before."""
 
     days: frozenset[date]
     events: int

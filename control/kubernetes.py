@@ -28,11 +28,7 @@ _READ_OF_CONTAINER = {"command", "args", "env", "workingDir"}
 
 @dataclass(frozen=True, slots=True)
 class ForeignJob:
-    """A job made of another scheduler's text.
-
-    Args:
-        notes: What it was read as, and what is left to do.
-    """
+    """A job made of another scheduler's text, with notes on how it was read and what is left to do."""
 
     job: dict[str, object]
     notes: list[str] = field(default_factory=list[str])

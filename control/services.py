@@ -177,11 +177,7 @@ class _Start:
         self._port = serve_health(settings.metrics_port, host=settings.metrics_host, names=names)
 
     def database(self) -> tuple[str, Installation]:
-        """Wait until the database answers, and read the installation.
-
-        Raises:
-            SettingsError: The database refuses, or is away and the service must fail fast.
-        """
+        """Wait until the database answers, and read the installation; if it must fail fast, do not wait."""
         self._url = url = self._settings.database()
         if (host := open_host(url)) is not None:
             _LOG.warning(_NO_SSLMODE, host)
@@ -217,11 +213,7 @@ class _Start:
         self._presence.leave()
 
     def wait(self, ask: Callable[[], R]) -> R:
-        """Return what `ask` returns, as soon as PostgreSQL and Kafka answer it.
-
-        Raises:
-            SettingsError: The server refuses, or is away and the service must fail fast.
-        """
+        """Return what `ask` returns, as soon as PostgreSQL and Kafka answer it; a refusal is a SettingsError."""
 
         def ask_once() -> R:
             try:

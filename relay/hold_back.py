@@ -311,11 +311,7 @@ class HoldBack:
     def _stage(
         self, topic: str, held: _Held, in_flight: Sequence[DueRow], limit: int, *, late: timedelta = timedelta()
     ) -> tuple[Mapping[Pair, list[bytes]], datetime]:
-        """Stage the due rows behind the marks, or up to so much before them.
-
-        Returns:
-            Their entries, and the database's clock before they were read.
-        """
+        """Stage due rows behind the marks; return their entries, and the database's clock before the read."""
         marks = {pair: (at - late, 0) for pair, (at, _) in held.marks.items()} if late else held.marks
         pairs = [*marks]
         known = chain(held.recent.values(), held.passed.values() if late else ())

@@ -139,11 +139,7 @@ class KeyCheck:
         return use.stored if use is not None and use.stored.opens_to(key) else None
 
     async def begin(self, key: ShownKey) -> KeyUse | Response:
-        """Return the use of a key, with one more request in progress; or the refusal.
-
-        Raises:
-            Unavailable: The database does not answer, or too many keys are being read.
-        """
+        """Return the use of a key, with one more request in progress; refuse it if too many are being read."""
         use = await self._read(key)
         if use is None or not use.stored.opens_to(key):
             return unauthorized(

@@ -77,11 +77,7 @@ class Places:
         self._open = Counter[tuple[str, str | None]]()  # by tenant and key
 
     def take(self, tenant: str, key_id: str | None) -> Callable[[], None]:
-        """Take a place; return what gives it back, once however often it is called.
-
-        Args:
-            key_id: The key of its client; None where no key is needed.
-        """
+        """Take a place for a client's key, or for none; return what gives it back, once."""
         of_key = sum(count for (_, each), count in self._open.items() if key_id is not None and each == key_id)
         of_tenant = sum(count for (each, _), count in self._open.items() if each == tenant)
         for count, most, whose in (

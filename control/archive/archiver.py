@@ -32,11 +32,7 @@ _DELETE_ARCHIVED_DAY = _SQL["delete_archived_day"]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Result of a round.
-
-    Args:
-        adopted: Those of them whose files were there already.
-    """
+    """Result of a round: the archived days, and those adopted because their files were there already."""
 
     archived: list[ArchivedDay]
     adopted: list[date]

@@ -50,11 +50,7 @@ class Command(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group of commands.
-
-    Args:
-        by_flags: The command if the first argument is a flag.
-    """
+    """A group of commands; `by_flags` is the command if the first argument is a flag."""
 
     help: str
     commands: Mapping[str, "Command | Group"]

@@ -40,11 +40,7 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """One instant, with the effects of clock changes on it.
-
-    Args:
-        expressions: Those of several expressions that match it.
-    """
+    """One instant, the expressions that match it, and the effects of clock changes on it."""
 
     utc: datetime
     local: datetime

@@ -49,11 +49,7 @@ def read_job(source: str) -> dict[str, object]:
 
 
 def read_document(source: str, remedy: str) -> dict[str, object]:
-    """Return the object that a file contains; `-` is standard input.
-
-    Args:
-        remedy: What to write if it is none.
-    """
+    """Return the object that a file contains, or refuse it with the remedy; `-` is standard input."""
     data = read_bytes(source, "--file")
     try:
         found = read_object(data) if data.lstrip()[:1] == b"{" else _mapping(data)

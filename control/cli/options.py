@@ -84,11 +84,7 @@ def tenant_flag(tenant: str) -> str:
 
 @contextmanager
 def reading() -> Generator[Conn]:
-    """Open a transaction that reads one snapshot.
-
-    Raises:
-        Unavailable: It does not answer; the message names the setting that holds its address.
-    """
+    """Open a transaction that reads one snapshot; an error names the setting of the database's address."""
     session = Session(checked_url(), "tidewheel-cli", options=FOR_LISTS)
     try:
         session.connection().isolation_level = IsolationLevel.REPEATABLE_READ

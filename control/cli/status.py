@@ -90,11 +90,7 @@ def _show(home: Path | None, output: Output) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The fleet, and the requests on Kafka that intake has not read.
-
-    Args:
-        requests_behind: Their number; None if no broker is named, or the topic could not be read.
-    """
+    """The fleet, and the number of requests on Kafka that intake has not read; None if it is unknown."""
 
     fleet: FleetStatus
     requests_behind: int | None

@@ -121,11 +121,7 @@ class ApiKeys:
             return list_api_keys(connection, tenant, after=after, limit=as_int(limit, "limit"))
 
     def revoke(self, key_id: str, *, all_tenants: bool = False) -> bool:
-        """Revoke a key of the client's tenant, or of any; API processes refuse it within a second.
-
-        Returns:
-            False if it was revoked before.
-        """
+        """Revoke a key within a second, of the client's tenant or any; return False if it was revoked before."""
         columns = {"key_id": key_id, "tenant": None if all_tenants else self._connection.tenant}
 
         def revoke(connection: Conn) -> bool:

@@ -115,11 +115,7 @@ class Client:
         )
 
     def trigger(self, key: str, payload: object = None, **options: Unpack[TriggerOptions]) -> RunId:
-        """Run a job once.
-
-        Args:
-            payload: Any JSON value, in place of the job's own; bytes are passed unchanged.
-        """
+        """Run a job once, with any JSON value as its payload; bytes are passed unchanged."""
         document = trigger_document(key, payload, tenant=self._connection.tenant, **options)
         return RunId(UUID(self._connection.request(document, options.get("request_id")).run_id))
 

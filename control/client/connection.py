@@ -137,11 +137,7 @@ class Connection:
         return reply
 
     def request_with_job(self, trigger: Mapping[str, object], submit: Mapping[str, object]) -> Reply:
-        """Apply a trigger; where its job does not exist, create the job in the same transaction.
-
-        Raises:
-            Refused: One of the two is rejected; nothing was written.
-        """
+        """Apply a trigger and create the job that it lacks, both in one transaction or neither."""
         wanted, new = (
             ReceivedRequest(own_request(drop_none({**document, "tenant": self.tenant})))
             for document in (trigger, submit)

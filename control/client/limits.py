@@ -141,11 +141,7 @@ class OrderingKeys:
         self._connection = connection
 
     def blocked(self, *, after: tuple[datetime, str] | None = None, limit: int = 50) -> Sequence[BlockedKey]:
-        """Return the blocked keys, the longest first.
-
-        Args:
-            after: `blocked_at` and `key` of the last one of the page before.
-        """
+        """Return the blocked keys, the longest first, after the `blocked_at` and `key` of the page before."""
         with self._connection.snapshot() as connection:
             return list_blocked_keys(connection, self._connection.tenant, after=after, limit=as_int(limit, "limit"))
 

@@ -129,21 +129,13 @@ class Runs:
         return run
 
     def cancel(self, run_id: UUID, *, reason: str | None = None) -> RunState:
-        """Cancel a run in any state.
-
-        Returns:
-            The state it was in before.
-        """
+        """Cancel a run in any state; return the state it was in before."""
         run_id = as_id(run_id, "run_id")
         reply = self._connection.request({"type": "run.cancel", "run_id": str(run_id), "reason": reason})
         return RunState(reply.run_status or "")
 
     def retry(self, run_id: UUID, *, delay: timedelta | float | None = None, request_id: str | None = None) -> RunId:
-        """Create a new run of a terminal one: same payload, its job's current version.
-
-        Args:
-            delay: How long the new run waits, as a timedelta or in seconds.
-        """
+        """Create a new run of a terminal one: same payload, its job's current version, after a delay."""
         run_id = as_id(run_id, "run_id")
         document = {"type": "run.retry", "run_id": str(run_id), "delay": delay}
         return RunId(UUID(self._connection.request(document, request_id).run_id))

@@ -95,11 +95,7 @@ class Tenants:
         self._connection = connection
 
     def create(self, name: str, **limits: Unpack[Limits]) -> bool:
-        """Create a tenant.
-
-        Returns:
-            False if it exists already, with these limits or others.
-        """
+        """Create a tenant; return False if it exists already, with these limits or others."""
         if not is_tenant(name):
             remedy = "write 1 to 63 of a-z, 0-9, '.', '_' and '-', a letter or digit first"
             raise InvalidInput([FieldError("tenant", f"{name[:64]!r} is not a tenant name", remedy)])
@@ -132,11 +128,7 @@ class Tenants:
             return show_tenant(connection, name)
 
     def limit(self, name: str, **limits: Unpack[Limits]) -> bool:
-        """Change limits of a tenant.
-
-        Returns:
-            False if the limits are as before.
-        """
+        """Change limits of a tenant; return False if they are as before."""
         changed = _checked(limits, name)
 
         def change(connection: Conn) -> bool:
@@ -160,22 +152,14 @@ class Tenants:
         return done
 
     def pause(self, name: str, *, reason: str | None = None) -> bool:
-        """Start no run of a tenant until it is resumed; what runs goes on.
-
-        Returns:
-            False if it was paused already.
-        """
+        """Start no run of a tenant until it is resumed; return False if it was paused already."""
         actor = self._connection.actor
         by = actor.named or actor.name
         document = {"type": "freeze", "scope": "tenant", "reason": reason, "by": by}
         return not self._connection.request(document, tenant=name).unchanged
 
     def resume(self, name: str) -> bool:
-        """End the pause of a tenant; `on_resume` of its jobs decides what came due meanwhile.
-
-        Returns:
-            False if it was not paused.
-        """
+        """End a tenant's pause; `on_resume` of its jobs decides what came due. Return False if there was none."""
         try:
             return not self._connection.request({"type": "thaw", "scope": "tenant"}, tenant=name).unchanged
         except Refused as refused:
@@ -224,11 +208,7 @@ class Tenants:
         return self._connection.write(delete, all_tenants=True)
 
     def undelete(self, name: str) -> bool:
-        """Take the deletion of a tenant back in its time of grace.
-
-        Returns:
-            False if none was requested.
-        """
+        """Take a tenant's deletion back in its time of grace; return False if none was requested."""
 
         def keep(connection: Conn) -> bool:
             if connection.execute(_LOCK_TENANT, {"tenant": name}).fetchone() is None:
@@ -263,11 +243,7 @@ class Tenants:
         return self._connection.write(grant, all_tenants=True)
 
     def revoke_role(self, name: str, role: str) -> bool:
-        """Revoke such a grant, also one of a deleted tenant; a role without another one acts for no tenant.
-
-        Returns:
-            False if it had no such grant.
-        """
+        """Revoke such a grant; return False if there was none. A role without another one acts for no tenant."""
 
         def revoke(connection: Conn) -> bool:
             revoked = connection.execute(_REVOKE_ROLE, {"tenant": name, "role": role}).rowcount == 1

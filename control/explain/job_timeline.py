@@ -175,11 +175,7 @@ def equal_edges(since: datetime, until: datetime, bins: int) -> list[datetime]:
 def job_timeline(
     connection: Conn, tenant: str, key: str, edges: Sequence[datetime], *, misfire_after: timedelta = MISFIRE_AFTER
 ) -> JobTimeline:
-    """Return the timeline of a job.
-
-    Args:
-        edges: The begin of each bin and the end of the last one, ascending.
-    """
+    """Return the timeline of a job; ascending edges begin its bins, and the last one ends them."""
     job = read_job_position(connection, tenant, key)
     since, until = edges[0], edges[-1]
     columns = {"job_id": job.job_id, "since": since, "until": until}

@@ -93,11 +93,7 @@ class InForce(NamedTuple):
 
 
 def job_calendar(connection: Conn, tenant: str, key: str, month: date | None = None) -> JobCalendar:
-    """Return the days of a month of a job.
-
-    Args:
-        month: Any day of the month, on the job's clock; by default the present month.
-    """
+    """Return the days of a month of a job: that of any given day on its clock, or the present one."""
     job = read_job_position(connection, tenant, key)
     at = job.now if month is None else datetime(month.year, month.month, 15, tzinfo=UTC)
     timeline = _timeline(connection, job, min(at, job.now))

@@ -20,11 +20,7 @@ _HELD = (OccurrenceOutcome.PAUSED, OccurrenceOutcome.WAITING)
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The occurrences around the present.
-
-    Args:
-        present: The present instant, whose words say why there is no occurrence.
-    """
+    """The occurrences around the present; the words of `present` say why there is none."""
 
     key: str
     now: datetime

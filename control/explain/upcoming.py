@@ -196,11 +196,7 @@ class OccurrenceScan:
 def upcoming(
     connection: Conn, tenant: str, key: str, n: int = 10, *, misfire_after: timedelta = MISFIRE_AFTER
 ) -> Upcoming:
-    """Return the next `n` occurrences of a saved job.
-
-    Args:
-        n: How many, up to 1,000.
-    """
+    """Return the next `n` occurrences of a saved job, up to 1,000."""
     job = read_job_position(connection, tenant, key)
     if job.deleted_at is not None:
         raise UnknownJob(tenant, key)

@@ -75,11 +75,7 @@ class WrongAttempts(NamedTuple):
 
 
 class ChainLink(NamedTuple):
-    """Two successive scheduled runs of a fixed_delay job.
-
-    Args:
-        previous_end: Its end; None if it has not ended.
-    """
+    """Two successive scheduled runs of a fixed_delay job; the first may not have ended."""
 
     job_id: UUID
     scheduled_at: datetime

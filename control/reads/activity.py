@@ -106,11 +106,7 @@ def read_activity(
     queue: str | None = None,
     lane: str | None = None,
 ) -> ActivityFigures:
-    """Return the runs of a tenant that ended between the first and the last edge.
-
-    Args:
-        edges: The begin of each bin, and the end of the last one, in ascending order.
-    """
+    """Return the runs of a tenant that ended between ascending edges, which begin and end the bins."""
     columns: dict[str, object] = {
         "tenant": tenant, "edges": list(edges), "look": LOOKED_AT, "queue": queue, "lane": lane,
     }  # fmt: skip
@@ -183,11 +179,7 @@ class UpcomingJobs:
 
 
 def read_upcoming(connection: Conn, tenant: str, shards: int, edges: Sequence[datetime]) -> UpcomingJobs:
-    """Return the jobs whose timers come due between the first and the last edge.
-
-    Args:
-        edges: The begin of each bin, and the end of the last one, in ascending order.
-    """
+    """Return the jobs whose timers come due between ascending edges, which begin and end the bins."""
     per_shard = max(COUNTED // shards, _LEAST_OF_SHARD)
     columns = {"tenant": tenant, "shards": list(range(shards)), "edges": list(edges), "look": per_shard}
     counts = [0] * (len(edges) - 1)

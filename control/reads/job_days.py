@@ -115,11 +115,7 @@ class CountedDay:
 
 
 def job_statistics(connection: Conn, tenant: str, key: str, days: int = 30) -> JobStatistics:
-    """Return the counts of the last days of a job, also of one that was removed.
-
-    Args:
-        days: How many days back from today; today is not counted yet.
-    """
+    """Return the counts of a job, also a removed one, for so many days before today."""
     job = job_id(tenant, key)
     rows = read_counted_days(connection, job, days)
     if not rows and not _is_known(connection, job):

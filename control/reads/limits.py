@@ -155,11 +155,7 @@ class BlockedKey:
 def list_blocked_keys(
     connection: Conn, tenant: str, *, after: tuple[datetime, str] | None = None, limit: int = 50
 ) -> Sequence[BlockedKey]:
-    """Return a page of a tenant's blocked keys, the longest first.
-
-    Args:
-        after: `blocked_at` and `key` of the last one of the page before.
-    """
+    """Return a page of blocked keys, the longest first, after `blocked_at` and `key` of the page before."""
     columns: dict[str, object] = {
         "tenant": tenant,
         "after": None if after is None else after[0],

@@ -338,11 +338,7 @@ class _Span(NamedTuple):
 
 
 class _FoundRow(NamedTuple):
-    """The row of a search.
-
-    Args:
-        last_seen: The last run looked at.
-    """
+    """The row of a search; the last run looked at is where the next one begins."""
 
     run_ids: Sequence[UUID]
     matching: int

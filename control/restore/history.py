@@ -142,11 +142,7 @@ def _run_topics(topics: Topics) -> str:
 
 
 def read_history(client: Consumer, topics: Topics, since: datetime, keys: MessageKeys) -> History:
-    """Read the topics of this installation from an instant on to their present ends.
-
-    Args:
-        keys: Those of the database. A run message signed by another key is used, and counted.
-    """
+    """Read this installation's topics from an instant to their present ends; count unknown keys."""
     names = read_partitions(client)
     run_topics = _run_topics(topics)
     found = History()

@@ -50,11 +50,7 @@ def read_roles(text: str) -> list[str]:
 def make_services(
     roles: Sequence[str], variables: Mapping[str, str], flags: Sequence[str], metrics_port: int | None
 ) -> list[Service]:
-    """Return the services of some roles.
-
-    Args:
-        metrics_port: The first role's port of metrics; each further role has the next one. 0 picks free ones.
-    """
+    """Return the services of some roles, with ports of metrics from one on; 0 picks free ones."""
     services: list[Service] = []
     first = Connections.load(metrics_port=metrics_port).metrics_port
     for number, role in enumerate(roles):

@@ -55,11 +55,7 @@ class SecretStore:
         self._looks: dict[tuple[str, str], _Look] = {}
 
     def value(self, tenant: str, name: str, url: TargetUrl) -> str:
-        """Return the value of a header for a URL.
-
-        Raises:
-            SecretMissing: There is no such secret, or its files are not as they should be.
-        """
+        """Return the value of a header for a URL; raise SecretMissing if its files are not as they should be."""
         secret = self._find(tenant, name)
         if url.host.name not in secret.hosts:
             message = (

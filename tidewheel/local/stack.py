@@ -135,11 +135,7 @@ class LocalStack:
         self._lasting = lasting
 
     def up(self, progress: Progress = in_silence) -> StackInfo:
-        """Start what does not run; return when the database answers and the brokers serve.
-
-        Raises:
-            StackError: A part cannot be fetched or started; what this call had started is stopped again.
-        """
+        """Start what does not run, and wait until it serves; stop it again if a part cannot be started."""
         try:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:

@@ -26,11 +26,7 @@ _FIND_LOCK_HOLDERS = Statements("tidewheel")["find_lock_holders"]
 
 
 class HeldLock:
-    """The locks of a connection that has begun a transaction.
-
-    Args:
-        is_alone: False if others hold one of them.
-    """
+    """The locks of a connection that has begun a transaction; `is_alone` is False if others hold one too."""
 
     def __init__(self, connection: Conn, *, is_alone: bool) -> None:
         self._connection, self.is_alone = connection, is_alone
@@ -46,11 +42,7 @@ class HeldLock:
 
 @contextmanager
 def held_lock(url: str, name: str, *statements: LiteralString) -> Generator[HeldLock]:
-    """Run a block under the locks of some statements.
-
-    Args:
-        statements: LOCK TABLE, or queries that return false if others hold the lock.
-    """
+    """Run a block under the locks of LOCK TABLE, or of queries that return false if others hold one."""
     with closing(connect(url, name, autocommit=True)) as connection:
         begin_lasting(connection)
         yield HeldLock(connection, is_alone=all(try_table_lock(connection, each) for each in statements))

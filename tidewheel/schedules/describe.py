@@ -150,11 +150,7 @@ def _name(word: str, kind: FieldKind) -> str:
 
 
 def dst_effects(entry: ZonedCron, since: int, at: int) -> tuple[str, ...]:
-    """Return the notes on an occurrence, and on times skipped since the one before.
-
-    Args:
-        since: Seconds since 1970-01-01 UTC.
-    """
+    """Return the notes on an occurrence, and on times skipped since the one before, in seconds since 1970."""
     of = zone(entry.zone_name)
     span = of.span_at(at)
     notes = [

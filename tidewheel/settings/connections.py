@@ -224,11 +224,7 @@ class Connections(Settings):
         )
 
     def database(self) -> str:
-        """Return the libpq connection string.
-
-        Raises:
-            Unavailable: `tidewheel dev` is starting the local stack.
-        """
+        """Return the libpq connection string; raise Unavailable while `tidewheel dev` starts the stack."""
         url = self._database()
         protect(cast("str | None", conninfo_to_dict(url).get("password")), os.environ.get("PGPASSWORD"))
         return url

@@ -186,11 +186,7 @@ class Tidewheel:
             return cursor.execute(_READ_RUNS_OF, columns).fetchall()
 
     def assert_fired(self, key: str, *, at: datetime | str | None = None, times: int | None = None) -> list[Run]:
-        """Fail unless a job has fired; return its runs without the skipped ones.
-
-        Args:
-            times: So many times; at least once when not given.
-        """
+        """Fail unless a job has fired, once or so many times; return its runs without the skipped ones."""
         instant = datetime.fromisoformat(at) if isinstance(at, str) else at
         runs = self.runs(key)
         fired = [run for run in runs if run.state != RunState.SKIPPED and instant in {None, run.scheduled_at}]
