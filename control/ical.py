@@ -50,12 +50,7 @@ class FileDays:
 
 
 def read_calendar_file(path: Path, *, today: date, years: int = HORIZON_YEARS) -> FileDays:
-    """Return the days of an iCalendar file.
-
-    Args:
-        today: The start of the horizon.
-        years: How far ahead repeats are followed.
-    """
+    """Return the days of an iCalendar file; repeats are followed for so many years from today."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -124,12 +119,7 @@ class _Event:
         self._refuse_unread()
 
     def days(self, horizon: date, replaced: Iterable[date]) -> tuple[set[date], bool]:
-        """Return the days that it touches up to the horizon, and True if repeats continue beyond it.
-
-        Args:
-            horizon: The last day of repeats.
-            replaced: The occurrences that other events of its UID replace.
-        """
+        """Return its days up to the horizon without replaced ones, and True if repeats continue beyond it."""
         repeats, cut = self._repeats(datetime.combine(horizon, time.max))
         omitted = {self._place(at) for at in (*replaced, *(at for at, _ in self._listed("EXDATE")))}
         starts = [(at, self._length) for at in (self._start, *repeats)]

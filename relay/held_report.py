@@ -85,12 +85,7 @@ class HeldReport:
 
 @dataclass(frozen=True, slots=True)
 class WalkedPart:
-    """Due rows of a topic, in part of a walk.
-
-    Args:
-        rows: Tenant, priority and entry of each row, by slice and lane.
-        limit: A slice and lane with fewer rows has no further ones.
-    """
+    """Due rows of a topic by slice and lane; one with fewer rows than the limit has no further ones."""
 
     topic: str
     rows: Mapping[Pair, list[tuple[str, int, bytes]]]

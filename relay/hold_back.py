@@ -118,12 +118,7 @@ class HoldBack:
     """The windows of all topics of runs, and the topics that are held back."""
 
     def __init__(self, session: Session, url: str, runs_prefix: str, member_id: UUID | None = None) -> None:
-        """Hold no topic back yet.
-
-        Args:
-            runs_prefix: Of the topics that may be held back.
-            member_id: The relay whose row has the reports; None for no reports.
-        """
+        """Hold no topic of this prefix back yet; report in this relay's row, if any."""
         self._session, self._prefix = session, runs_prefix
         self._report = None if member_id is None else HeldReport(session, member_id)
         self._walk = HeldWalk(url)

@@ -130,12 +130,7 @@ def just_before(row: DueRow) -> OutboxPosition:
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """The result of one part of a scan.
-
-    Args:
-        more: True if the scan goes on.
-        complete: True if no part of it has failed.
-    """
+    """The result of one part of a scan: `more` if it goes on, `complete` if no part of it has failed."""
 
     rows: Mapping[Pair, Sequence[DueRow]]
     seconds: float

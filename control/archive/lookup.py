@@ -30,12 +30,7 @@ _COUNTED = (AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT)
 def show_archived_run(
     snapshot: Callable[[], AbstractContextManager[Conn]], archive: str | None, tenant: str, run_id: UUID
 ) -> RunDetail:
-    """Return a run of the archive.
-
-    Args:
-        snapshot: Opens a transaction; none is open while the archive answers.
-        archive: The setting; without one no archive is read.
-    """
+    """Return a run of the archive, if one is set; no transaction is open while the archive answers."""
     if archive is not None:
         with snapshot() as connection:
             days = days_of_run(connection, run_id)

@@ -39,12 +39,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Reached:
-    """The addresses of an installation.
-
-    Args:
-        database_url: libpq URL or connection string, with its password if that has one.
-        kafka: Settings of a Kafka client, with passwords.
-    """
+    """The addresses of an installation, with passwords if they have any."""
 
     database_url: str
     kafka: Mapping[str, str]

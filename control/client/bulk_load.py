@@ -49,12 +49,7 @@ class JobText(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Change of one job that a dry run finds.
-
-    Args:
-        change: `create` or `update`.
-        fields: The fields of an update that differ; empty for a new job.
-    """
+    """Change that a dry run finds: `create`, or `update` with the fields that differ."""
 
     key: str
     change: str

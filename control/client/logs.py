@@ -26,12 +26,7 @@ FOLLOW_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Output of one attempt, or its new output since the previous piece.
-
-    Args:
-        outcome: Its outcome; None while it runs.
-        dropped_bytes: How many bytes before `output` are no longer stored.
-    """
+    """New output of an attempt, whose outcome is None while it runs, after bytes that are not stored."""
 
     attempt: int
     outcome: str | None

@@ -131,12 +131,7 @@ def ended_from(connection: Conn, scope: Scope) -> datetime:
 
 
 class Instants(NamedTuple):
-    """Ascending instants.
-
-    Args:
-        numbers: Microseconds since 2000.
-        packed: The same as PostgreSQL sends them.
-    """
+    """Ascending instants, as microseconds since 2000 and packed as PostgreSQL sends them."""
 
     numbers: "array[int]"
     packed: bytes

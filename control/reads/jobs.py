@@ -253,12 +253,7 @@ def _beyond(prefix: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Result of a search.
-
-    Args:
-        matching: How many of the looked at match.
-        goes_on_after: The last key looked at, if there may be more.
-    """
+    """Result of a search: how many match, and the last key looked at if there may be more."""
 
     job_ids: Sequence[UUID]
     matching: int

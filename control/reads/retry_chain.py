@@ -49,12 +49,7 @@ class RetryChain:
 
 
 def retry_chain_of(run_id: UUID, parent: UUID | None, root: UUID | None, related: Iterable[RelatedRun]) -> RetryChain:
-    """Return the retry chain of a run.
-
-    Args:
-        root: The first run of the chain.
-        related: The runs of the same instant, in the order of their creation.
-    """
+    """Return a run's retry chain from its first run, and the runs of its instant as they were created."""
     known = {one.run_id: one for one in related}
     previous: list[RelatedRun] = []
     at = parent

@@ -35,12 +35,7 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True)
 class RunChanges:
-    """Open runs as they are, and ends.
-
-    Args:
-        open_runs: State and last attempt of the newest open runs.
-        ends: The oldest ends of the span that were not known.
-    """
+    """State and last attempt of the newest open runs, and the oldest ends that were not known."""
 
     now: datetime
     open_runs: Mapping[UUID, tuple[str, int]]

@@ -44,12 +44,7 @@ class RunStage:
 def run_stages(
     summary: "RunSummary", attempts: Sequence["PastAttempt"], claimed_from: str | None
 ) -> tuple[RunStage, ...]:
-    """Return the stages that a run has passed.
-
-    Args:
-        attempts: Its ended attempts, the oldest first.
-        claimed_from: The message by which the current attempt was claimed.
-    """
+    """Return the stages of a run from its ended attempts, the oldest first, and its current claim."""
     return tuple(_stages(summary, attempts, claimed_from))
 
 

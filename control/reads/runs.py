@@ -287,12 +287,7 @@ def _require_narrow(filters: RunFilter) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Result of a search.
-
-    Args:
-        matching: How many of the looked at match.
-        goes_on_after: The last run looked at, if there may be more.
-    """
+    """Result of a search: how many match, and the last run looked at if there may be more."""
 
     run_ids: Sequence[UUID]
     matching: int

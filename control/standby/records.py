@@ -41,12 +41,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The end of a complete batch.
-
-    Args:
-        first_batch: The first batch whose records are valid.
-        schema: The last migration of the site's release.
-    """
+    """The end of a complete batch: its first valid batch, and the last migration of the site's release."""
 
     site: UUID
     batch: int

@@ -37,12 +37,7 @@ class SecretRefused(Exception):
 
 
 class SecretStore:
-    """The secrets of one executor.
-
-    Args:
-        named: Those of the environment; the tenant `default` alone has them.
-        folder: Has a folder for each tenant, with files NAME and NAME.hosts.
-    """
+    """The secrets of one executor: in a folder for each tenant; for `default` also of the environment."""
 
     def __init__(
         self,

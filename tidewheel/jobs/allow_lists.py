@@ -37,12 +37,7 @@ def path_problem(path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ProgramPattern:
-    """One allowed command line.
-
-    Args:
-        program: Absolute path of the file; `*` is any.
-        more: True if any arguments may follow.
-    """
+    """One allowed command line: an absolute path or `*` for any, with any further arguments if `more`."""
 
     program: str
     arguments: tuple[str, ...] = ()

@@ -233,12 +233,7 @@ def tenant_names(text: str, present: Sequence[str] = ()) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """The status of a topic.
-
-    Args:
-        partitions: How many it has; 0 where it is not there.
-        copies: Of each partition, the fewest there are; 0 where it is not there.
-    """
+    """The status of a topic: its partitions and the fewest copies of any; 0 where it is not there."""
 
     topic: Topic
     partitions: int

@@ -229,12 +229,7 @@ _RANDOM = re.compile(r"r(?:\(.*\))?(?:/\d+)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class FieldText:
-    """A parsed field.
-
-    Args:
-        plain: Elements of numbers, ranges and steps.
-        led_by_star: True if the field begins with ``*`` or is ``?``.
-    """
+    """A parsed field: elements of numbers, ranges and steps, and True if it begins with ``*`` or is ``?``."""
 
     plain: tuple[str, ...]
     special: tuple[DayRule, ...] = ()

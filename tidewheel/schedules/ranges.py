@@ -38,12 +38,7 @@ class Version(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """The part of a range in which one version is in force.
-
-    Args:
-        start: Occurrences are later than this.
-        end: Occurrences are not later than this.
-    """
+    """The part of a range in which one version is in force: after its start, up to its end."""
 
     version: int
     nominal: Schedule
