@@ -17,7 +17,7 @@ _READ_BYTES = 256 * 1024
 
 
 class Sending:
-    """One request on its way to the kernel: begun at its first byte, cut if the lease ends before its last."""
+    """One request on its way to the kernel: begun at its first byte, cut by the end of the lease."""
 
     __slots__ = ("begun", "cut", "lease")
 
