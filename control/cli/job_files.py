@@ -4,7 +4,7 @@ One job is a JSON object or a YAML mapping. Many jobs are JSON lines, one JSON o
 list, or several documents. JSON lines are read one at a time, in any number. Any other form is read whole, up to
 64 MiB, and its jobs are made one at a time. A job that cannot be read is reported with its place, and the other jobs
 are read. An empty YAML document counts as nothing. A CronJob of Kubernetes, or a List of them, is read as
-`control/kubernetes.py` describes.
+`control/foreign.py` describes.
 
 YAML has JSON's types: a date, a time or `yes` is text, names are text, and a repeated name is refused. A job whose
 aliases repeat so much that it would be longer than a request is refused before it is made: nine lines of YAML may stand
@@ -24,7 +24,7 @@ import typer
 import yaml
 
 from tidewheel.control.client.bulk_load import REMEDY
-from tidewheel.control.kubernetes import is_manifest, objects_of, read_cron_job
+from tidewheel.control.foreign import is_manifest, objects_of, read_cron_job
 from tidewheel.control.reads.yaml_form import NUMBER
 from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, refuse
 from tidewheel.jobs.invalid import UnreadableValue
