@@ -26,7 +26,8 @@ _READERS = {"float", "Decimal", "Fraction", "fromisoformat", "strptime", "parsed
 _GRAMMARS = {"fullmatch", "isdecimal"}
 
 STORED = {
-    "control/words.py": "text that the function itself has formatted; a stored schedule",
+    "control/words.py": "text that the function itself has formatted",
+    "control/schedule_words.py": "a stored schedule",
     "control/explain/facts.py": "the name of a partition",
     "control/occurrence_audit/archived_days.py": "the name of a folder that the archive made",
     "control/occurrence_audit/audit.py": "a stored calendar",

@@ -32,7 +32,7 @@ from tidewheel.control.cli.tables import Cell
 from tidewheel.control.reads import jobs as read
 from tidewheel.control.reads.job_days import MAX_DAYS, JobDay, job_statistics
 from tidewheel.control.reads.json_form import as_json
-from tidewheel.control.words import schedule_words
+from tidewheel.control.schedule_words import schedule_words
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.schedules.decision import HoldReason
 

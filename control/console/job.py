@@ -33,7 +33,7 @@ from tidewheel.control.reads.job_position import key_of_job
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.control.reads.resuming import Resumption, preview_resume
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
-from tidewheel.control.words import schedule_words
+from tidewheel.control.schedule_words import schedule_words
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_second, format_timestamp

@@ -20,7 +20,7 @@ from tidewheel.control.console.view import Failed, View, page_now, part, read_fi
 from tidewheel.control.reads.jobs import JobPage, JobSummary, list_jobs
 from tidewheel.control.reads.recent_runs import RecentRun, nearest_key, read_recent_runs
 from tidewheel.control.reads.waits import Wait, read_waits
-from tidewheel.control.words import schedule_words
+from tidewheel.control.schedule_words import schedule_words
 from tidewheel.ids import instant_of
 from tidewheel.jobs.values import Key
 from tidewheel.runs import RunState
