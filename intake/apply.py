@@ -66,8 +66,7 @@ from tidewheel.jobs.requests import (
     WorkflowResume,
 )
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import texts
-from tidewheel.postgres.pg_copy import bytea, columns, copy_rows, instant, text
+from tidewheel.postgres.pg_binary import bytea, columns, copy_rows, instant, text, texts
 from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics

@@ -10,8 +10,7 @@ from tidewheel.jobs.requests import JobBackfill
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.session import Conn
 from tidewheel.schedules.ranges import Range, calendars_of, range_of
-from tidewheel.schedules.schedule import TICK, Schedule
-from tidewheel.schedules.simple import FixedDelay, Manual
+from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Schedule
 from tidewheel.transitions.backfills import MAX_VERSIONS, VersionInForce, read_covered_instants, read_versions
 from tidewheel.transitions.decision_inputs import read_day_sets
 from tidewheel.transitions.kept_since import share_kept_since

@@ -18,8 +18,8 @@ from tidewheel.errors import Unavailable
 from tidewheel.intake.batch import apply_batch, type_of
 from tidewheel.intake.offsets import Partition, partition_of
 from tidewheel.migrations.runner import has_newer
-from tidewheel.postgres.alike import MAX_ALIKE, kind_of
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.faults import MAX_ALIKE, kind_of
 from tidewheel.postgres.session import Session
 from tidewheel.process.faults import faults
 from tidewheel.schemas.generated.records import RequestType

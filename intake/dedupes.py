@@ -13,7 +13,7 @@ from uuid import UUID
 
 from tidewheel.ids import RunId, dedupe_id
 from tidewheel.jobs.dedupe import Dedupe
-from tidewheel.postgres.pg_arrays import instants, texts, uuids
+from tidewheel.postgres.pg_binary import instants, texts, uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.create import NewRun

@@ -22,7 +22,7 @@ from tidewheel.intake.lock_wait import RowLocked, try_lock
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.requests import JobDelete, JobRollback, JobSubmit
 from tidewheel.jobs.schedule import AfterSpec, ParentSpec
-from tidewheel.postgres.pg_arrays import integers, uuids, words
+from tidewheel.postgres.pg_binary import integers, uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, Overlap

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from uuid import UUID
 
-from tidewheel.postgres.pg_arrays import integers, texts, uuids
+from tidewheel.postgres.pg_binary import integers, texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 

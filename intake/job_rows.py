@@ -25,14 +25,14 @@ from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate, SpecTemplate
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.jobs.values import microseconds
 from tidewheel.outbox import OutboxLane, OutboxRow, append, pack
-from tidewheel.postgres.pg_copy import NULL, bytea, columns, copy_rows, instant, int2, int4, int8, text, uuid
+from tidewheel.postgres.pg_binary import NULL, bytea, columns, copy_rows, instant, int2, int4, int8, text, uuid
 from tidewheel.postgres.session import Conn
 from tidewheel.schedules.decision import HoldReason
 from tidewheel.schemas import primitives
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record, needs
 from tidewheel.schemas.generated.records import JobDefinition
-from tidewheel.schemas.templates import PLACEHOLDER, split_at
+from tidewheel.schemas.primitives import PLACEHOLDER, split_at
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 

@@ -13,7 +13,7 @@ import psycopg
 
 from tidewheel.errors import Unavailable
 from tidewheel.intake.request import ReceivedRequest
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import RequestOrigin

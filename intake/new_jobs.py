@@ -37,14 +37,13 @@ from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.partitions import day_of, start_of
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.schedules import simple
 from tidewheel.schedules.cron_parser import uses_hash
 from tidewheel.schedules.parse import ensure_can_fire, parse_schedule, schedule_from_text
 from tidewheel.schedules.policies import CatchUp
-from tidewheel.schedules.schedule import TICK
+from tidewheel.schedules.schedule import TICK, FixedDelay, Once
 from tidewheel.schedules.timer_state import DaySets
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.kept_since import share_kept_since
@@ -209,11 +208,11 @@ def _cached_start(timing: ScheduleTemplate, anchor: datetime | None, now: dateti
     except Refused:
         return None
     match schedule:
-        case simple.Once():
+        case Once():
             if schedule.at < start_of(day_of(now)):
                 return None  # its run may be dropped
             anchor, next_at = None, cast("datetime | None", schedule.at)
-        case simple.FixedDelay():
+        case FixedDelay():
             next_at = schedule.due(now, None)
         case _:
             next_at = schedule.after(now)

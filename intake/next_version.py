@@ -21,8 +21,7 @@ from tidewheel.schedules.decision import HoldReason
 from tidewheel.schedules.parse import ensure_can_fire, schedule_from_text
 from tidewheel.schedules.policies import CatchUp
 from tidewheel.schedules.ranges import nth_occurrence
-from tidewheel.schedules.schedule import Schedule
-from tidewheel.schedules.simple import FixedDelay, Once
+from tidewheel.schedules.schedule import FixedDelay, Once, Schedule
 from tidewheel.schedules.timer_state import DaySets, timer_state
 
 _SHIFTS_BY = ("exclude_calendars", "include_calendars", "on_excluded")

@@ -13,14 +13,13 @@ from uuid import UUID
 
 from tidewheel.intake.locks import JobRow
 from tidewheel.outbox import append
-from tidewheel.postgres.pg_arrays import instants, integers, uuids
+from tidewheel.postgres.pg_binary import instants, integers, uuids
 from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.decision import Override, Skip, SkipReason
-from tidewheel.schedules.schedule import Schedule
-from tidewheel.schedules.simple import FixedDelay, Manual, Once
+from tidewheel.schedules.schedule import FixedDelay, Manual, Once, Schedule
 from tidewheel.transitions.events import skip_event
 from tidewheel.transitions.installation import Installation
 

@@ -13,7 +13,7 @@ from tidewheel.intake.locks import JobRow
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.decision import Override
-from tidewheel.schedules.simple import FixedDelay, Manual
+from tidewheel.schedules.schedule import FixedDelay, Manual
 from tidewheel.schedules.timer_state import TimerState
 
 MAX_OVERRIDES = 1_000  # upcoming ones of one job: the scheduler reads each of them when the job fires

@@ -20,8 +20,8 @@ from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.requests import JobRollback, JobSubmit
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.jobs.stored_spec import submitted_form
-from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.jobs.spec_cache import submitted_form
+from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.codec import decode

@@ -26,7 +26,7 @@ from tidewheel.ids import RunId
 from tidewheel.intake.lock_wait import RowLocked, still_open, try_lock_runs
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import RunComplete, RunHeartbeat
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome, Move, RunState, target

@@ -14,7 +14,7 @@ from tidewheel.errors import FieldError, Refused, TenantLimitExceeded
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.payload import Payload, too_large
 from tidewheel.jobs.requests import BatchAdd, BatchSubmit, JobSubmit, JobTrigger
-from tidewheel.postgres.pg_arrays import texts, uuids
+from tidewheel.postgres.pg_binary import texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.tenant_refusals import refusals_of

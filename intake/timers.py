@@ -11,7 +11,7 @@ from psycopg.rows import class_row
 
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import RunId, run_id
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, RunState

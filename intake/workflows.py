@@ -16,7 +16,7 @@ from tidewheel.intake.lock_wait import RowLocked, try_lock
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import BatchAdd, BatchClose, WorkflowCancel, WorkflowPause, WorkflowResume
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import texts, uuids
+from tidewheel.postgres.pg_binary import texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import Reply

@@ -26,7 +26,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import ScheduleRefused, Unavailable
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import instants, uuids
+from tidewheel.postgres.pg_binary import instants, uuids
 from tidewheel.postgres.session import Conn, Session, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import HOLDS, Move, RunState, sources

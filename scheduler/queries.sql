@@ -170,7 +170,7 @@ SELECT d.day, coalesce(c.reltuples::bigint, 0), d.after_job, d.after_at
 SELECT day FROM run_days WHERE counted_at IS NOT NULL
 
 -- part: bucket(x)
--- The bucket of a number of milliseconds: tidewheel/buckets.py has the same bounds.
+-- The bucket of a number of milliseconds: tidewheel/activity.py has the same bounds.
 CASE WHEN x.ms <= 1 THEN 0 ELSE ceil(ln(x.ms) / ln(1.1))::bigint END
 
 -- part: merged(x)

@@ -26,7 +26,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import InstallationFault, Unavailable
 from tidewheel.postgres.background import BackgroundQuery
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, RowsLocked, Session, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint

@@ -75,10 +75,7 @@ def add_route(
     Args:
         scope: The scope that its caller's API key needs; None for calls with other authorization.
         shows: The token that authorizes a call without an API key, if it needs one.
-        answer: The type of its answer, or a JSON schema.
-        example: An answer.
         also: Another status of success, with the same answer.
-        sent: A body.
         headers: The names of further request headers, each with a description.
         sets: The names of headers of its answer, each with a description.
     """

@@ -8,7 +8,7 @@ import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import read_document
-from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, RequestId, Tenant, reading, requesting
+from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, RequestId, Tenant, Tz, reading, requesting
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -20,7 +20,6 @@ from tidewheel.control.cli.output import (
     print_table,
 )
 from tidewheel.control.cli.run_ids import FromRun
-from tidewheel.control.cli.time_options import Tz
 from tidewheel.control.cli.waiting import Wait
 from tidewheel.control.cli.workflows import drawing
 from tidewheel.control.reads import batches as read

@@ -35,11 +35,7 @@ class Command(NamedTuple):
 
     Args:
         module: Its module in this package, or with a dot that of a noun.
-        function: Its function there.
-        help: The first line of the function's docstring.
-        extra: The extra whose packages it needs.
         passes_arguments: True if unknown options are arguments, which it passes on.
-        hidden: True if no help shows it.
     """
 
     module: str
@@ -56,13 +52,7 @@ class Command(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group of commands.
-
-    Args:
-        help: Its help line.
-        commands: Its commands and groups by name.
-        by_flags: The command if the first argument is a flag.
-    """
+    """A group of commands; `by_flags` is the command if the first argument is a flag."""
 
     help: str
     commands: Mapping[str, "Command | Group"]
@@ -99,7 +89,7 @@ COMMANDS: Mapping[str, Command | Group] = {
     "status": Command(
         "status", "status", "Show services, what is due and not done, and what is wrong. Exit code 1 if something is."
     ),
-    "doctor": Command("doctor", "doctor", "Check the installation; print each finding with its evidence and a remedy."),
+    "doctor": Command("status", "doctor", "Check the installation; print each finding with its evidence and a remedy."),
     "job": Group(
         "Jobs, their occurrences and versions.",
         {
@@ -114,7 +104,7 @@ COMMANDS: Mapping[str, Command | Group] = {
             "pause": Command("job_edit", "pause", "Pause a job's schedule; triggers still run."),
             "resume": Command("job_edit", "resume", "Resume a paused job."),
             "release": Command(
-                "release",
+                "job_edit",
                 "release",
                 "Let quarantined jobs fire again, once the cause of their error is corrected.",
             ),
@@ -127,7 +117,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "occurrences", "next_occurrences", "Show a job's next occurrences, skipped and moved ones too."
             ),
             "stats": Command(
-                "job_stats", "stats", "Show a job's runs by day: counts, durations and lateness, kept for two years."
+                "jobs", "stats", "Show a job's runs by day: counts, durations and lateness, kept for two years."
             ),
             "preview": Command(
                 "occurrences", "preview", "Show what an unsaved job would do, from a file or from flags."
@@ -334,7 +324,7 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
             "shards": Group(
                 "Shards, which divide the jobs between schedulers.",
-                {"list": Command("fleet", "list_shards", "List shards, each with the scheduler that fires its jobs.")},
+                {"list": Command("status", "list_shards", "List shards, each with the scheduler that fires its jobs.")},
             ),
             "schemas": Group(
                 "The Avro schemas.",
@@ -359,7 +349,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                     ),
                     "list": Command("admin", "list_topics", "List the topics and what `topics apply` would change."),
                     "rotate-key": Command(
-                        "secrets",
+                        "keys",
                         "rotate_key",
                         "Add a key that signs run messages: the older name of `secrets rotate run-messages`.",
                     ),
@@ -369,7 +359,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "The keys with which services sign.",
                 {
                     "rotate": Command(
-                        "secrets",
+                        "keys",
                         "rotate",
                         "Add a key that signs run messages or task tokens, and delete all but the one before.",
                     )
@@ -391,10 +381,10 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "Ordering keys that a failed run blocks.",
                 {
                     "list": Command(
-                        "ordering_keys", "blocked", "List ordering keys that a failed run blocks, the longest first."
+                        "limits", "blocked", "List ordering keys that a failed run blocks, the longest first."
                     ),
                     "unblock": Command(
-                        "ordering_keys",
+                        "limits",
                         "unblock",
                         "Retry the failed run of an ordering key: its success lets the next run start.",
                     ),
@@ -477,7 +467,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "List changes and operations with actor, door, result and reason, the newest first.",
             ),
             "executors": Command(
-                "fleet", "list_executors", "List executors, each with its slots, queues, handlers and last heartbeat."
+                "status", "list_executors", "List executors, each with its slots, queues, handlers and last heartbeat."
             ),
             "find": Command(
                 "ask",

@@ -39,13 +39,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Reached:
-    """The addresses of an installation.
-
-    Args:
-        database_url: libpq URL or connection string, with its password if that has one.
-        kafka: Settings of a Kafka client, with passwords.
-        stack: The running local stack, where it is the one.
-    """
+    """The addresses of an installation, with passwords if they have any."""
 
     database_url: str
     kafka: Mapping[str, str]
@@ -123,11 +117,7 @@ def psql(
 
 
 def _reach(home: Path | None) -> _Reached:
-    """Return the addresses that a command would use, or those of the stack in `home`.
-
-    Raises:
-        NotRunning: There are none, or no stack runs in `home`.
-    """
+    """Return the addresses that a command would use, or those of the stack in `home`."""
     from tidewheel.settings.connections import Connections
 
     stack = _running(home)

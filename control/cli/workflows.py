@@ -6,7 +6,7 @@ from uuid import UUID
 
 import typer
 
-from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, Tenant, reading, requesting
+from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, Tenant, Tz, reading, requesting, utc_and_local
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -19,7 +19,6 @@ from tidewheel.control.cli.output import (
 )
 from tidewheel.control.cli.run_ids import RunId
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.cli.time_options import Tz, utc_and_local
 from tidewheel.control.reads import workflows as read
 
 _SIGNS = {"succeeded": "+", "failed": "x", "timed_out": "x", "running": ">", "cancelled": "-", "skipped": "-"}

@@ -19,9 +19,8 @@ from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.jobs import Jobs
-from tidewheel.control.client.limits import Limits
+from tidewheel.control.client.limits import Limits, OrderingKeys
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
-from tidewheel.control.client.ordering_keys import OrderingKeys
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
@@ -273,22 +272,6 @@ class AsyncClient(_Part[Client]):
 
     All calls run on one thread, one after another. A cancelled call still ends on its thread before the next one
     begins, so that the next call cannot commit half a transaction.
-
-    Attributes:
-        runs: List, read, wait for, cancel and retry runs.
-        dead_letters: List, redrive and purge dead letters.
-        works: Follow, pause, resume and cancel bulk work.
-        task_tokens: Complete, fail and keep alive an attempt by its task token.
-        backfills: Pause, resume and cancel backfills.
-        workflows: List, show, pause, resume and cancel occurrences of workflows.
-        batches: Submit batches of runs, add to them, follow and end them.
-        calendars: Put, read and delete calendars.
-        freezes: Freeze and thaw scopes, and list what is frozen.
-        limits: Set, remove and list limits of concurrency keys.
-        ordering_keys: List and unblock keys whose runs wait for one that failed.
-        tenants: Create tenants, change their limits, pause, resume and delete them, and read usage.
-        api_keys: Create, list and revoke keys of the HTTP API.
-        audit_log: List changes and operations with their actors.
     """
 
     def __init__(

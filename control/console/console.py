@@ -61,7 +61,7 @@ from tidewheel.control.console.words import zone_of
 from tidewheel.control.console.workflow import WorkflowPage
 from tidewheel.control.console.workflow_actions import CancelWorkflow, PauseWorkflow, ResumeWorkflow
 from tidewheel.control.console.workflows import WorkflowsPage
-from tidewheel.control.doctor.kept import Doctor
+from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.control.reads.tenants import require_tenant, show_tenant
 from tidewheel.nouns.dead_letters import pages as pages_of_letters
 from tidewheel.nouns.freezes.pages import ChooseFreezePage, FreezeAction, ThawAction

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.release import release
+from tidewheel.control.client.jobs import release
 from tidewheel.control.client.results import backfill_of, job_of
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, text_of, whole_of

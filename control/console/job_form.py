@@ -36,7 +36,7 @@ from tidewheel.control.console.spec_form import (
     typed,
 )
 from tidewheel.control.console.versions import last_author
-from tidewheel.control.pasted import read_pasted
+from tidewheel.control.foreign import read_pasted
 from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.control.reads.versions import job_at
 from tidewheel.errors import FieldError, InvalidInput, Refused, RequestConflict, UnknownJob, VersionConflict

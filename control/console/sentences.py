@@ -9,7 +9,6 @@ from itertools import takewhile
 
 from tidewheel.control.console.words import agreed, between, counted, number, reason_words, state, when
 from tidewheel.control.console.workflow_graph import is_met
-from tidewheel.control.durations import duration
 from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.explain.text import paused_by
 from tidewheel.control.explain.upcoming import Upcoming
@@ -18,6 +17,7 @@ from tidewheel.control.reads.resuming import Resumption
 from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.control.reads.runs import RunSummary
 from tidewheel.control.reads.waits import Wait
+from tidewheel.control.words import duration
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import DEAD_LETTERED, RunState
 from tidewheel.transitions.parents import Neighbours

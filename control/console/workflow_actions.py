@@ -15,7 +15,7 @@ from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import agreed, counted, ordinal, state
 from tidewheel.control.console.workflow import root_of
-from tidewheel.control.reads.retry_facts import count_open_retries, read_retry_facts
+from tidewheel.control.reads.retry_chain import count_open_retries, read_retry_facts
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.control.reads.workflows import Workflow
 from tidewheel.errors import refuse

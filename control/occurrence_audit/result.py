@@ -106,10 +106,8 @@ class AuditResult:
     """The result of an audit.
 
     Args:
-        before: All instants are earlier.
         tenant: The only tenant; None for all.
         key: The only job; None for all.
-        findings: The first findings.
         sha256: The hash of the report; None if none was written.
     """
 
@@ -146,10 +144,6 @@ def run_audit(
         before: All instants are earlier; the present by default.
         kafka: The settings of a client, to compare the ends of runs with the completions on Kafka too.
         archive: The setting; with it days that retention has dropped are audited, too.
-
-    Raises:
-        InvalidInput: The range is ahead, or runs of it are no longer kept.
-        TenantDeleted: The tenant is being deleted, or its name is reserved.
     """
     with (
         held_lock(url, "tidewheel-audit-lock", _HOLD_RETENTION) as lock,

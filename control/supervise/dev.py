@@ -23,12 +23,11 @@ from tidewheel.control.local_stack import make_stack
 from tidewheel.control.supervise.dev_stack import DevLock, DevStack
 from tidewheel.control.supervise.log import Log
 from tidewheel.control.supervise.process import Report
-from tidewheel.control.supervise.run import stopping_by_signals
-from tidewheel.control.supervise.services import ROLES, make_services, module_files
+from tidewheel.control.supervise.services import ROLES, make_services, module_files, stopping_by_signals
 from tidewheel.control.supervise.supervisor import Supervisor
 from tidewheel.errors import refuse
-from tidewheel.local.ports import free_port, is_free
-from tidewheel.local.private_file import write_private
+from tidewheel.local.daemon import free_port, is_free
+from tidewheel.local.files import write_private
 from tidewheel.local.stack import StackInfo
 from tidewheel.local.state import API_HEADERS_FILE, API_TOKEN_FILE, HOME_VARIABLE
 from tidewheel.postgres.session import connect
@@ -59,13 +58,7 @@ class DevOptions:
 
 
 async def run_dev(options: DevOptions, log: Log) -> bool:
-    """Run all of Tidewheel until a signal; return False if a service could not be kept running.
-
-    Raises:
-        StackError: The stack cannot be started, or another `dev` uses it.
-        Refused: A module with handlers does not exist, or a port is in use.
-        SettingsError: A setting is invalid.
-    """
+    """Run all of Tidewheel until a signal; return False if a service could not be kept running."""
     began = monotonic_seconds()
     settings = ExecutorSettings.load(handlers=options.handlers)
     modules = module_files(settings.handlers)

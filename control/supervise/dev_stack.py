@@ -33,12 +33,7 @@ R = TypeVar("R")
 
 
 class DevStack:
-    """The stack while `dev` runs.
-
-    Args:
-        lock: Its lock, held.
-        supervisor: Runs the services; its stop ends a start of the stack.
-    """
+    """The stack while `dev` runs; a stop of its supervisor also ends a start of the stack."""
 
     def __init__(self, stack: LocalStack, lock: "DevLock", supervisor: Supervisor, log: Log) -> None:
         self._stack, self._lock, self._supervisor, self._log = stack, lock, supervisor, log

@@ -19,7 +19,7 @@ from tests.fixtures.services import Fleet, Service
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.results import Run
 from tidewheel.kafka.topics import DEFAULT_QUEUE
-from tidewheel.local.ports import free_port
+from tidewheel.local.daemon import free_port
 from tidewheel.runs import Lane
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.kafka_client import client_variables

@@ -21,7 +21,7 @@ from tests.transitions.acts import begin, end, ending
 from tests.transitions.test_workflows import play
 from tidewheel.activity import Stage
 from tidewheel.control.client.client import Client
-from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.connection import Connection, begin_for_tenant
 from tidewheel.control.reads.activity import read_activity, slowest_runs
 from tidewheel.control.reads.backfills import backfills
 from tidewheel.control.reads.jobs import list_jobs
@@ -32,10 +32,9 @@ from tidewheel.ids import job_id
 from tidewheel.migrations.row_security import TENANT_ROLE
 from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import freeze_changes, list_freezes, preview_thaw
-from tidewheel.postgres.pg_copy import Field, FieldDumper
+from tidewheel.postgres.pg_binary import Field, FieldDumper
 from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, connect
 from tidewheel.postgres.statements import Statements, trusted
-from tidewheel.postgres.tenant_role import begin_for_tenant
 from tidewheel.runs import RunState
 from tidewheel.testing.databases import Template
 

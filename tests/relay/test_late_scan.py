@@ -15,7 +15,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.local.stack import StackInfo
 from tidewheel.outbox import SLICES, OutboxLane
 from tidewheel.postgres.session import Session
-from tidewheel.relay import late_scan as walk
+from tidewheel.relay import low_water as walk
 from tidewheel.relay.due_rows import ID, VALUE, Batch, DueRow
 from tidewheel.relay.read import Reader
 

@@ -14,7 +14,7 @@ from tests.fixtures.services import until
 from tests.scheduler.test_retention import DAY, KEEP, Retention, made
 from tests.transitions.acts import submit
 from tests.transitions.stepping import in_background
-from tidewheel.buckets import quantile
+from tidewheel.activity import quantile
 from tidewheel.control.client.client import Client
 from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id

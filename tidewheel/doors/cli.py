@@ -19,17 +19,19 @@ from tidewheel.api_keys import Scope
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
+    After,
     Limit,
     Reason,
     RequestId,
     Tenant,
+    Tz,
     checked_url,
     read_labels,
+    read_place,
     reading,
 )
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_table
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.cli.time_options import After, Tz, read_place
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
 from tidewheel.nouns.operation import Call, Found, Noun, Operation, Parameter, as_document, operations

@@ -60,7 +60,6 @@ class Template:
 
     Args:
         server_url: A database of the server on which they are made; nothing in it is touched.
-        name: What the template's name begins with.
         extra: SQL that the copies have had too, such as `CLOCK`.
         roles: The passwords of the services' roles, by service; without, services connect as the owner of the tables.
     """

@@ -14,7 +14,7 @@ from psycopg.rows import class_row
 from tidewheel.errors import refuse
 from tidewheel.jobs.batches import MAX_RUNS
 from tidewheel.jobs.validation import shown
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.batch_writer import BatchWriter, Member, Waits

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from tidewheel.ids import JobId, RunId, run_id
 from tidewheel.jobs.payload import Payload
-from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Gate, RunState

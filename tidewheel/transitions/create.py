@@ -17,19 +17,24 @@ from tidewheel.ids import JobId, RunId, key_id, order_id
 from tidewheel.jobs.values import PRIORITY
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.partitions import day_of, ensure_days
-from tidewheel.postgres.pg_arrays import instants, instants_of, integers, texts, uuids, words
-from tidewheel.postgres.pg_copy import (
+from tidewheel.postgres.pg_binary import (
     NULL,
     boolean,
     columns,
     copy_rows,
     copy_values,
     instant,
+    instants,
+    instants_of,
     int2,
     int4,
     int8,
+    integers,
     text,
+    texts,
     uuid,
+    uuids,
+    words,
 )
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

@@ -11,7 +11,7 @@ from psycopg.rows import class_row
 from tidewheel.ids import event_id
 from tidewheel.jobs.payload import Payload
 from tidewheel.outbox import Headers, OutboxLane, OutboxRow, append, headers_of, parts_of
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import sequence_of

@@ -19,7 +19,7 @@ from tidewheel.errors import refuse
 from tidewheel.ids import order_id
 from tidewheel.outbox import append
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids
+from tidewheel.postgres.pg_binary import instants, integers, texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, Move, RunState, target

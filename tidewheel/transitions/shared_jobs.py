@@ -9,7 +9,7 @@ from tidewheel.errors import InvalidInput
 from tidewheel.jobs.concurrency import fill_key, is_template
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.payload import Payload
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, order_gates

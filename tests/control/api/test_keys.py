@@ -20,7 +20,7 @@ from tests.fixtures.services import until
 from tests.transitions.acts import begun, end, ending, submit, trigger
 from tidewheel.api_keys import Scope, new_key
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.api import body_memory, connections, key_check
+from tidewheel.control.api import bodies, connections, key_check
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads import audit_log
 from tidewheel.runs import RunState
@@ -216,7 +216,7 @@ def test_requests_of_one_key_leave_places_to_others(door: ApiClient) -> None:
 
 
 def test_bodies_of_one_key_leave_memory_to_others(door: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(body_memory.ALLOWANCES, "keys", 40_000)
+    monkeypatch.setitem(bodies.ALLOWANCES, "keys", 40_000)
     greedy, other = created(door.database), created(door.database)
     head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {greedy}\r\nContent-Length: 9000\r\n\r\n"
     with socket.create_connection((door.base_url.host, door.base_url.port or 0), timeout=60) as slow:

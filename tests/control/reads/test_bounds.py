@@ -15,8 +15,7 @@ from tidewheel.control.reads.batches import batches
 from tidewheel.control.reads.cancellations import cancellations
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.jobs import list_jobs, show_job
-from tidewheel.control.reads.limits import list_keys, list_limits
-from tidewheel.control.reads.ordering_keys import list_blocked_keys
+from tidewheel.control.reads.limits import list_blocked_keys, list_keys, list_limits
 from tidewheel.control.reads.run_changes import read_run_changes
 from tidewheel.control.reads.run_detail import show_run
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs

@@ -6,7 +6,7 @@ from functools import partial
 
 import typer
 
-from tidewheel.control.cli.options import complete_key
+from tidewheel.control.cli.options import complete_key, place_text
 from tidewheel.control.cli.output import (
     Output,
     moment,
@@ -16,7 +16,6 @@ from tidewheel.control.cli.output import (
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_row, retry_chain_facts
 from tidewheel.control.cli.tables import Cell, cell_text
-from tidewheel.control.cli.time_options import place_text
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.doors.cli import Flag, Shown, Table, command
 from tidewheel.jobs.strict_json import as_object

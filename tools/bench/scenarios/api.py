@@ -22,7 +22,7 @@ from tidewheel.control.api.runs import RunsQuery
 from tidewheel.control.client.client import Client
 from tidewheel.ids import first_run_id
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.local.ports import free_port
+from tidewheel.local.daemon import free_port
 from tools.bench.complete import until
 from tools.bench.environment import Environment, Server
 from tools.bench.history import BUSY_JOB, BYTES_OF_A_RUN, RARE_JOB, History, load_history

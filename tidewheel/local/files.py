@@ -1,6 +1,9 @@
-"""Files with passwords: whole or absent, readable by their owner only."""
+"""Files of a stack's folder: private ones, and the lock of one process at a time."""
 
+import fcntl
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -13,3 +16,11 @@ def write_private(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     scratch.replace(path)
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Lock the file at `path`; wait for its owner. A process that dies releases the lock."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,4 +1,4 @@
-"""Tell errors of the installation, with their remedies, from a server that does not answer.
+"""Name errors of PostgreSQL: an installation's own faults, and the kind of an error.
 
 No row is the cause of either. An operator corrects the first; the second ends by itself. This table is the only place
 that decides which SQLSTATE belongs to an installation.
@@ -13,6 +13,7 @@ from tidewheel.errors import InstallationFault, Unavailable
 
 _SCHEMA = "the schema is not this release's: run `tidewheel migrate`, or start the release that migrated it"
 _SPACE = "give the database server more space, memory or connections"
+
 # By SQLSTATE, else by its class.
 _REMEDIES: Mapping[str, str] = MappingProxyType(
     {
@@ -27,6 +28,8 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
         "XX": "check the server's log and the storage: PostgreSQL reports an internal error",
     }
 )
+MAX_ALIKE = 3
+"""Jobs that one kind of error quarantines within an hour; requests that it rejects in a row (docs/adr/0029)."""
 
 
 def without_rows_fault(error: psycopg.Error) -> Unavailable:
@@ -47,3 +50,17 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, without the detail, which may quote a row."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the error that another one was raised from, else the error itself."""
+    return error.__cause__ or error
+
+
+def kind_of(error: BaseException) -> str:
+    """Return the SQLSTATE with its constraint or column, or the type of another error."""
+    cause = cause_of(error)
+    if isinstance(cause, psycopg.Error) and cause.sqlstate:
+        named = cause.diag.constraint_name or cause.diag.column_name
+        return f"SQLSTATE {cause.sqlstate} ({named})" if named else f"SQLSTATE {cause.sqlstate}"
+    return type(cause).__name__

@@ -1,4 +1,7 @@
-"""Durations in words: as sentences and pages show them, to three figures or exact."""
+"""Words for people: durations, and stored text without control characters.
+
+Sentences and pages show durations to three figures or exact. A control character must not steer the reader's terminal.
+"""
 
 from datetime import timedelta
 
@@ -36,6 +39,26 @@ def duration(span: timedelta | None, *, exact: bool = False) -> str:
         parts += [f"{count} {unit}" if count else ""] if count or parts else []
     parts.append(f"{_plain(span.total_seconds())} s" if span or not parts else "")
     return " ".join(filter(None, parts if exact else parts[:2]))
+
+
+def printable(text: str) -> str:
+    r"""Return a text of one line with its control characters escaped.
+
+    >>> printable("a\x1b[2Jb\tc")
+    'a\\x1b[2Jb\tc'
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in text)
+
+
+def printable_lines(text: str) -> str:
+    r"""Return a text of several lines with its control characters escaped, but line breaks.
+
+    >>> printable_lines("a\r\nb\rc")
+    'a\nb\\rc'
+    """
+    return text if text.isprintable() else "\n".join(map(printable, text.replace("\r\n", "\n").split("\n")))
 
 
 def _plain(number: float) -> str:
