@@ -17,7 +17,7 @@ from tidewheel.errors import Refused, UnknownJob, UnknownRun, refuse
 from tidewheel.ids import JobId, RunId, first_run_id, run_id
 from tidewheel.jobs.payload import Payload
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause, Gate, Overlap, RunState
