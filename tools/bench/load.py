@@ -44,10 +44,7 @@ PAYLOAD = "x" * 190  # as JSON, about the 200 bytes that the figures are quoted 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Interval jobs whose next instants are spread evenly over a time, in whole milliseconds.
-
-    Without ANALYZE afterwards the planner plans as for an empty table.
-    """
+    """Interval jobs whose next instants are spread evenly over a time, in whole milliseconds."""
 
     jobs: int
     every: timedelta = _ONCE
@@ -56,7 +53,7 @@ class Load:
     target: Json = "noop"
     prefix: str = "bench"
     retry: Mapping[str, Json] | None = None
-    analyze: bool = True
+    analyze: bool = True  # else the planner plans as for an empty table
 
     @property
     def runs(self) -> int:

@@ -9,10 +9,7 @@ Progress = Callable[[str], None]
 
 
 class Incomplete(Exception):
-    """The requested runs did not all happen exactly once and on time, so there is no figure.
-
-    Whatever waits for runs or verifies them raises it.
-    """
+    """There is no figure: the requested runs did not all happen exactly once and on time."""
 
 
 @dataclass(frozen=True, slots=True)

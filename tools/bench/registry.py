@@ -1,7 +1,7 @@
 """The scenarios by name."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tools.bench.environment import Server
 from tools.bench.measurement import Options, Round
@@ -21,8 +21,7 @@ from tools.bench.scenarios import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A measurement. `once`: it takes minutes, so it has one round unless `--rounds` is given."""
 
     measure: Callable[[Server, Options], Round]

@@ -20,10 +20,7 @@ _NO_RUN = UUID(int=0)
 
 
 class Start(NamedTuple):
-    """One call of a handler: when it began and when it was due, in seconds, and the run.
-
-    `due` is 0 and `run` zeros where the handler noted neither. There are millions.
-    """
+    """One of millions of calls: its start, its due time, its run; zeros where these were not noted."""
 
     at: float
     due: float
