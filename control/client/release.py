@@ -16,7 +16,7 @@ from psycopg.rows import class_row
 from tidewheel.control.client.connection import Connection
 from tidewheel.errors import UnknownJob, refuse
 from tidewheel.ids import job_id
-from tidewheel.intake.release import release_jobs
+from tidewheel.intake.lifecycle import release_jobs
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

@@ -17,7 +17,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.tenant_periods import KEPT_STATES, MAX_PERIOD, TenantPeriod, tenant_periods
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants, show_tenant, tenant_usage
 from tidewheel.errors import FieldError, InvalidInput, Refused, TenantDeleted, UnknownFreeze, refuse
-from tidewheel.intake.cancel import block_claims
+from tidewheel.intake.runs import block_claims
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
 from tidewheel.postgres.notify import Channel
