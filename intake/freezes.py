@@ -71,7 +71,8 @@ def keep_frozen_jobs(connection: Conn, job_ids: Iterable[UUID]) -> None:
 def _freeze(writing: Writing, received: ReceivedRequest) -> Reply:
     request = received.of(Freeze)
     scope = _scope(received, request)
-    by_operator = _is_operator(writing, received) and _is_pause(request)
+    is_pause = request.scope == "tenant" and not (request.queue or request.labels or request.key_prefix)
+    by_operator = is_pause and _is_operator(writing, received)
     columns: dict[str, object] = {**scope, "reason": request.reason, "by": request.by, "by_operator": by_operator}
     if by_operator and _take_over(writing, received, columns):
         return accepted(received)
@@ -129,10 +130,6 @@ def _is_operator(writing: Writing, received: ReceivedRequest) -> bool:
     if received.origin is not None:
         return writing.installation.topics.tenant_of(received.origin.topic) is None
     return writing.actor is None or writing.actor.tenant is None
-
-
-def _is_pause(request: Freeze) -> bool:
-    return request.scope == "tenant" and not (request.queue or request.labels or request.key_prefix)
 
 
 def _scope(received: ReceivedRequest, request: Freeze | Thaw) -> dict[str, object]:

@@ -10,7 +10,6 @@ started are cancelled, and runs whose instant is ahead are retracted.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from types import MappingProxyType
 from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
@@ -44,7 +43,6 @@ _LOCK_UNSTARTED_RUNS = _SQL["lock_unstarted_runs"]
 _ADD_JOB_CANCELLATION = _SQL["add_job_cancellation"]
 
 _MAX_CANCELLED = 1000  # runs that the request itself cancels, in tens of milliseconds
-_NONE_REFUSED: Mapping[UUID, Refused] = MappingProxyType({})
 
 
 def apply_pauses(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
@@ -78,7 +76,7 @@ def apply_pauses(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Rep
         now=locked.now,
     )
     append_job_events(writing.connection, writing.installation, "job.paused", jobs, now=locked.now, reasons=reasons)
-    return _replies(batch, locked, changed=jobs, refused=refused)
+    return _replies(batch, locked, changed=jobs, refused=refused, next_run_at={})
 
 
 def _maker(writing: Writing, received: ReceivedRequest) -> str:
@@ -94,7 +92,7 @@ def apply_resumes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Re
     writing.execute(_RESUME_JOBS, job_ids=[job.job_id for job in jobs], now=locked.now)
     append_job_events(writing.connection, writing.installation, "job.resumed", jobs, now=locked.now, reasons={})
     next_run_at = next_instants(writing, [job.job_id for job in found])
-    return _replies(batch, locked, changed=jobs, next_run_at=next_run_at)
+    return _replies(batch, locked, changed=jobs, refused={}, next_run_at=next_run_at)
 
 
 def apply_deletes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
@@ -124,7 +122,7 @@ def apply_deletes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Re
     writing.execute(_RETIRE_VERSIONS, job_ids=ids, versions=[job.version for job in jobs], now=now)
     reasons: dict[UUID, str | None] = {received.job_id: received.of(JobDelete).reason for received in batch}
     append_job_events(writing.connection, writing.installation, "job.deleted", jobs, now=now, reasons=reasons)
-    return _replies(batch, locked, changed=jobs, refused=refused)
+    return _replies(batch, locked, changed=jobs, refused=refused, next_run_at={})
 
 
 def _cancel_unstarted(writing: Writing, jobs: Sequence[JobRow], now: datetime) -> None:
@@ -179,8 +177,8 @@ def _replies(
     locked: Locked,
     *,
     changed: Sequence[JobRow],
-    refused: Mapping[UUID, Refused] = _NONE_REFUSED,
-    next_run_at: Mapping[UUID, datetime] = MappingProxyType({}),
+    refused: Mapping[UUID, Refused],
+    next_run_at: Mapping[UUID, datetime],
 ) -> list[Reply]:
     """Return a reply for each request; a refusal, or the job as it was locked."""
     replies: list[Reply] = []

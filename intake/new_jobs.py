@@ -167,12 +167,12 @@ def _warn_of_look_alikes(jobs: Iterable[NewJob]) -> None:
 
 
 class _Creation:
-    """One try to create jobs, at one time."""
+    """One try to create jobs, at one time; the start of each cached schedule is computed once."""
 
     def __init__(self, writing: Writing, now: datetime, day_sets: DaySets, *, spread: bool) -> None:
         self.now, self._allow_lists = now, writing.installation.allow_lists
         self._connection, self._day_sets, self._spread = writing.connection, day_sets, spread
-        self._starts = _ScheduleStarts(now, spread=spread)
+        self._starts: dict[tuple[ScheduleTemplate, datetime | None], ScheduleStart | None] = {}
         self._kept_since: dict[str, datetime | None] = {}
 
     def prepare(self, new: Iterable[ReceivedRequest]) -> Created:
@@ -189,12 +189,24 @@ class _Creation:
         request = received.of(JobSubmit)
         ensure_allowed(request.job.target, self._allow_lists)
         cached, job_id = request.cached, received.job_id
-        start = self._starts.of(cached, job_id) if cached and received.key else None
+        start = self._shared_start(cached, job_id) if cached and received.key else None
         if start is None:
             cached, start = None, self._computed_start(received, request)
         return NewJob(
             job_id, str(job_id), received.tenant, received.key or "", request.job, received.spec_hash, cached, start
         )
+
+    def _shared_start(self, cached: CachedSpec, job_id: UUID) -> ScheduleStart | None:
+        """Return the start of a cached schedule; None if it has to be computed for the job, or refused."""
+        pattern, timing = cached
+        anchor = first_anchor(timing.document, job_id, self.now, spread=self._spread)
+        try:
+            start = self._starts[timing, anchor]
+        except KeyError:
+            start = self._starts[timing, anchor] = _cached_start(timing, anchor, self.now)
+        skips = pattern.spec.catch_up == CatchUp.SKIP.value
+        late = skips and start and timing.kind == "once" and start.next_at and start.next_at <= self.now
+        return None if late else start
 
     def _computed_start(self, received: ReceivedRequest, request: JobSubmit) -> ScheduleStart:
         """Compute the start of a spec that has no cached start."""
@@ -219,26 +231,6 @@ class _Creation:
         if received.tenant not in self._kept_since:  # a job that does not exist has no limit of its own
             self._kept_since[received.tenant] = share_kept_since(self._connection, received.tenant, received.job_id)
         ensure_remembered(at, self._kept_since[received.tenant])
-
-
-class _ScheduleStarts:
-    """The starts of cached schedules at one time, each computed once."""
-
-    def __init__(self, now: datetime, *, spread: bool = False) -> None:
-        self._now, self._spread = now, spread
-        self._starts: dict[tuple[ScheduleTemplate, datetime | None], ScheduleStart | None] = {}
-
-    def of(self, cached: CachedSpec, job_id: UUID) -> ScheduleStart | None:
-        """Return the start of a new job; None if it has to be computed for the job, or refused."""
-        pattern, timing = cached
-        anchor = first_anchor(timing.document, job_id, self._now, spread=self._spread)
-        try:
-            start = self._starts[timing, anchor]
-        except KeyError:
-            start = self._starts[timing, anchor] = _cached_start(timing, anchor, self._now)
-        skips = pattern.spec.catch_up == CatchUp.SKIP.value
-        late = skips and start and timing.kind == "once" and start.next_at and start.next_at <= self._now
-        return None if late else start
 
 
 def _calendars(job: NewJob) -> tuple[str, ...]:
