@@ -21,9 +21,16 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, Unusable
 from tidewheel.intake.batch import bury_batch, origin_of
 from tidewheel.intake.breaker import RequestBreaker
-from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, StoredOffsets, hold_deletions, partition_of
+from tidewheel.intake.offsets import (
+    DeferredPartitions,
+    Fenced,
+    Partition,
+    StoredOffsets,
+    Subscription,
+    hold_deletions,
+    partition_of,
+)
 from tidewheel.intake.recovery import Applier, read_clock
-from tidewheel.intake.subscription import Subscription
 from tidewheel.intake.suspect import RequestWaits, SuspectReader
 from tidewheel.kafka.clients import consumer, leave_group, poll_batch
 from tidewheel.kafka.groups import quickest_protocol

@@ -41,7 +41,7 @@ from tidewheel.errors import (
     UnknownWorkflow,
     VersionConflict,
 )
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.jobs.validation import shown
 
 PAGE = "tidewheel.page"  # in a request's scope: it is one for the console, and errors are pages

@@ -22,7 +22,7 @@ from tidewheel.control.api.problems import Busy, Overloaded
 from tidewheel.control.api.turns import Turns
 from tidewheel.control.client.connection import Connection
 from tidewheel.executor.remote_executors import RemoteExecutors
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.postgres.notify import Notifier
 from tidewheel.postgres.session import RowsLocked, Session
 from tidewheel.process.service import Shutdown

@@ -34,7 +34,7 @@ from tidewheel.control.reads import jobs as read
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.waits import read_lack
 from tidewheel.errors import Unavailable, VersionConflict, refuse
-from tidewheel.intake.dedupes import ACCEPTED
+from tidewheel.intake.trigger import ACCEPTED
 from tidewheel.jobs.strict_json import as_object
 
 Named = Annotated[str | None, typer.Option("--key", metavar="KEY", help="The job's key, instead of the argument KEY.")]

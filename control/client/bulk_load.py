@@ -22,7 +22,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.versions import Change, versions
 from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage, UnknownJob
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.bulk import Loaded, load_jobs
+from tidewheel.intake.new_jobs import Loaded, load_jobs
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.strict_json import read_object

@@ -23,7 +23,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.enqueue import raise_if_rejected
 from tidewheel.errors import InstallationFault, Unavailable, UnknownJob, VersionConflict, refuse
 from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import Freeze, RunComplete, RunHeartbeat, Thaw

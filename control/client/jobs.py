@@ -24,7 +24,7 @@ from tidewheel.control.reads.jobs import JobDetail, JobPage, list_jobs, show_job
 from tidewheel.errors import UnknownJob, VersionConflict, refuse
 from tidewheel.ids import job_id
 from tidewheel.intake.apply import apply_requests, first_reply
-from tidewheel.intake.release import release_jobs
+from tidewheel.intake.lifecycle import release_jobs
 from tidewheel.intake.request import ReceivedRequest, content_hash
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.strict_json import as_object

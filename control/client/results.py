@@ -6,7 +6,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.ids import JobId, RunId
-from tidewheel.intake.dedupes import ACCEPTED
+from tidewheel.intake.trigger import ACCEPTED
 from tidewheel.runs import FINAL, RunState
 from tidewheel.schemas.generated.records import Reply
 

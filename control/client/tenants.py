@@ -26,7 +26,7 @@ from tidewheel.control.reads.tenants import (
     tenant_usage,
 )
 from tidewheel.errors import FieldError, InvalidInput, Refused, TenantDeleted, UnknownFreeze, refuse
-from tidewheel.intake.cancel import block_claims
+from tidewheel.intake.runs import block_claims
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
 from tidewheel.postgres.notify import Channel

@@ -29,7 +29,7 @@ from tidewheel.control.reads.stored import readable
 from tidewheel.control.reads.versions import job_at, versions
 from tidewheel.errors import InvalidInput, Refused, UnknownJob, refuse
 from tidewheel.ids import job_id
-from tidewheel.intake.backfill_range import TAKE_ALL, TAKE_CURRENT
+from tidewheel.intake.backfills import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import Overlap

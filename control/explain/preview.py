@@ -16,13 +16,13 @@ from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, Upcomi
 from tidewheel.control.words import duration
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id
-from tidewheel.intake.allowed_targets import ensure_allowed
 from tidewheel.intake.calendars import unknown_calendars
 from tidewheel.intake.locks import JobRow, absent_job
 from tidewheel.intake.next_version import (
     NextVersion,
     VersionInputs,
     at_root,
+    ensure_allowed,
     ensure_can_run,
     ensure_remembered,
     next_version,

@@ -23,7 +23,7 @@ from tests.transitions.acts import (
     trigger,
 )
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import preview_thaw
 from tidewheel.postgres.statements import Statements

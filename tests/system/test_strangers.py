@@ -27,7 +27,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.control.doctor.check import Context, Limits, run_checks
 from tidewheel.control.doctor.doctor import CHECKS
 from tidewheel.ids import rate_key_id, tenant_key_id
-from tidewheel.intake.cancel import block_claims
+from tidewheel.intake.runs import block_claims
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.held_lock import find_lock_holders
 from tidewheel.postgres.partitions import day_of

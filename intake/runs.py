@@ -1,4 +1,4 @@
-"""`run.cancel` cancels one run; `runs.cancel` cancels all runs that match a filter.
+"""Requests about runs: `run.cancel`, `runs.cancel` by a filter, and `run.retry`.
 
 `run.cancel` works in every state, is idempotent, and replies with the state that it found: unchanged if the run was
 being cancelled or has ended. A run without a running
@@ -10,31 +10,39 @@ cancels it as soon as it is free, unless the transaction that held it has ended 
 `runs.cancel` writes one row that every claim reads, so that it takes effect at once for any number of runs. The row is
 written under `claims_lock`: a batch of claims comes wholly before it, or sees it. The scheduler ends the runs in
 batches (scheduler/bulk_cancel.py). Runs that are created after the request was applied are not cancelled.
+
+`run.retry` creates a new run of an ended one, or makes the next attempt of a retrying one due now. The old run keeps
+its state. The new run has its payload under the job's current version. It names the old one as its parent, and the root
+of the retry chain. If the old run is a dead letter, the same transaction stores the new run's id in it.
+
+Only a request that names the next attempt concerns a retrying run. So a repeat of it, or one that comes after the run
+has gone on, changes nothing: it neither creates a run nor starts a later attempt.
 """
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple, cast
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
 from tidewheel.errors import Refused, UnknownJob, UnknownRun, refuse
-from tidewheel.intake.lock_wait import CancelNeedsClaims, RowLocked, still_open, try_lock, try_lock_runs
+from tidewheel.intake.locks import RowLocked, still_open, try_lock, try_lock_runs
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
-from tidewheel.jobs.requests import RunCancel, RunsCancel
+from tidewheel.intake.writing import Writing, one_by_one
+from tidewheel.jobs.requests import RunCancel, RunRetry, RunsCancel
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn, OwnConnection
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import MOVES, Move, RunState
+from tidewheel.runs import MOVES, OPEN, Move, RunState
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.cancel_matches import LOOKED_AT, count_matches
 from tidewheel.transitions.cancel_signals import request_cancel
-from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.create import NewRun
 from tidewheel.transitions.finished import RunEnd
-from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.places import FreedPlace
+from tidewheel.transitions.manual_retry import RetryRequest, retry_runs
+from tidewheel.transitions.moves import hasten_run
 
 _SQL = Statements("tidewheel.intake")
 _LOCK_RUN = _SQL["lock_run"]
@@ -56,25 +64,21 @@ _REQUESTED = "requested"  # the reason when the request gives none
 MAX_JOBS = 10_000  # jobs of one cancellation by labels: a row each, a few hundredths of a second in all
 
 
-def apply_cancels(
-    connection: Conn,
-    installation: Installation,
-    batch: Sequence[ReceivedRequest],
-    *,
-    may_block_claims: bool,
-    freed_keys: list[FreedPlace],
-) -> list[Reply]:
-    """Cancel runs in the caller's transaction; return a reply for each request, in their order.
+class CancelNeedsClaims(Exception):
+    """A cancel of a locked run must block claims until its commit; nothing was written.
 
     Args:
-        may_block_claims: True if the transaction holds no lock that a claim waits for.
-        freed_keys: As for `finish_runs`.
-
-    Raises:
-        CancelNeedsClaims: Another transaction holds a run, and this one must not block claims.
-        RowLocked: A claim has been under way for longer than 200 ms: roll back and try again.
+        received: The request. It has to be the only one of its transaction: claims wait for rows of the others.
     """
-    cancels = _Cancels(connection, installation, may_block_claims=may_block_claims, freed_keys=freed_keys)
+
+    def __init__(self, received: ReceivedRequest) -> None:
+        super().__init__("a cancel of a locked run is applied alone")
+        self.origin = received.origin
+
+
+def apply_cancels(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Cancel runs."""
+    cancels = _Cancels(writing)
     return [cancels.apply(received) for received in batch]
 
 
@@ -88,26 +92,21 @@ class _Done(NamedTuple):
 class _Cancels:
     """The cancels of one batch; after one has waited for a lock in vain, the rest do not wait."""
 
-    def __init__(
-        self, connection: Conn, installation: Installation, *, may_block_claims: bool, freed_keys: list[FreedPlace]
-    ) -> None:
-        self._connection, self._installation = connection, installation
-        self._may_block_claims, self._freed_keys = may_block_claims, freed_keys
-        self._may_wait = True
+    def __init__(self, writing: Writing) -> None:
+        self._writing, self._connection, self._may_wait = writing, writing.connection, True
 
     def apply(self, received: ReceivedRequest) -> Reply:
-        request = received.request
-        assert isinstance(request, RunCancel)  # noqa: S101 - by the table of `apply`
+        request = received.of(RunCancel)
         columns: dict[str, object] = {"run_id": UUID(request.run_id), "tenant": received.tenant}
-        found = self._connection.execute(_READ_RUN, columns, binary=True).fetchone()
-        if found is None:
+        found = self._writing.read(_READ_RUN, **columns)
+        if not found:
             return rejected(received, UnknownRun(request.run_id))
-        job_id, version, final, _ = found
+        job_id, version, final, _ = found[0]
         # The open row has the state. Without one the run has ended, and runs may be newer than the row read above.
         done = self._cancel(received, columns, request.reason or _REQUESTED)
         if done is None:
-            again = self._connection.execute(_READ_RUN, columns, binary=True).fetchone()
-            done = _Done(RunState(str(again[2] if again else final)), changed=False)
+            again = self._writing.read(_READ_RUN, **columns)
+            done = _Done(RunState(str(again[0][2] if again else final)), changed=False)
         about = {"job_id": str(job_id), "job_version": version, "run_id": request.run_id}
         return accepted(received, **about, run_status=done.before.value, unchanged=not done.changed)
 
@@ -128,13 +127,13 @@ class _Cancels:
             request_cancel(self._connection, {run_id: reason})
         elif state is not RunState.CANCELLING:
             end = RunEnd(run_id, attempt, RunState.CANCELLED, executor_id, reason=reason)
-            finish_runs(self._connection, self._installation, [end], freed_keys=self._freed_keys)
+            self._writing.finish([end])
         return _Done(state, changed=state is not RunState.CANCELLING)
 
     def _cancel_later(self, received: ReceivedRequest, columns: dict[str, object], reason: str) -> _Done | None:
         """Store the cancel of a run that another transaction holds; not if the run has ended."""
         run_id = cast("UUID", columns["run_id"])
-        if not self._may_block_claims:
+        if not self._writing.may_block_claims:
             raise CancelNeedsClaims(received)
         # A claim that began before would not see the row, and could start the run after the reply.
         block_claims(self._connection, [received])
@@ -145,14 +144,9 @@ class _Cancels:
         return _Done(RunState(left), changed=True)
 
 
-def apply_cancel_filters(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Write cancellations in the caller's transaction; return a reply for each request, in their order.
-
-    Raises:
-        RowLocked: A claim has been under way for longer than 200 ms: roll back and try again.
-    """
-    del installation
-    return [_apply(connection, received) for received in batch]
+def apply_cancel_filters(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Write cancellations."""
+    return one_by_one(batch, partial(_cancel_by_filter, writing))
 
 
 def block_claims(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
@@ -171,20 +165,15 @@ def block_claims(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
         raise RowLocked(claims, batch)
 
 
-def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
-    request = received.request
-    assert isinstance(request, RunsCancel)  # noqa: S101 - by the table of `apply`
-    try:
-        job = _job(connection, received, request)
-        labelled = _labelled(connection, received.tenant, request)
-        created_before = _created_before(request, read_now(connection))
-    except Refused as refused:
-        return rejected(received, refused)
-    number = _number(connection)
+def _cancel_by_filter(writing: Writing, received: ReceivedRequest) -> Reply:
+    request = received.of(RunsCancel)
+    job = _job(writing, received, request)
+    labelled = _labelled(writing, received.tenant, request)
+    created_before = _created_before(request, writing.now())
+    [(number,)] = writing.read(_NEXT_CANCELLATION_ID)
     if labelled:
-        columns: dict[str, object] = {"id": number, "tenant": received.tenant, "job_ids": labelled}
-        connection.execute(_ADD_CANCELLED_JOBS, columns)
-    columns = {
+        writing.execute(_ADD_CANCELLED_JOBS, id=number, tenant=received.tenant, job_ids=labelled)
+    columns: dict[str, object] = {
         "id": number,
         "tenant": received.tenant,
         "job_id": job,
@@ -197,36 +186,36 @@ def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
         "include_started": request.include_started,
         "reason": request.reason,
     }
-    matched, at_least = count_matches(connection, columns)
+    matched, at_least = count_matches(writing.connection, columns)
     # As late as possible: no executor can claim from here to the commit.
-    block_claims(connection, [received])
+    block_claims(writing.connection, [received])
     columns |= {
-        "created_before": created_before or read_now(connection),
+        "created_before": created_before or writing.now(),
         "named_count": LOOKED_AT + 1 if at_least else matched,
     }
-    connection.execute(_ADD_CANCELLATION, columns)
+    writing.execute(_ADD_CANCELLATION, **columns)
     return accepted(received, job_id=str(job) if job else None, cancellation_id=number)
 
 
-def _job(connection: Conn, received: ReceivedRequest, request: RunsCancel) -> UUID | None:
+def _job(writing: Writing, received: ReceivedRequest, request: RunsCancel) -> UUID | None:
     if request.key is None:
         return None
     job = received.job_id
     # A deleted job too: its started runs go on.
-    if connection.execute(_READ_JOB_KEY, {"job_id": job}).fetchone() is None:
+    if writing.execute(_READ_JOB_KEY, job_id=job).fetchone() is None:
         raise UnknownJob(received.tenant, request.key)
     return job
 
 
-def _labelled(connection: Conn, tenant: str, request: RunsCancel) -> list[UUID]:
+def _labelled(writing: Writing, tenant: str, request: RunsCancel) -> list[UUID]:
     if not request.labels:
         return []
-    columns = {"tenant": tenant, "labels": Jsonb(request.labels), "limit": MAX_JOBS + 1}
     # Labels have no index. Under `BY_KEY`, intake's plan mode, a tenant's jobs are read one by one in key order: with
     # 10,000,000 jobs the statement times out.
-    with connection.transaction(force_rollback=True):  # a savepoint: the plan mode is restored
-        connection.execute(_RESET_PLAN_MODE)
-        found = connection.execute(_FIND_LABELLED_JOBS, columns, binary=True).fetchall()
+    with writing.connection.transaction(force_rollback=True):  # a savepoint: the plan mode is restored
+        writing.connection.execute(_RESET_PLAN_MODE)
+        labels = Jsonb(request.labels)
+        found = writing.read(_FIND_LABELLED_JOBS, tenant=tenant, labels=labels, limit=MAX_JOBS + 1)
     if not found:
         refuse("labels", "no job has all of these labels", "correct them: the list of jobs can be filtered by label")
     if len(found) > MAX_JOBS:
@@ -242,7 +231,57 @@ def _created_before(request: RunsCancel, now: datetime) -> datetime | None:
     return request.created_before
 
 
-def _number(connection: Conn) -> int:
-    row = connection.execute(_NEXT_CANCELLATION_ID, binary=True).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM
-    return cast("int", row[0])
+def apply_retries(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Retry runs."""
+    # First those that may wait for a row: the others lock keys, and with a key locked no statement waits.
+    named = [received for received in batch if received.of(RunRetry).attempt is not None]
+    hastened = iter(one_by_one(named, partial(_hasten, writing)))
+    requests = [_retry_request(received) for received in batch if received.of(RunRetry).attempt is None]
+    done = iter(retry_runs(writing.connection, writing.installation, requests))
+    return [
+        _retried(received, next(done)) if received.of(RunRetry).attempt is None else next(hastened)
+        for received in batch
+    ]
+
+
+def _retry_request(received: ReceivedRequest) -> RetryRequest:
+    request = received.of(RunRetry)
+    return RetryRequest(
+        tenant=received.tenant,
+        run_id=UUID(request.run_id),
+        seed=received.seed(),
+        delay=request.delay,
+        traceparent=received.traceparent,
+        request_id=request.request_id,
+        requested_from=received.requested_from,
+    )
+
+
+def _retried(received: ReceivedRequest, done: NewRun | Refused) -> Reply:
+    if isinstance(done, Refused):
+        return rejected(received, done)
+    return accepted(received, job_id=str(done.job_id), job_version=done.job_version, run_id=str(done.run_id))
+
+
+def _hasten(writing: Writing, received: ReceivedRequest) -> Reply:
+    """Make the next attempt of a retrying run due now; the reply has the state that was found."""
+    request = received.of(RunRetry)
+    run_id, attempt = UUID(request.run_id), request.attempt or 0
+    found = writing.read(_READ_RUN, run_id=run_id, tenant=received.tenant)
+    if found and found[0][2] in OPEN:
+        if not try_lock_runs(writing.connection, [run_id]):
+            what = f"run {run_id}"
+            raise RowLocked(what, [received])
+        # Again: as a claim or an end has left it.
+        found = writing.read(_READ_RUN, run_id=run_id, tenant=received.tenant)
+    if not found:
+        raise UnknownRun(str(run_id))
+    job_id, version, state, begun = cast("tuple[UUID, int, str, int]", found[0])
+    if state in OPEN and attempt > begun:
+        if state != RunState.RETRYING:
+            refuse("run_id", f"run {run_id} is {state}", "only the next attempt of a retrying run can be made due")
+        if attempt > begun + 1:
+            refuse("attempt", f"the next attempt of run {run_id} is {begun + 1}", f"send {begun + 1}")
+    due = state == RunState.RETRYING and hasten_run(writing.connection, writing.installation, run_id, attempt)
+    about = {"job_id": str(job_id), "job_version": version, "run_id": str(run_id)}
+    return accepted(received, **about, run_status=state, unchanged=not due)
