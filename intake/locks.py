@@ -12,7 +12,7 @@ from psycopg.rows import class_row
 
 from tidewheel.ids import JobId
 from tidewheel.intake.lock_wait import RowLocked, try_lock
-from tidewheel.intake.overdue import lift_ended_pauses
+from tidewheel.intake.overdue import decide_frozen, lift_ended_pauses, read_locked_timers
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
@@ -23,7 +23,6 @@ from tidewheel.transitions.timers import LockedTimer
 
 _SQL = Statements("tidewheel.intake")
 _LOCK_TIMERS = _SQL["lock_timers"]
-_READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
 _LOCK_JOBS = _SQL["lock_jobs"]
 _LOCK_JOBS_TO_DELETE = _SQL["lock_jobs_to_delete"]
 _READ_LOCKED_JOBS = _SQL["read_locked_jobs"]
@@ -133,13 +132,14 @@ def lock_jobs_by_id(connection: Conn, installation: Installation, job_ids: Itera
     # Again: the transaction that the jobs' locks waited for may have written a job's first timer.
     connection.execute(_LOCK_TIMERS, {"job_ids": ids})
     locked = _read_locked(connection, ids)
-    lifted = lift_ended_pauses(connection, installation, locked.jobs, locked.timers, locked.now)
-    return _read_locked(connection, ids) if lifted else locked
+    if lift_ended_pauses(connection, installation, locked.jobs, locked.timers, locked.now):
+        locked = _read_locked(connection, ids)
+    frozen = decide_frozen(connection, installation, locked.timers, ids, locked.now)
+    return _read_locked(connection, ids) if frozen else locked
 
 
 def _read_locked(connection: Conn, ids: Sequence[UUID]) -> Locked:
-    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
-        timers = {timer.job_id: timer for timer in cursor.execute(_READ_LOCKED_TIMERS, {"job_ids": ids})}
+    timers = read_locked_timers(connection, ids)
     with connection.cursor(row_factory=class_row(JobRow), binary=True) as cursor:
         jobs = {job.job_id: job for job in cursor.execute(_READ_LOCKED_JOBS, {"job_ids": ids})}
     return Locked(read_now(connection), jobs, timers)

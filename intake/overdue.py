@@ -1,7 +1,7 @@
 """Fire the overdue occurrences of jobs before a change, by the version in force.
 
-The caller has locked the jobs. It ends the pauses whose time has passed, retracts the runs whose instant is ahead, and
-then writes its change.
+The caller has locked the jobs. It ends the pauses whose time has passed and decides what freezes have held. It retracts
+the runs whose instant is ahead, and then writes its change.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,6 +9,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Protocol
 from uuid import UUID
+
+from psycopg.rows import class_row
 
 from tidewheel.errors import ScheduleRefused
 from tidewheel.postgres.session import Conn
@@ -19,10 +21,21 @@ from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
 from tidewheel.transitions.events import JobFields, append_job_events
+from tidewheel.transitions.frozen_timers import (
+    decide_held,
+    find_written_ahead_of,
+    has_freeze,
+    hold_frozen,
+    retract_frozen,
+)
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, advance_timers, find_open_fixed_delay_runs, retract_runs
 
-_RESUME_JOBS = Statements("tidewheel.intake")["resume_jobs"]
+_SQL = Statements("tidewheel.intake")
+_RESUME_JOBS = _SQL["resume_jobs"]
+_READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
+
+_MAX_FREEZES = 100  # that have held one job since its timer moved; firing decides what is left
 
 
 class PausableJob(JobFields, Protocol):
@@ -39,18 +52,11 @@ def lift_ended_pauses(
     timers: Mapping[UUID, LockedTimer],
     now: datetime,
 ) -> bool:
-    """End the overdue pauses of locked jobs as firing would, and holds by freezes; True if there were any.
-
-    A change decides what a freeze has held so far. Until the thaw firing holds the timer again, and no claim starts
-    the runs.
-    """
-    frozen = [timer for timer in timers.values() if timer.hold_reason == HoldReason.FREEZE]
-    if frozen:
-        _lift_holds(connection, installation, frozen, now)
+    """End the overdue pauses of locked jobs as firing would; True if there were any."""
     held = [jobs[job] for job, timer in timers.items() if timer.hold_reason == HoldReason.PAUSE]
     ends = {job.job_id: job.paused_until for job in held if job.paused_until and job.paused_until <= now}
     if not ends:
-        return bool(frozen)
+        return False
     ended = [timers[job] for job in ends]
     inputs, waiting = read_decision_inputs(connection, ended), find_open_fixed_delay_runs(connection, ended)
 
@@ -73,14 +79,51 @@ def lift_ended_pauses(
     return True
 
 
-def _lift_holds(connection: Conn, installation: Installation, frozen: Sequence[LockedTimer], now: datetime) -> None:
-    inputs, waiting = read_decision_inputs(connection, frozen), find_open_fixed_delay_runs(connection, frozen)
+def decide_frozen(
+    connection: Conn,
+    installation: Installation,
+    timers: Mapping[UUID, LockedTimer],
+    jobs: Sequence[UUID],
+    now: datetime,
+) -> bool:
+    """Decide what freezes have held so far, by the versions in force; True if there is a freeze.
 
-    def decide_by(timer: LockedTimer) -> Decision:
-        decision = _by(timer, inputs, lambda state: on_resume(state, now=now, reason=SkipReason.FROZEN))
-        return hold_for_run(decision) if timer.job_id in waiting else decision
+    No scheduler need have seen the freeze: its row says which instants it holds. Until the thaw firing holds the timers
+    again, and no claim starts the runs.
+    """
+    if not has_freeze(connection) and all(timer.hold_reason != HoldReason.FREEZE for timer in timers.values()):
+        return False
+    retract_frozen(connection, find_written_ahead_of(connection, jobs))
+    undecided = list(jobs)
+    for _ in range(_MAX_FREEZES):
+        timers = read_locked_timers(connection, undecided)
+        concerned = [timer for timer in timers.values() if _may_be_frozen(timer, now)]
+        if not concerned:
+            break
+        frozen = hold_frozen(connection, concerned)
+        undecided = _fire_before(connection, installation, frozen.earlier, now)
+        held = {*frozen.held, *(timer.job_id for timer in concerned if timer.hold_reason == HoldReason.FREEZE)}
+        has_ended = decide_held(connection, installation, sorted(held), standing=True)
+        undecided += [job for job, ended in has_ended.items() if ended]  # a later freeze may hold the timer too
+    return True
 
-    advance_timers(connection, installation, frozen, decide_by, now=now)
+
+def read_locked_timers(connection: Conn, job_ids: Sequence[UUID]) -> dict[UUID, LockedTimer]:
+    """Return the timers of these jobs, which the caller has locked."""
+    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
+        return {timer.job_id: timer for timer in cursor.execute(_READ_LOCKED_TIMERS, {"job_ids": job_ids})}
+
+
+def _fire_before(
+    connection: Conn, installation: Installation, earlier: Mapping[datetime, Sequence[LockedTimer]], now: datetime
+) -> list[UUID]:
+    """Decide instants before the begin of a freeze, as of then; return the jobs that had any."""
+    moved: list[UUID] = []
+    for began, timers in earlier.items():
+        decide_by = _OverdueDecider(read_decision_inputs(connection, timers), began, installation)
+        decisions = advance_timers(connection, installation, timers, decide_by, now=now, repeats=True)
+        moved += [timer.job_id for timer, done in zip(timers, decisions, strict=True) if done.fires or done.skips]
+    return moved
 
 
 def apply_overdue(
@@ -186,6 +229,10 @@ def _with_retracted(timer: LockedTimer, earliest: datetime | None) -> LockedTime
     if earliest is None:
         return timer
     return timer._replace(scheduled_at=min(timer.scheduled_at, earliest), overridden=True)
+
+
+def _may_be_frozen(timer: LockedTimer, now: datetime) -> bool:
+    return timer.hold_reason == HoldReason.FREEZE or (timer.hold_reason is None and _is_due(timer, now))
 
 
 def _is_due(timer: LockedTimer, now: datetime) -> bool:
