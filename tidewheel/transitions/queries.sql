@@ -1511,16 +1511,21 @@ INSERT INTO settings (name, value) VALUES ('schema_ids', %(recorded)s)
 -- Lock: its own new row.
 INSERT INTO settings (name, value) VALUES ('topic_prefix', to_jsonb(%(prefix)s::text)) ON CONFLICT (name) DO NOTHING
 
+-- part: blocks_key(run)
+-- The ordering key that the ended run blocks, as `k` has it, or will block once the failures before it are settled.
+-- Index: order_failures_by_run, order_keys_pkey. No lock.
+coalesce(k.key, (SELECT w.key
+                   FROM order_failures AS f
+                   JOIN order_keys AS w ON w.key_id = f.key_id
+                  WHERE f.run_id = run.run_id
+                  LIMIT 1))
+
 -- name: read_retried_runs
 -- The runs to retry, with their inputs; an ended run never changes.
 -- Index: job_runs_pkey, the partitions' indexes by run, order_keys_by_blocker, order_failures_by_run, order_keys_pkey. No lock.
 SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.attempt, r.scheduled_at, r.root_run_id, r.concurrency_key,
        i.payload, i.payload_content_type, i.labels, i.traceparent,
-       coalesce(k.key, (SELECT w.key
-                          FROM order_failures AS f
-                          JOIN order_keys AS w ON w.key_id = f.key_id
-                         WHERE f.run_id = r.run_id
-                         LIMIT 1)) AS blocks_key
+       {{blocks_key(r)}} AS blocks_key
   FROM runs AS r
   LEFT JOIN order_keys AS k ON k.blocked_by = r.run_id AND k.blocked_by = ANY (%(run_ids)s)
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s)
@@ -2191,10 +2196,11 @@ SELECT run_id, ref, job_id FROM batch_runs WHERE batch_id = %(batch_id)s ORDER B
 
 -- name: read_ended_runs
 -- The runs of a batch to repeat, which have ended between two instants, with their inputs.
--- Index: the partitions' indexes by run, of these days. No lock: an ended run never changes.
+-- Index: the partitions' indexes by run, of these days; order_keys_by_blocker, order_failures_by_run, order_keys_pkey. No lock: an ended run never changes.
 SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.attempt, r.scheduled_at, r.root_run_id, r.concurrency_key,
-       i.payload, i.payload_content_type, i.labels, i.traceparent, NULL AS blocks_key
+       i.payload, i.payload_content_type, i.labels, i.traceparent, {{blocks_key(r)}} AS blocks_key
   FROM finished_runs AS r
+  LEFT JOIN order_keys AS k ON k.blocked_by = r.run_id AND k.blocked_by = ANY (%(run_ids)s::uuid[])
   LEFT JOIN run_inputs AS i
          ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s::uuid[]) AND i.created_at >= %(since)s AND i.created_at <= %(until)s
  WHERE r.run_id = ANY (%(run_ids)s::uuid[]) AND r.finished_at >= %(since)s AND r.finished_at <= %(until)s
