@@ -19,7 +19,7 @@ import psycopg
 from tidewheel.errors import Unavailable
 from tidewheel.ids import JobId
 from tidewheel.intake.request import ReceivedRequest
-from tidewheel.intake.timers import lift_ended_pauses
+from tidewheel.intake.timers import decide_frozen, lift_ended_pauses, read_locked_timers
 from tidewheel.intake.writing import Writing
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
@@ -30,7 +30,6 @@ from tidewheel.transitions.timers import LockedTimer
 
 _SQL = Statements("tidewheel.intake")
 _LOCK_TIMERS = _SQL["lock_timers"]
-_READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
 _LOCK_JOBS = _SQL["lock_jobs"]
 _LOCK_JOBS_TO_DELETE = _SQL["lock_jobs_to_delete"]
 _READ_LOCKED_JOBS = _SQL["read_locked_jobs"]
@@ -134,12 +133,14 @@ def lock_jobs_by_id(writing: Writing, job_ids: Iterable[UUID]) -> Locked:
     # Again: the transaction that the jobs' locks waited for may have written a job's first timer.
     writing.execute(_LOCK_TIMERS, job_ids=ids)
     locked = _read_locked(writing, ids)
-    lifted = lift_ended_pauses(writing, locked.jobs, locked.timers, locked.now)
-    return _read_locked(writing, ids) if lifted else locked
+    if lift_ended_pauses(writing, locked.jobs, locked.timers, locked.now):
+        locked = _read_locked(writing, ids)
+    frozen = decide_frozen(writing, locked.timers, ids, locked.now)
+    return _read_locked(writing, ids) if frozen else locked
 
 
 def _read_locked(writing: Writing, ids: Sequence[UUID]) -> Locked:
-    timers = {timer.job_id: timer for timer in writing.read_as(LockedTimer, _READ_LOCKED_TIMERS, job_ids=ids)}
+    timers = read_locked_timers(writing, ids)
     jobs = {job.job_id: job for job in writing.read_as(JobRow, _READ_LOCKED_JOBS, job_ids=ids)}
     return Locked(writing.now(), jobs, timers)
 

@@ -1,7 +1,8 @@
 """The timers of jobs that change: fire what is overdue before the change, set the timers after it.
 
-The caller has locked the jobs. It ends the pauses whose time has passed, fires the overdue occurrences by the version
-in force, retracts the runs whose instant is ahead, writes its change, and sets the timers.
+The caller has locked the jobs. It ends the pauses whose time has passed, decides what freezes have held, fires the
+overdue occurrences by the version in force, retracts the runs whose instant is ahead, writes its change, and sets the
+timers.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,6 +25,13 @@ from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
 from tidewheel.transitions.events import JobFields, append_job_events
+from tidewheel.transitions.frozen_timers import (
+    decide_held,
+    find_written_ahead_of,
+    has_freeze,
+    hold_frozen,
+    retract_frozen,
+)
 from tidewheel.transitions.timers import LockedTimer, advance_timers, find_open_fixed_delay_runs, retract_runs
 
 _SQL = Statements("tidewheel.intake")
@@ -33,6 +41,7 @@ _READ_TIMERS = _SQL["read_timers"]
 _READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
 _READ_TIMER_RUNS = _SQL["read_timer_runs"]
 
+_MAX_FREEZES = 100  # that have held one job since its timer moved; firing decides what is left
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
 
@@ -63,24 +72,55 @@ class TimerToPut:
 def lift_ended_pauses(
     writing: Writing, jobs: Mapping[UUID, PausableJob], timers: Mapping[UUID, LockedTimer], now: datetime
 ) -> bool:
-    """End the overdue pauses of locked jobs as firing would, and holds by freezes; True if there were any.
-
-    A change decides what a freeze has held so far. Until the thaw firing holds the timer again, and no claim starts
-    the runs.
-    """
-    frozen = [timer for timer in timers.values() if timer.hold_reason == HoldReason.FREEZE]
-    if frozen:
-        _lift(writing, frozen, lambda _, state: on_resume(state, now=now, reason=SkipReason.FROZEN), now=now)
+    """End the overdue pauses of locked jobs as firing would; True if there were any."""
     held = [jobs[job] for job, timer in timers.items() if timer.hold_reason == HoldReason.PAUSE]
     ends = {job.job_id: job.paused_until for job in held if job.paused_until and job.paused_until <= now}
     if not ends:
-        return bool(frozen)
+        return False
     ended = [timers[job] for job in ends]
     _lift(writing, ended, lambda timer, state: on_resume(state, now=ends[timer.job_id] - TICK), now=now, repeats=True)
     writing.execute(_RESUME_JOBS, job_ids=list(ends), now=now)
     resumed, reasons = [jobs[job] for job in ends], dict.fromkeys(ends, "paused_until has passed")
     append_job_events(writing.connection, writing.installation, "job.resumed", resumed, now=now, reasons=reasons)
     return True
+
+
+def decide_frozen(writing: Writing, timers: Mapping[UUID, LockedTimer], jobs: Sequence[UUID], now: datetime) -> bool:
+    """Decide what freezes have held so far, by the versions in force; True if there is a freeze.
+
+    No scheduler need have seen the freeze: its row says which instants it holds. Until the thaw firing holds the timers
+    again, and no claim starts the runs.
+    """
+    connection = writing.connection
+    if not has_freeze(connection) and all(timer.hold_reason != HoldReason.FREEZE for timer in timers.values()):
+        return False
+    retract_frozen(connection, find_written_ahead_of(connection, jobs))
+    undecided = list(jobs)
+    for _ in range(_MAX_FREEZES):
+        concerned = [timer for timer in read_locked_timers(writing, undecided).values() if _may_be_frozen(timer, now)]
+        if not concerned:
+            break
+        frozen = hold_frozen(connection, concerned)
+        undecided = _fire_before(writing, frozen.earlier, now)
+        held = {*frozen.held, *(timer.job_id for timer in concerned if timer.hold_reason == HoldReason.FREEZE)}
+        has_ended = decide_held(connection, writing.installation, sorted(held), standing=True)
+        undecided += [job for job, ended in has_ended.items() if ended]  # a later freeze may hold the timer too
+    return True
+
+
+def read_locked_timers(writing: Writing, job_ids: Sequence[UUID]) -> dict[UUID, LockedTimer]:
+    """Return the timers of these jobs, which the caller has locked."""
+    return {timer.job_id: timer for timer in writing.read_as(LockedTimer, _READ_LOCKED_TIMERS, job_ids=job_ids)}
+
+
+def _fire_before(writing: Writing, earlier: Mapping[datetime, Sequence[LockedTimer]], now: datetime) -> list[UUID]:
+    """Decide instants before the begin of a freeze, as of then; return the jobs that had any."""
+    moved: list[UUID] = []
+    for began, timers in earlier.items():
+        decide_by = _OverdueDecider(writing, timers, began)
+        decisions = advance_timers(writing.connection, writing.installation, timers, decide_by, now=now, repeats=True)
+        moved += [timer.job_id for timer, done in zip(timers, decisions, strict=True) if done.fires or done.skips]
+    return moved
 
 
 def end_pauses(writing: Writing, timers: Sequence[LockedTimer], now: datetime) -> None:
@@ -247,6 +287,10 @@ def _with_retracted(timer: LockedTimer, earliest: datetime | None) -> LockedTime
     if earliest is None:
         return timer
     return timer._replace(scheduled_at=min(timer.scheduled_at, earliest), overridden=True)
+
+
+def _may_be_frozen(timer: LockedTimer, now: datetime) -> bool:
+    return timer.hold_reason == HoldReason.FREEZE or (timer.hold_reason is None and _is_due(timer, now))
 
 
 def _is_due(timer: LockedTimer, now: datetime) -> bool:

@@ -201,11 +201,16 @@ _PSQL = {
 
 
 def _document(reached: _Reached, url: str, kafka: Mapping[str, str]) -> dict[str, object]:
-    stack = reached.stack
+    stack, variables = reached.stack, dict[str, str]()
+    if stack is not None:
+        from tidewheel.local.state import living_dev
+
+        variables = dev.variables if (dev := living_dev(stack.data_dir)) else {}
     return {
         "database_url": url,
         "kafka": dict(kafka),
         "home": str(stack.data_dir) if stack else None,
+        "api_url": variables.get("TIDEWHEEL_API_URL"),
         "pgpass": str(stack.pgpass) if stack and stack.pgpass else None,
         "kafka_properties": str(stack.kafka_properties) if stack and stack.kafka_properties else None,
     }

@@ -74,7 +74,9 @@ async def run_dev(options: DevOptions, log: Log) -> bool:
     with DevLock(stack.home) as lock:
         api = ApiSettings.load(api_port=options.api_port)
         port = _choose_api_port(api, options.api_port, log)
+        url = f"http://{api.api_host}:{port}"
         variables["TIDEWHEEL_API_PORT"] = str(port)
+        lock.add({"TIDEWHEEL_API_URL": f"{url}{api.api_base_path or ''}"})
         if api.api_token is None:
             variables["TIDEWHEEL_API_TOKEN"] = executor_token(stack.home)
         services = make_services(ROLES, variables, options.flags, options.metrics_port)
@@ -89,7 +91,7 @@ async def run_dev(options: DevOptions, log: Log) -> bool:
                     supervisor.release()
                     supervisor.run_beside(local.keep(info))
                     link = await asyncio.to_thread(console_link, info.database_url, stack.home)
-                    url, named_home = f"http://{api.api_host}:{port}", options.home is not None
+                    named_home = options.home is not None
                     shown = _Access(url, f"{url}{api.api_base_path or ''}/sign-in?link={link}")
                     supervisor.run_beside(_show(supervisor, log, info, shown, began, named_home=named_home))
                     await supervisor.wait_stopping()

@@ -10,7 +10,7 @@ import asyncio
 import fcntl
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -179,6 +179,11 @@ class DevLock:
     def owns_stack(self) -> bool:
         """True if this `dev`, or a killed one before it, has started the stack."""
         return self._owner.owns_stack
+
+    def add(self, variables: Mapping[str, str]) -> None:
+        """Record further variables that clients need: `tidewheel env` prints them."""
+        self._owner.variables |= variables
+        self._write()
 
     def own_stack(self) -> None:
         """Record, before the stack starts, that this `dev` starts it."""

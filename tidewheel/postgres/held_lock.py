@@ -1,13 +1,15 @@
 """Hold the lock of a table for as long as a block runs, and find sessions that hold one wrongly.
 
 A block may have many transactions. The lock lies in a transaction of a connection of its own, which reads and writes
-nothing: so it holds back no vacuum. It ends with the process, by whatever death. It also ends with the connection,
-which the server may close while the block works elsewhere: `check` before each step that two processes must not take.
+nothing: so it holds back no vacuum. It ends with the process, by whatever death; with a lease also if the process is
+stopped. It also ends with the connection, which the server may close while the block works elsewhere: `check` before
+each step that two processes must not take.
 """
 
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
+from threading import Event, Thread
 from typing import LiteralString, NamedTuple
 
 import psycopg
@@ -41,11 +43,36 @@ class HeldLock:
 
 
 @contextmanager
-def held_lock(url: str, name: str, *statements: LiteralString) -> Generator[HeldLock]:
-    """Run a block under the locks of LOCK TABLE, or of queries that return false if others hold one."""
+def held_lock(url: str, name: str, *statements: LiteralString, lease: timedelta | None = None) -> Generator[HeldLock]:
+    """Run a block under the locks of some statements.
+
+    Args:
+        statements: LOCK TABLE, or queries that return false if others hold the lock.
+        lease: The server ends the locks once the process has stood still for so long; by default never.
+    """
     with closing(connect(url, name, autocommit=True)) as connection:
         begin_lasting(connection)
-        yield HeldLock(connection, is_alone=all(try_table_lock(connection, each) for each in statements))
+        lock = HeldLock(connection, is_alone=all(try_table_lock(connection, each) for each in statements))
+        if lease is None:
+            yield lock
+            return
+        milliseconds = str(lease // timedelta(milliseconds=1))
+        connection.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, false)", [milliseconds])
+        done = Event()
+        renewing = Thread(target=_renew, args=(lock, lease.total_seconds() / 4, done), name=name, daemon=True)
+        renewing.start()
+        try:
+            yield lock
+        finally:
+            done.set()
+            renewing.join()
+
+
+def _renew(lock: HeldLock, seconds: float, done: Event) -> None:
+    """Keep a lease until the block is done, or the connection has ended: the next `check` finds that."""
+    with suppress(Unavailable):
+        while not done.wait(seconds):
+            lock.check()
 
 
 def begin_lasting(connection: Conn) -> None:

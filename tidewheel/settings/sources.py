@@ -24,7 +24,7 @@ PREFIX: Final = "TIDEWHEEL_"
 _LOG = logging.getLogger("tidewheel.settings")
 
 _READ_ELSEWHERE: Final = re.compile(
-    r"CONFIG|HOME|CACHE_DIR|MAVEN_REPOSITORY|FAILPOINT|API_KEY|API_HEADERS"
+    r"CONFIG|HOME|CACHE_DIR|MAVEN_REPOSITORY|FAILPOINT|API_KEY|API_HEADERS|API_URL"
     r"|RUN_ID|ATTEMPT|JOB_KEY|SCHEDULED_AT|IDEMPOTENCY_KEY|CHECKPOINT"  # given to the programs of shell targets
     r"|(?:KAFKA_CONFIG|SECRET|TEST|BENCH|DEMO|FAULTS|EDITS|PROOF|CONFORMANCE)(?:_.*)?"
     r"|(?:.*_)?SERVICE_(?:HOST|PORT)(?:_.*)?|(?:.*_)?PORT_\d+_(?:TCP|UDP)_.*",  # of Kubernetes, for each Service

@@ -116,4 +116,5 @@ def _nodes(
 def _member(again: Again, ref: str, run: OldRun, jobs: Mapping[UUID, SharedJob], payloads: OldPayloads) -> Member:
     """Return the run that repeats another: the current version of its job, and the payload that it had."""
     waits = Waits(again.parents, again.unmet)
-    return Member(ref, jobs[run.job_id], payloads.of(run), waits, traceparent=run.traceparent)
+    blocks = (run.run_id, run.blocks_key) if run.blocks_key else None
+    return Member(ref, jobs[run.job_id], payloads.of(run), waits, traceparent=run.traceparent, blocks=blocks)

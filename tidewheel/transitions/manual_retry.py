@@ -210,7 +210,7 @@ def _new_run(request: RetryRequest, old: OldRun, job: SharedJob, payload: Payloa
         root_run_id=RunId(old.root_run_id or old.run_id),
         concurrency_key=None if order else old.concurrency_key or job.key_of(payload),
         ordering_key=order,
-        retries_blocker=old.blocks_key is not None,
+        repeats_blocker=old.run_id if old.blocks_key else None,
         gates=gates,
         priority=job.priority,
         request_id=request.request_id,

@@ -94,6 +94,114 @@ CASE WHEN timer.catch_up_end IS NOT NULL THEN timer.catch_up_end + interval '1 m
 -- Index: frozen_jobs_pkey for a freeze by jobs. No lock.
 coalesce(z.thawed_at >= {{position(timer)}}, true) AND {{named(v)}}
 
+-- name: lock_freezes
+-- Locks the freezes before timers are held by them: a thaw comes wholly before, or sees these timers.
+-- Index: freezes_pkey. Lock: each row, shared, in id order; waits for a thaw under way.
+SELECT id FROM freezes ORDER BY id FOR SHARE
+
+-- name: find_frozen_timers
+-- Returns those of these timers that a freeze concerns: the begin of the first one, what holds the timer so far, and whether the
+-- timer comes due under the freeze or has instants before it. A later statement than lock_freezes.
+-- Index: timers_pkey, job_versions_pkey, freezes_pkey, frozen_jobs_pkey. No lock; the caller has locked the timers.
+SELECT t.job_id, f.began, t.hold_reason, t.catch_up_end IS NULL AND {{position(t)}} > f.began
+  FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+ CROSS JOIN LATERAL (SELECT min(z.created_at) AS began FROM freezes AS z WHERE {{holds(t)}}) AS f
+ WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND f.began IS NOT NULL
+
+-- name: lock_timers_written_ahead
+-- Locks the timers of these jobs, before the jobs.
+-- Index: timers_pkey. Lock: each timer in job_id order; rows that another transaction holds are skipped, and found again.
+SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR UPDATE SKIP LOCKED
+
+-- name: lock_jobs_written_ahead
+-- Locks the rows of these jobs, after their timers, and returns those without an own timer too.
+-- Index: jobs_pkey, timers_pkey. Lock: each job in job_id order; rows that another transaction holds are skipped, and found again.
+SELECT j.job_id
+  FROM jobs AS j
+ WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND j.deleted_at IS NULL
+   AND (j.job_id = ANY (%(locked)s::uuid[]) OR j.finished_at IS NOT NULL)
+ ORDER BY j.job_id
+   FOR NO KEY UPDATE SKIP LOCKED
+
+-- name: rewind_timers
+-- Holds timers at the first instant whose run was retracted. A job whose last occurrence it was gets its timer back.
+-- Index: timers_pkey, jobs_pkey; timers_due and timers_frozen change. Lock: rows that are locked already, or new.
+-- Why: a timer that lies before this instant decides it in its turn, and a paused or quarantined one stays so.
+-- Why repeats_until: as put_timers of intake.
+INSERT INTO timers AS t (job_id, tenant, shard, due_at, scheduled_at, version, hold_reason, overridden, repeats_until)
+SELECT j.job_id, j.tenant, j.shard, 'infinity', back.at, j.version, 'freeze', true, (SELECT tidewheel_now()) + interval '5 minutes'
+  FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS back (job_id, at)
+  JOIN jobs AS j USING (job_id)
+    ON CONFLICT (job_id) DO UPDATE
+   SET scheduled_at = least(t.scheduled_at, excluded.scheduled_at),
+       hold_reason = CASE WHEN t.scheduled_at < excluded.scheduled_at OR t.hold_reason IN ('pause', 'quarantine') THEN t.hold_reason
+                          ELSE 'freeze' END,
+       due_at = CASE WHEN t.scheduled_at < excluded.scheduled_at OR t.hold_reason IN ('pause', 'quarantine') THEN t.due_at
+                     ELSE 'infinity' END,
+       overridden = true,
+       repeats_until = CASE WHEN excluded.scheduled_at < t.scheduled_at THEN greatest(t.repeats_until, t.scheduled_at)
+                            ELSE t.repeats_until END
+
+-- name: reopen_jobs
+-- Marks jobs as unfinished whose timer has come back.
+-- Index: jobs_pkey. Lock: rows that are locked already.
+UPDATE jobs SET finished_at = NULL WHERE job_id = ANY (%(job_ids)s::uuid[]) AND finished_at IS NOT NULL
+
+-- part: freeze_ended(timer)
+-- The first instant after the held timer's cursor at which no freeze names its version; null while a freeze is in force.
+-- Index: freezes_pkey, frozen_jobs_pkey. No lock.
+(SELECT min(e.thawed_at)
+   FROM (SELECT z.thawed_at
+           FROM freezes AS z
+          WHERE z.thawed_at >= timer.scheduled_at AND {{named(v)}}) AS e
+  WHERE NOT EXISTS (SELECT FROM freezes AS z
+                     WHERE z.created_at <= e.thawed_at AND coalesce(z.thawed_at > e.thawed_at, true)
+                       AND {{named(v)}}))
+
+-- part: is_released(timer)
+-- True if the freezes that hold the timer have ended, or none is left.
+-- Index: freezes_pkey, frozen_jobs_pkey. No lock.
+({{freeze_ended(timer)}} IS NOT NULL
+ OR NOT EXISTS (SELECT FROM freezes AS z
+                 WHERE coalesce(z.thawed_at >= timer.scheduled_at, true) AND {{named(v)}}))
+
+-- name: find_freeze_ends
+-- Returns those of these timers that are released, each with the end of its freezes; null if no freeze is left.
+-- Index: timers_pkey, job_versions_pkey, freezes_pkey, frozen_jobs_pkey. No lock; the caller has locked the timers.
+-- Why max: a timer that was held ahead of its instant may lie behind the thaw.
+SELECT t.job_id,
+       coalesce({{freeze_ended(t)}}, (SELECT max(z.thawed_at) FROM freezes AS z WHERE {{named(v)}}))
+  FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+ WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND {{is_released(t)}}
+
+-- name: lock_held_timers
+-- Locks timers to release.
+-- Index: timers_pkey, job_versions_pkey. Lock: each timer; rows that another transaction holds are skipped, and found again.
+SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
+       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason,
+       t.overridden, t.repeats_until
+  FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+ WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND t.hold_reason = 'freeze'
+ ORDER BY t.job_id
+   FOR UPDATE OF t SKIP LOCKED
+
+-- name: has_freeze
+-- Returns true if a freeze is in force, or thawed and not deleted yet.
+-- Index: none; a few rows. No lock.
+SELECT EXISTS (SELECT FROM freezes)
+
+-- name: find_written_ahead_of
+-- Returns those of these jobs that have runs written ahead of instants under a freeze, each with the begin of the first such freeze.
+-- Index: job_runs_by_job, frozen_jobs_pkey, overrides_pkey. No lock; the caller has locked the jobs.
+SELECT r.job_id, min(z.created_at)
+  FROM freezes AS z
+  JOIN job_runs AS r ON r.job_id = ANY (%(job_ids)s::uuid[]) AND {{named(r)}}
+ WHERE r.state = ANY (%(sources)s) AND r.gates & %(holds)s = 0 AND {{written_ahead(r)}}
+ GROUP BY r.job_id
+
 -- part: same_scope(freeze)
 -- True if the freeze is not thawed and has exactly this scope.
 -- Index: freezes_pkey; a few rows. No lock.
@@ -1403,16 +1511,21 @@ INSERT INTO settings (name, value) VALUES ('schema_ids', %(recorded)s)
 -- Lock: its own new row.
 INSERT INTO settings (name, value) VALUES ('topic_prefix', to_jsonb(%(prefix)s::text)) ON CONFLICT (name) DO NOTHING
 
+-- part: blocks_key(run)
+-- The ordering key that the ended run blocks, as `k` has it, or will block once the failures before it are settled.
+-- Index: order_failures_by_run, order_keys_pkey. No lock.
+coalesce(k.key, (SELECT w.key
+                   FROM order_failures AS f
+                   JOIN order_keys AS w ON w.key_id = f.key_id
+                  WHERE f.run_id = run.run_id
+                  LIMIT 1))
+
 -- name: read_retried_runs
 -- The runs to retry, with their inputs; an ended run never changes.
 -- Index: job_runs_pkey, the partitions' indexes by run, order_keys_by_blocker, order_failures_by_run, order_keys_pkey. No lock.
 SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.attempt, r.scheduled_at, r.root_run_id, r.concurrency_key,
        i.payload, i.payload_content_type, i.labels, i.traceparent,
-       coalesce(k.key, (SELECT w.key
-                          FROM order_failures AS f
-                          JOIN order_keys AS w ON w.key_id = f.key_id
-                         WHERE f.run_id = r.run_id
-                         LIMIT 1)) AS blocks_key
+       {{blocks_key(r)}} AS blocks_key
   FROM runs AS r
   LEFT JOIN order_keys AS k ON k.blocked_by = r.run_id AND k.blocked_by = ANY (%(run_ids)s)
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s)
@@ -2205,10 +2318,11 @@ SELECT run_id, ref, job_id FROM batch_runs WHERE batch_id = %(batch_id)s ORDER B
 
 -- name: read_ended_runs
 -- The runs of a batch to repeat, which have ended between two instants, with their inputs.
--- Index: the partitions' indexes by run, of these days. No lock: an ended run never changes.
+-- Index: the partitions' indexes by run, of these days; order_keys_by_blocker, order_failures_by_run, order_keys_pkey. No lock: an ended run never changes.
 SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.attempt, r.scheduled_at, r.root_run_id, r.concurrency_key,
-       i.payload, i.payload_content_type, i.labels, i.traceparent, NULL AS blocks_key
+       i.payload, i.payload_content_type, i.labels, i.traceparent, {{blocks_key(r)}} AS blocks_key
   FROM finished_runs AS r
+  LEFT JOIN order_keys AS k ON k.blocked_by = r.run_id AND k.blocked_by = ANY (%(run_ids)s::uuid[])
   LEFT JOIN run_inputs AS i
          ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s::uuid[]) AND i.created_at >= %(since)s AND i.created_at <= %(until)s
  WHERE r.run_id = ANY (%(run_ids)s::uuid[]) AND r.finished_at >= %(since)s AND r.finished_at <= %(until)s
