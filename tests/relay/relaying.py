@@ -21,6 +21,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.outbox import OutboxLane, OutboxRow, append
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.loop import Relay
+from tidewheel.relay.read import Reader
 from tidewheel.settings.services import RelaySettings
 
 _SECONDS = 30.0
@@ -45,6 +46,7 @@ class Relaying:
     kafka: Mapping[str, str]
     prefix: str = field(default_factory=lambda: f"t{uuid4().hex[:10]}")
     client: dict[str, str] = field(default_factory=dict[str, str])
+    _readers: list[Reader] = field(default_factory=list[Reader])
 
     @cached_property
     def began_at(self) -> datetime:
@@ -82,6 +84,17 @@ class Relaying:
         with self.database.transaction() as connection:
             append(connection, rows, shards=64)
 
+    def reader(self, batch: int, **settings: Any) -> Reader:  # noqa: ANN401
+        """A reader without a relay, closed with the test."""
+        made = Reader(self.database.url, batch, **settings)
+        self._readers.append(made)
+        return made
+
+    def close(self) -> None:
+        """Close the readers."""
+        for each in self._readers:
+            each.close()
+
     def make(self, stop: Shutdown, **settings: object) -> Relay:
         """A relay to be stepped or run."""
         quick = {
@@ -110,6 +123,11 @@ class Relaying:
     def until_empty(self) -> None:
         """Wait until every row has left."""
         until(lambda: self.left() == 0, "the outbox is empty")
+
+    def drain(self, **settings: object) -> None:
+        """Run a relay until every row has left."""
+        with self.running(**settings):
+            self.until_empty()
 
     def arrived(self, topic: str) -> list[Arrived]:
         """Return all messages of a topic, by partition and offset."""

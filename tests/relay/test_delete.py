@@ -4,10 +4,8 @@ import logging
 
 import pytest
 
-from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
-from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka
 
@@ -15,11 +13,6 @@ REFUSE_DELETING = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not now'; END $$;
 CREATE TRIGGER refuse BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION refuse();
 """
-
-
-@pytest.fixture
-def relaying(database: Database, info: StackInfo) -> Relaying:
-    return Relaying(database, info.kafka)
 
 
 def test_failed_deletion_is_retried_without_second_publish(

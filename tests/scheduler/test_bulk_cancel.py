@@ -39,12 +39,6 @@ from tidewheel.transitions.finish import finish_runs
 
 
 @pytest.fixture
-def with_job(database: Database) -> Database:
-    submit(database)
-    return database
-
-
-@pytest.fixture
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches so small that every walk is made of several."""
     monkeypatch.setattr(module, "_BATCH_ROWS", 3)

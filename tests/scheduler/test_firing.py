@@ -51,12 +51,6 @@ def skips(database: ClockedDatabase) -> list[tuple[str, float, float, int, bool]
     ]
 
 
-@pytest.fixture
-def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    clocked.stop_clock()
-    return clocked
-
-
 def test_runs_are_created_ahead_and_published_at_their_instant(still: ClockedDatabase) -> None:
     submit(still, **EACH_SECOND)
     assert fire_due(still, lookahead=timedelta(seconds=3.5)) == 1
@@ -80,14 +74,6 @@ def test_late_run_is_due_at_once_and_keeps_its_instant(still: ClockedDatabase) -
     fire_due(still)
     [run] = job_runs(still)
     assert (run.scheduled_at, run.publish_at) == (now - SECOND / 2, now)
-
-
-def test_young_overdue_instants_all_fire(still: ClockedDatabase) -> None:
-    submit(still, **EACH_SECOND)
-    still.advance(45 * SECOND)
-    fire_due(still)
-    assert instants(still) == list(range(1, 46))
-    assert skips(still) == []
 
 
 def test_latest_missed_occurrence_fires_and_others_are_one_exact_span(still: ClockedDatabase) -> None:

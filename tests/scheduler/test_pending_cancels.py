@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import begun, end, ending, open_run, submit, trigger
+from tests.transitions.acts import begun, end, ending, open_run, trigger
 from tests.transitions.overlapping import signals
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
@@ -14,12 +14,6 @@ from tidewheel.scheduler.loop import Scheduler
 from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.finish import finish_runs
-
-
-@pytest.fixture
-def with_job(database: Database) -> Database:
-    submit(database)
-    return database
 
 
 def want(database: Database, *runs: UUID) -> None:

@@ -2,8 +2,6 @@
 
 from datetime import timedelta
 
-import pytest
-
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, apply_batch_within, submission, submit
@@ -15,12 +13,6 @@ SECOND = timedelta(seconds=1)
 JOB = job_id("default", "job")
 SHARD = shard_of(bucket_of(JOB), 64)
 EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
-
-
-@pytest.fixture
-def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    clocked.stop_clock()
-    return clocked
 
 
 def lose_timers(database: ClockedDatabase) -> None:

@@ -15,12 +15,6 @@ from tidewheel.schemas.generated.records import LifecycleEvent
 LATER = timedelta(seconds=11)
 
 
-@pytest.fixture
-def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    clocked.stop_clock()
-    return clocked
-
-
 def check(database: ClockedDatabase) -> list[tuple[str, str, int]]:
     """Return the announcements of a check."""
     announced: list[Unhandled] = UnhandledWatch(database.session(), database.installation).check()
