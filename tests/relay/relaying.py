@@ -29,8 +29,6 @@ _SECONDS = 30.0
 
 @dataclass
 class Arrived:
-    """A message in Kafka."""
-
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes]]
@@ -69,18 +67,15 @@ class Relaying:
         return self.topic(name, config={"cleanup.policy": "compact"})
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic, by its full name."""
         delete_topic(self.kafka, name)
 
     def row(self, topic: str, value: bytes | None = b"v", key: bytes | None = b"k", **fields: Any) -> OutboxRow:  # noqa: ANN401
-        """Build a row, due by default."""
         known: dict[str, Any] = {
             "shard": 0, "lane": OutboxLane.STANDARD, "publish_at": self.began_at, "headers": (),
         }  # fmt: skip
         return OutboxRow(topic=topic, key=key, value=value, **{**known, **fields})
 
     def write(self, *rows: OutboxRow) -> None:
-        """Append rows in one transaction."""
         with self.database.transaction() as connection:
             append(connection, rows, shards=64)
 
@@ -91,7 +86,6 @@ class Relaying:
         return made
 
     def close(self) -> None:
-        """Close the readers."""
         for each in self._readers:
             each.close()
 
@@ -117,11 +111,9 @@ class Relaying:
             ended.result(_SECONDS)
 
     def left(self) -> int:
-        """Count the rows in the outbox."""
         return self.database.count("outbox")
 
     def until_empty(self) -> None:
-        """Wait until every row has left."""
         until(lambda: self.left() == 0, "the outbox is empty")
 
     def drain(self, **settings: object) -> None:
@@ -163,9 +155,7 @@ class Relaying:
         return sorted(found, key=lambda one: (one.partition, one.offset))
 
     def values(self, topic: str) -> list[bytes | None]:
-        """Return the values of all messages of a topic."""
         return [one.value for one in self.arrived(topic)]
 
     def due_at(self, later: timedelta) -> datetime:
-        """An instant of the database's clock."""
         return self.database.now() + later

@@ -10,12 +10,9 @@ import pytest
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_all
+from tests.scheduler.test_loop import running
 from tests.transitions.acts import about, apply_batch, begin, claim, completions, job_runs, submission, submit, succeed
-from tests.transitions.stepping import in_background
 from tidewheel.postgres.partitions import TABLES
-from tidewheel.process.service import Shutdown
-from tidewheel.scheduler.loop import Scheduler
-from tidewheel.settings.services import SchedulerSettings
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -153,14 +150,8 @@ def test_scheduler_creates_partitions_by_the_databases_clock(clocked: ClockedDat
     wanted = {f"{table}_{today + days * DAY:%Y%m%d}" for table in TABLES for days in range(-1, 4)}
     wanted -= {f"{table}_{today:%Y%m%d}" for table in TABLES}  # the test's clock has made those
     assert not wanted & partitions(clocked)
-    stop = Shutdown()
-    scheduler = Scheduler(SchedulerSettings.load(), clocked.url, clocked.installation, stop)
-    ended = in_background(scheduler.run)
-    try:
+    with running(clocked):
         until(lambda: wanted <= partitions(clocked), "the partitions are there")
-    finally:
-        stop.request()
-        ended.result(30)
 
 
 def partitions(database: ClockedDatabase) -> set[str]:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due, look_at
 from tests.transitions.acts import apply_batch, job_runs, lifecycle, requests, submission, submit
 from tests.transitions.stepping import in_background
@@ -25,7 +25,7 @@ EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 
 
 @contextmanager
-def scheduler_of(database: ClockedDatabase, **settings: object) -> Generator[Scheduler]:
+def scheduler_of(database: Database, **settings: object) -> Generator[Scheduler]:
     """A scheduler to step: it has not joined, so it owns all shards."""
     stop = Shutdown()
     made = Scheduler(SchedulerSettings.load(**settings), database.url_of("scheduler"), database.installation, stop)
@@ -139,15 +139,6 @@ def test_clock_set_back_creates_no_duplicate_run(still: ClockedDatabase) -> None
     fire_due(still, lookahead=2 * SECOND)
     assert instants(still) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert skips(still) == []
-
-
-def test_jobs_with_one_schedule_get_their_own_runs(still: ClockedDatabase) -> None:
-    at = still.now().replace(microsecond=0) + SECOND
-    apply_batch(still, *(submission(f"job-{n}", schedule="* * * * * *") for n in range(50)))
-    still.stop_clock(at)
-    assert fire_due(still) == 50
-    assert {run.scheduled_at for run in job_runs(still)} == {at}
-    assert len({run.run_id for run in job_runs(still)}) == 50
 
 
 def test_backlog_of_one_shard_does_not_delay_others(still: ClockedDatabase) -> None:

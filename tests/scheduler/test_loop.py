@@ -10,6 +10,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
+from tests.scheduler.test_firing import scheduler_of
 from tests.transitions.acts import apply_batch, job_runs, submission, submit
 from tests.transitions.stepping import in_background
 from tidewheel.membership import rendezvous
@@ -111,12 +112,9 @@ def test_deferred_effects_are_applied_without_pause(database: Database) -> None:
         "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, reset_failures, release_job)"
         " SELECT gen_random_uuid(), gen_random_uuid(), 'default', now(), false, true FROM generate_series(1, 2500)"
     )
-    stop = Shutdown()
-    scheduler = Scheduler(SchedulerSettings.load(), database.url, database.installation, stop)
-    for _ in range(3):
-        scheduler.step()
-    stop.request()
-    scheduler.run()  # enters, sees that it is to end, and closes what it holds
+    with scheduler_of(database) as scheduler:
+        for _ in range(3):
+            scheduler.step()
     assert database.count("deferred_effects") == 0
 
 
