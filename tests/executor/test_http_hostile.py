@@ -45,6 +45,10 @@ def without_end(head: bytes, piece: bytes) -> Callable[[socket.socket], None]:
     return talk
 
 
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+
+
 def traced(work: Callable[[], list[Outcome]]) -> tuple[list[Outcome], int]:
     """Return outcomes and the most memory that they took, in bytes."""
     tracemalloc.start()
@@ -75,6 +79,7 @@ def resolving(*answers: Sequence[str]) -> tuple[Resolve, list[str]]:
         (says(OK + b"content-length: 5\r\ncontent-length: 6\r\n\r\n"), "Content-Length"),
         (says(OK + b"transfer-encoding: chunked\r\n\r\nZZZ\r\n"), "chunk"),
         (says(OK + b"a" * 300_000), ""),
+        (reset, ""),
         (says(), "without sending a response"),
         (says(b"HTTP/1.1 20"), "without sending"),
         (says(OK + b"content-length: 100\r\n\r\nonly this"), "not completed"),
@@ -91,16 +96,6 @@ def test_invalid_or_truncated_http_response_is_retried(talk: Callable[[socket.so
     assert outcome.error_type in {"http_protocol", "http_reset"}
     assert said in (outcome.error_message or "")
     assert outcome.error_message
-
-
-def test_reset_connection_is_a_clear_failure() -> None:
-    def talk(connection: socket.socket) -> None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-
-    with conversing(talk) as target:
-        [outcome] = call(target.url())
-    assert outcome.error_type in {"http_reset", "http_protocol"}
-    assert not outcome.not_started
 
 
 @pytest.mark.parametrize(

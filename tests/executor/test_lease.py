@@ -214,7 +214,6 @@ async def test_recalled_message_that_was_sent_without_a_response_may_have_been_w
     await asyncio.to_thread(runner.recall)
     outcome = await task
     await runner.close()
-    outcome = outcome
     assert (outcome.kind, outcome.not_started) == (AttemptOutcome.RELEASED, False)
 
 

@@ -350,20 +350,21 @@ def test_job_memory_is_bounded_by_the_executors_limit() -> None:
     assert run(python(source), shell_memory_bytes=most)[1] == "512\n"
 
 
-def test_program_over_its_memory_limit_fails_alone() -> None:
-    outcome, _ = run(python("b = bytearray(1 << 30)", memory_bytes=256 << 20))
-    assert outcome.error_type == "exit_1"
-    assert (outcome.error_message or "").endswith("MemoryError")
-
-
-def test_program_over_its_cpu_limit_is_killed_and_named() -> None:
-    outcome, _ = run(shell("sh", "-c", "while :; do :; done", cpu_seconds=1), shell_cpu_seconds=3600)
-    assert outcome.error_type == "signal_SIGXCPU"
-
-
-def test_program_that_writes_too_large_a_file_is_killed() -> None:
-    outcome, _ = run(shell("sh", "-c", "exec head -c 100000 /dev/zero > big"), shell_file_bytes=4096)
-    assert outcome.error_type == "signal_SIGXFSZ"
+@pytest.mark.parametrize(
+    ("job", "settings", "error_type", "said"),
+    [
+        (python("b = bytearray(1 << 30)", memory_bytes=256 << 20), {}, "exit_1", "MemoryError"),
+        (shell("sh", "-c", "while :; do :; done", cpu_seconds=1), {"shell_cpu_seconds": 3600}, "signal_SIGXCPU", ""),
+        (shell("sh", "-c", "exec head -c 100000 /dev/zero > big"), {"shell_file_bytes": 4096}, "signal_SIGXFSZ", ""),
+    ],
+    ids=["memory", "time", "file"],
+)
+def test_program_over_a_limit_fails_alone_and_is_named(
+    job: dict[str, Any], settings: dict[str, object], error_type: str, said: str
+) -> None:
+    outcome, _ = run(job, **settings)
+    assert outcome.error_type == error_type
+    assert (outcome.error_message or "").endswith(said)
 
 
 FORKS = """

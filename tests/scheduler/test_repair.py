@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, apply_batch_within, submission, submit
@@ -49,21 +51,13 @@ def test_job_that_never_fired_continues_from_its_submission(still: ClockedDataba
     assert still.count("runs") == 2
 
 
-def test_unfired_once_without_a_timer_still_fires(still: ClockedDatabase) -> None:
+@pytest.mark.parametrize("ahead", [SECOND, -timedelta(days=1)], ids=["to come", "overdue"])
+def test_unfired_once_without_a_timer_still_fires(still: ClockedDatabase, ahead: timedelta) -> None:
     """Also when its instant has passed meanwhile: a `once` always fires."""
-    at = still.now() + SECOND
+    at = still.now() + ahead
     submit(still, schedule={"once": at.isoformat()})
     lose_timers(still)
     still.advance(10 * SECOND)
-    assert mend(still) == 1
-    fire_due(still)
-    assert still.rows("SELECT scheduled_at FROM runs") == [(at,)]
-
-
-def test_timer_of_overdue_once_is_restored(still: ClockedDatabase) -> None:
-    at = still.now() - timedelta(days=1)
-    submit(still, schedule={"once": at.isoformat()})
-    lose_timers(still)
     assert mend(still) == 1
     fire_due(still)
     assert still.rows("SELECT scheduled_at FROM runs") == [(at,)]
