@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.intake.test_freezes import claimable
-from tests.scheduler.firing import fire_due
+from tests.scheduler.firing import fire_all, fire_due
 from tests.transitions.acts import (
     about,
     apply_batch,
@@ -56,11 +56,6 @@ def release(database: ClockedDatabase) -> None:
     """Release the timers of thawed freezes, as a scheduler that has just started does."""
     thaws = Thaws(database.session(), database.installation)
     while thaws.step():
-        pass
-
-
-def fire_all(database: ClockedDatabase) -> None:
-    while fire_due(database):
         pass
 
 

@@ -55,7 +55,6 @@ class Server:
 
     @property
     def log(self) -> str:
-        """All output of this server's starts."""
         return (self.folder / "log").read_text()
 
     def start(self) -> subprocess.Popen[bytes]:
