@@ -44,6 +44,8 @@ SELECT c.relname::text, coalesce(p.relname, c.relname)::text, c.relkind = 'r' AN
  WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND c.relname <> ALL (%s)
  ORDER BY 1
 """
+# A trigger that a test leaves would act in the tests that get the copy next, or hold them up.
+_TRIGGERS: LiteralString = "SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal AND tgparentid = 0"
 # Statements are planned for each partition. A new copy has 20.
 _MOST_PARTITIONS = 60
 _EMPTY: Mapping[str, LiteralString] = {
@@ -83,6 +85,7 @@ class Template:
                 connection.execute(extra)
             self.installation = read_installation(connection, Connections.load(http_allow_private=True))
             task_token_keys.refresh(self.installation.task_tokens, connection)
+            self._triggers = connection.execute(_TRIGGERS).fetchone()
             self._tables = {str(parent) for _, parent, _ in connection.execute(_TABLES, [_KEPT])}
 
     def copy(self) -> str:
@@ -96,7 +99,7 @@ class Template:
         return self._clean.pop() if self._clean else self.copy()
 
     def give_back(self, url: str, left: Conn | None = None) -> None:
-        """Empty a copy for the next test; drop one whose clock has been on many days.
+        """Empty a copy for the next test; drop one with many days or with other triggers.
 
         Args:
             left: A connection of the test in autocommit, which is cheaper than a new one; it is closed.
@@ -108,7 +111,8 @@ class Template:
                 left.autocommit = False
             connection.execute(_ALONE)
             tables = cast("list[tuple[str, str, bool]]", connection.execute(_TABLES, [_KEPT]).fetchall())
-            if sum(name != parent for name, parent, _ in tables) > _MOST_PARTITIONS:
+            days = sum(name != parent for name, parent, _ in tables)
+            if days > _MOST_PARTITIONS or connection.execute(_TRIGGERS).fetchone() != self._triggers:
                 connection.close()
                 self.drop(url)
                 return

@@ -51,7 +51,8 @@ def numbered(statement: str) -> str:
 
 def bound_names(path: Path) -> set[tuple[str, str]]:
     """The (package, statement) pairs that a module takes from `Statements`."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text if "Statements" in text else "")
     packages: dict[str, str] = {}
     for node in ast.walk(tree):
         match node:
