@@ -187,7 +187,7 @@ def test_idle_listener_sleeps_and_closes_at_once(database: Database) -> None:
 
 def test_notifier_without_a_request_opens_no_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
+        server.settimeout(0)
         Notifier(f"postgresql://127.0.0.1:{server.getsockname()[1]}/none", "test").close()
         with pytest.raises(BlockingIOError):
             server.accept()
