@@ -64,7 +64,8 @@ INTEGERS = {
 
 def calls(path: Path, readers: set[str]) -> Iterator[int]:
     """Yield the line of each call of a reader with text, in a function that has no grammar."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text if any(f"{reader}(" in text for reader in readers) else "")
     for scope in ast.walk(tree):
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
             own = list(_within(scope))

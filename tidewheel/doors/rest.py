@@ -6,7 +6,7 @@ an opaque cursor. Callers, turns, strict bodies and problem documents are those 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, make_dataclass
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Annotated, Any, cast, get_origin
 from uuid import UUID
@@ -22,7 +22,7 @@ from tidewheel.control.api.bodies import ELSEWHERE, read_body
 from tidewheel.control.api.callers import Caller, caller, ensure_all_tenants
 from tidewheel.control.api.json_schemas import body_of, schema_of
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.queries import Cursors, PageQuery, read_number, read_query
+from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, read_number, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.doors.address import after_of, query_of, title
@@ -57,14 +57,8 @@ class _Endpoint:
     def __init__(self, noun: type[Noun], declared: Operation, route: Route, workers: Workers) -> None:
         self._noun, self._declared, self._route, self._workers = noun, declared, route, workers
         self._method, _, self._path = declared.route.partition(" ")
-        others = [each for each in declared.parameters if f"{{{each.name}" not in self._path]
-        self._in_path = [each for each in declared.parameters if each not in others]
-        self.query, self._asked = query_of(declared, [] if self._method == "POST" else others)
-        self._sent = [each for each in others if each.name != "request_id"] if self._method == "POST" else []
-        self._is_idempotent = len(self._sent) < len(others) and self._method == "POST"
-        named = [(each.spoken, each) for each in self._sent]
-        self.body = model_of(f"{title(declared.name)}Body", named, StrictModel, declared.summary)
-        self.body.elsewhere = {**ELSEWHERE, **getattr(declared.function, "elsewhere", {})}
+        self._in_path, self._sent, self._is_idempotent = _given(declared)
+        (self.query, self._asked), self.body = _query_of(declared), _body_of(declared)
 
     def add_to(self, router: APIRouter) -> None:
         """Add the route with its documentation."""
@@ -114,6 +108,31 @@ class _Endpoint:
         return as_document(found, self._declared)
 
 
+def _given(declared: Operation) -> tuple[list[Parameter], list[Parameter], bool]:
+    """Return the parameters in the path, those in the body, and true if it takes an Idempotency-Key."""
+    others = [each for each in declared.parameters if f"{{{each.name}" not in declared.route]
+    in_path = [each for each in declared.parameters if each not in others]
+    posted = others if declared.route.startswith("POST ") else []
+    sent = [each for each in posted if each.name != "request_id"]
+    return in_path, sent, len(sent) < len(posted)
+
+
+# A model costs milliseconds to make, and a process that makes several applications needs each once.
+@cache
+def _query_of(declared: Operation) -> tuple[type[TenantQuery], dict[str, str]]:
+    others = [each for each in declared.parameters if f"{{{each.name}" not in declared.route]
+    return query_of(declared, [] if declared.route.startswith("POST ") else others)
+
+
+@cache
+def _body_of(declared: Operation) -> type[StrictModel]:
+    _, sent, _ = _given(declared)
+    named = [(each.spoken, each) for each in sent]
+    body = model_of(f"{title(declared.name)}Body", named, StrictModel, declared.summary)
+    body.elsewhere = {**ELSEWHERE, **getattr(declared.function, "elsewhere", {})}
+    return body
+
+
 def id_of(declared: Operation) -> str:
     """Return the name of the id in the result of an operation that starts work, such as `redrive_id`."""
     return f"{(declared.starts or '').rpartition('/')[2].removesuffix('s')}_id"
@@ -127,12 +146,18 @@ def _path_value(request: Request, each: Parameter) -> object:
 def _schema_of(declared: Operation) -> dict[str, Any]:
     """Return the schema of an answer: of a list in a field, of a page with an opaque cursor."""
     if get_origin(declared.result) is list:
-        name = declared.route.rpartition("/")[2]
-        words = declared.summary.removeprefix("List ")
-        record = make_dataclass(f"{title(name.removesuffix('s'))}List", [(name, declared.result)])
-        record.__doc__ = words[0].upper() + words[1:]
-        return schema_of(record)
+        return schema_of(_list_of(declared))
     schema = schema_of(cast("type[BaseModel]", declared.result))
     if "next_cursor" in schema.get("properties", {}):
         schema["properties"]["next_cursor"] = _CURSOR
     return schema
+
+
+@cache
+def _list_of(declared: Operation) -> type[Any]:
+    """Return a record that has the list of an answer in a field."""
+    name = declared.route.rpartition("/")[2]
+    words = declared.summary.removeprefix("List ")
+    record = make_dataclass(f"{title(name.removesuffix('s'))}List", [(name, declared.result)])
+    record.__doc__ = words[0].upper() + words[1:]
+    return record
