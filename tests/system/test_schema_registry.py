@@ -30,8 +30,8 @@ from tests.intake.running import Requests
 from tests.transitions.acts import begun, end, ending, submission, submit
 from tidewheel.control.cli.admin import register_schemas
 from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.local.daemon import free_port
 from tidewheel.local.jars import REPOSITORY_VARIABLE, default_cache
-from tidewheel.local.ports import free_port
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import RunState
 from tidewheel.schemas.codec import FORMS, encode, install_registry
