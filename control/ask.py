@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from uuid import UUID
 
-from tidewheel.control.reads.job_keys import key_of_job
+from tidewheel.control.reads.job_position import key_of_job
 from tidewheel.control.reads.run_detail import show_run
 from tidewheel.control.reads.runs import LOOKED_AT, RunSummary, find_short_id
 from tidewheel.errors import FieldError, Refused, UnknownDeadLetter, UnknownJob, UnknownRun

@@ -42,13 +42,7 @@ _DAY, _NOTHING = timedelta(days=1), timedelta(0)
 
 @dataclass(frozen=True, slots=True)
 class FileDays:
-    """The days of a file.
-
-    Args:
-        days: The days that its events touch.
-        events: How many events they come from.
-        repeats_until: The last day to which repeats were followed; None if all end before.
-    """
+    """The days of a file, and the last day to which repeats were followed; None if all end before."""
 
     days: frozenset[date]
     events: int
@@ -56,16 +50,7 @@ class FileDays:
 
 
 def read_calendar_file(path: Path, *, today: date, years: int = HORIZON_YEARS) -> FileDays:
-    """Return the days of an iCalendar file.
-
-    Args:
-        path: The file.
-        today: The start of the horizon.
-        years: How far ahead repeats are followed.
-
-    Raises:
-        InvalidInput: It cannot be read; the error names the file, and the faulty event if there is one.
-    """
+    """Return the days of an iCalendar file; repeats are followed for so many years from today."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -81,9 +66,6 @@ def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) 
     >>> found = days_of("\n".join(lines).encode(), "holidays.ics", today=date(2026, 11, 20))
     >>> [str(day) for day in sorted(found.days)]
     ['2026-12-25', '2026-12-26']
-
-    Raises:
-        InvalidInput: As `read_calendar_file`.
     """
     if len(data) > MAX_BYTES:
         refuse(name, f"it has more than {MAX_BYTES // 2**20} MiB", "leave out what is not an event, or split it")
@@ -137,12 +119,7 @@ class _Event:
         self._refuse_unread()
 
     def days(self, horizon: date, replaced: Iterable[date]) -> tuple[set[date], bool]:
-        """Return the days that it touches up to the horizon, and True if repeats continue beyond it.
-
-        Args:
-            horizon: The last day of repeats.
-            replaced: The occurrences that other events of its UID replace.
-        """
+        """Return its days up to the horizon without replaced ones, and True if repeats continue beyond it."""
         repeats, cut = self._repeats(datetime.combine(horizon, time.max))
         omitted = {self._place(at) for at in (*replaced, *(at for at, _ in self._listed("EXDATE")))}
         starts = [(at, self._length) for at in (self._start, *repeats)]

@@ -32,10 +32,6 @@ def start_stack(stack: LocalStack, progress: Progress) -> StackInfo:
     """Start the parts that do not run; bring the schema and the topics to this release's state.
 
     Every queue that a job or TIDEWHEEL_QUEUES names has topics afterwards. All of it can be repeated.
-
-    Raises:
-        StackError: A part cannot be started.
-        SettingsError: A setting is invalid.
     """
     served = queue_names(ExecutorSettings.load().queues)
     info = stack.up(progress)

@@ -1650,9 +1650,9 @@ SELECT coalesce(sum(e.slots), 0)::bigint
 
 -- name: read_tenant_pulse
 -- Returns a fingerprint that changes with each run of a tenant and with its bulk work: of its newest open runs, of its newest
--- runs, of its newest backfills, cancellations and redrives.
+-- runs, of its newest backfills, cancellations and works.
 -- Index: job_runs_by_tenant and by tenant in every partition, backfills_by_tenant, cancellations_by_tenant,
--- redrives_by_tenant, all walked backwards. No lock.
+-- works_by_tenant, all walked backwards. No lock.
 -- Why both: a run may begin and end between two looks, and an old one may end while newer ones are open.
 SELECT md5(coalesce(string_agg(pulse, ' '), '')) AS pulse
   FROM (
@@ -1674,8 +1674,8 @@ SELECT md5(coalesce(string_agg(pulse, ' '), '')) AS pulse
    (SELECT concat(c.id, c.cancelled_count, c.finished_at) FROM cancellations AS c
      WHERE c.tenant = %(tenant)s ORDER BY c.id DESC LIMIT 10)
     UNION ALL
-   (SELECT concat(r.redrive_id, r.state, r.redriven_count, r.rejected_count) FROM redrives AS r
-     WHERE r.tenant = %(tenant)s ORDER BY r.created_at DESC LIMIT 10)
+   (SELECT concat(w.work_id, w.state, w.done_count, w.rejected_count) FROM works AS w
+     WHERE w.tenant = %(tenant)s ORDER BY w.created_at DESC LIMIT 10)
   ) AS pulses
 
 -- name: read_run_pulses

@@ -35,9 +35,6 @@ def rotate_message_keys(connection: Conn, *, revoke: bool = False) -> int:
         connection: The other keys stay locked until the transaction ends.
         revoke: Delete every other key, such as when one has become known. Else the newest of them stays.
 
-    Returns:
-        The new key's id.
-
     Raises:
         SettingsError: The newest key is too young: messages of the one before it may be unread.
     """
@@ -57,9 +54,6 @@ def rotate_task_tokens(connection: Conn, *, revoke: bool = False) -> int:
         connection: The other keys stay locked until the transaction ends.
         revoke: Delete every other key, such as when one has become known: attempts that wait for a report end by their
             timeouts. Else the newest of them stays until the next rotation.
-
-    Returns:
-        The new key's id.
 
     Raises:
         SettingsError: The newest key is too young, or open attempts have tokens of a key that would go.

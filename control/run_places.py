@@ -62,10 +62,6 @@ class RunPlaces:
         table_name: The table that holds it; of an ended run the partition of its day.
         day: The day on which it ended; None while it is open.
         kept_until: The day on which retention drops that partition.
-        shard: Its job's shard.
-        request_id: The id of the request that created it.
-        requested_from: That request's message as topic/partition/offset.
-        outbox: Its messages that are not published yet.
         run_message: Its first message; None if it was not found.
         completion: Its completion; None while it is open, or if it was not found.
         kafka: The reason for which Kafka was not read; None if it was.
@@ -120,15 +116,8 @@ def find_places(
 
     Args:
         snapshot: Opens a transaction, which ends before Kafka is read.
-        settings: The brokers and the names of topics.
-        tenant: The run's tenant.
-        run_id: The run.
-        retention: The time for which runs are kept.
         kafka: False to leave out what is looked up on Kafka.
         look_seconds: The longest look for each message on Kafka.
-
-    Raises:
-        UnknownRun: The tenant has no run of this id.
     """
     with snapshot() as connection:
         with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
@@ -185,11 +174,7 @@ def _on_kafka(
 
 
 def _find(client: Consumer, topic: str, wanted: _Wanted, look_seconds: float) -> MessagePlace | None:
-    """Return the first message of a topic with a key, and with a subject if one is given.
-
-    Raises:
-        Unavailable: The broker does not answer in time.
-    """
+    """Return the first message of a topic with a key, and with a subject if one is given."""
     stamp = int((wanted.since - _MARGIN).timestamp() * 1000)
     partitions = read_partitions(client, topic).get(topic, [])
     if not partitions:

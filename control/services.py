@@ -110,7 +110,7 @@ def run_executor(settings: ExecutorSettings) -> None:
     from tidewheel.executor.loop import Executor
     from tidewheel.executor.output_capture import captured
     from tidewheel.executor.programs.process import hide_from_programs
-    from tidewheel.executor.runners.kinds import target_kinds
+    from tidewheel.executor.runners.runner import target_kinds
     from tidewheel.kafka.topics import queue_names
     from tidewheel.schemas.generated.records import TargetKind
 
@@ -145,7 +145,7 @@ def run_executor(settings: ExecutorSettings) -> None:
 
 def run_api(settings: ApiSettings) -> None:
     """Serve HTTP until SIGTERM; needs no Kafka."""
-    from tidewheel.control.api.service import Api
+    from tidewheel.control.api.app import Api
 
     start = _Start("api", settings)
     url, installation = start.database()
@@ -177,12 +177,7 @@ class _Start:
         self._port = serve_health(settings.metrics_port, host=settings.metrics_host, names=names)
 
     def database(self) -> tuple[str, Installation]:
-        """Wait until the database answers, and read the installation.
-
-        Raises:
-            SettingsError: The database refuses, or is away and the service must fail fast.
-            MigrationError: It lacks migrations.
-        """
+        """Wait until the database answers, and read the installation; if it must fail fast, do not wait."""
         self._url = url = self._settings.database()
         if (host := open_host(url)) is not None:
             _LOG.warning(_NO_SSLMODE, host)
@@ -198,11 +193,7 @@ class _Start:
         return url, installation
 
     def kafka(self, installation: Installation) -> dict[str, str]:
-        """Wait until a broker answers; return the configuration of clients.
-
-        Raises:
-            SettingsError: A setting is invalid, the brokers refuse it, or are away and the service must fail fast.
-        """
+        """Wait until a broker answers; return the configuration of clients."""
         config = self._settings.kafka_config()
         self.wait(bootstrap_check(config))
         health.requires("kafka", why_kafka_is_away(config, installation.topics.completions))
@@ -222,11 +213,7 @@ class _Start:
         self._presence.leave()
 
     def wait(self, ask: Callable[[], R]) -> R:
-        """Return what `ask` returns, as soon as PostgreSQL and Kafka answer it.
-
-        Raises:
-            SettingsError: The server refuses, or is away and the service must fail fast.
-        """
+        """Return what `ask` returns, as soon as PostgreSQL and Kafka answer it; a refusal is a SettingsError."""
 
         def ask_once() -> R:
             try:

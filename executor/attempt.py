@@ -177,11 +177,7 @@ class Attempt:
             self.closes_at = at + (self.started.schedule_to_close_at - self.started.started_at).total_seconds()
 
     def wait_for_worker(self, cancel_queued: Callable[[], bool]) -> None:
-        """Pause its clock while it is queued for a thread or a process.
-
-        Args:
-            cancel_queued: Takes it out of that queue; returns True if that came before its start.
-        """
+        """Pause its clock while it is queued for a worker; `cancel_queued` returns True if it had not begun."""
         self._cancel_queued = cancel_queued
         if self._clock is not None:
             self._clock.pause()

@@ -60,11 +60,7 @@ class Output:
             return self._end()
 
     def begin_flush(self) -> tuple[bytes, int] | None:
-        """Return the tail to flush while the attempt runs, and the number of bytes written so far.
-
-        Returns:
-            None if nothing is new, or the attempt's end is being recorded. Otherwise its row may exist from now on.
-        """
+        """Return the unflushed tail and all bytes written; None if nothing is new or the end is recorded."""
         with self._lock:
             tail = self._end()
             if self._closed or tail is None or self.written == self._flushed:

@@ -53,15 +53,7 @@ class BatchAdds:
         self._executor_id, self._on_added = executor_id, on_added
 
     def add(self, run_id: UUID, attempt: int, document: bytes, traceparent: str | None) -> bool:
-        """Add runs to the batch of a run; return False if it has all of them already.
-
-        Args:
-            document: JSON text with `runs`, as a `batch.add` has them.
-
-        Raises:
-            InvalidInput: The run belongs to no batch, or the runs do not fit.
-            AttemptOver: The run was cancelled, or belongs to another attempt.
-        """
+        """Add the `runs` of a JSON document to a run's batch; return False if it has all of them already."""
         request = parse_added_runs(run_id, document)
         try:
             with self._sessions.transaction() as connection:

@@ -28,8 +28,8 @@ from tidewheel.postgres.session import CommitUnknown, Conn, RowsLocked, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.fallbacks import Step, work
+from tidewheel.process.faults import OnceAMinute
 from tidewheel.process.metrics import metrics
-from tidewheel.process.once_a_minute import OnceAMinute
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.definitions import needs
@@ -210,9 +210,6 @@ class Claimer:
         """Claim a batch: first the runs that need no place of a key, then the others.
 
         A claim of a hot key waits for the transactions that hold the key's row. The others must start meanwhile.
-
-        Args:
-            source: As for `claim`.
 
         Yields:
             The claimed runs of a part. The next part is claimed when the caller has started them.

@@ -184,7 +184,6 @@ class Context:
         Raises:
             ValueError: The attempt has used the name before.
             Permanent: The result is no JSON or too large.
-            AttemptOver: The executor was stopped for longer than its lease, and no longer owns the run.
             RuntimeError: It was called on the event loop, which it would block.
         """
         refuse_loop("step", f"{name!r}, …")
@@ -215,21 +214,12 @@ class Context:
         return steps
 
     def previous(self) -> Previous:
-        """Return the job's runs before this one; blocks, so a coroutine awaits `previous_async` instead.
-
-        Raises:
-            Unavailable: The database does not answer.
-            RuntimeError: It was called on the event loop, which it would block.
-        """
+        """Return the job's runs before this one; blocks, so a coroutine awaits `previous_async` instead."""
         refuse_loop("previous", "")
         return self._channel.previous()
 
     async def previous_async(self) -> Previous:
-        """Return the job's runs before this one, without blocking the loop.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Return the job's runs before this one, without blocking the loop."""
         return await asyncio.to_thread(self._channel.previous)
 
     def parents(self) -> Mapping[str, Parent]:
@@ -237,10 +227,6 @@ class Context:
 
         It blocks, so a coroutine awaits `parents_async` instead. A run that belongs to no occurrence has none. A retry
         has those of the run that it retries.
-
-        Raises:
-            Unavailable: The database does not answer.
-            RuntimeError: It was called on the event loop, which it would block.
         """
         refuse_loop("parents", "")
         return self._channel.parents(None)
@@ -254,8 +240,6 @@ class Context:
 
         Raises:
             LookupError: The run has no parent with this key in its occurrence.
-            Unavailable: The database does not answer.
-            RuntimeError: It was called on the event loop, which it would block.
         """
         refuse_loop("parent", repr(key))
         return _only(key, self._channel.parents(key))

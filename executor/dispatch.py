@@ -91,12 +91,7 @@ async def _traced(spans: "Spans", runner: Runner, attempt: Attempt) -> Outcome:
 
 
 class Timeouts:
-    """The timeouts of one attempt, until `end`; used on the event loop.
-
-    Args:
-        began: Its start, in monotonic seconds.
-        grace_seconds: How long a coroutine may ignore its cancellation.
-    """
+    """The timeouts of an attempt since its monotonic start, until `end`; used on the event loop."""
 
     __slots__ = ("_attempt", "_fence", "_grace_seconds", "_heartbeat", "_loop", "_schedule_to_close", "_start_to_close")
 

@@ -58,11 +58,7 @@ R = TypeVar("R", bound=OfTenant)
 
 
 class DueTenants:
-    """The tenants with due runs that one executor knows.
-
-    Args:
-        every: The age of a run that the sweep claims elsewhere.
-    """
+    """The tenants with due runs that one executor knows; a sweep claims runs of the age `every` elsewhere."""
 
     def __init__(self, session: Session, queues: Sequence[str], handlers: Sequence[str], every: timedelta) -> None:
         self._session, self._handlers, self._every = session, handlers, every
@@ -100,11 +96,7 @@ class DueTenants:
                 self._held.add(lane)
 
     def parts(self, limits: Iterable[tuple[str, Lane, int]]) -> tuple[list[Part], bool]:
-        """Return what one poll reads, and True if it leaves tenants out.
-
-        Args:
-            limits: The runs that can start, of each queue and lane.
-        """
+        """Return what one poll reads for the runs that can start, and True if it leaves tenants out."""
         parts: list[Part] = []
         left_out = False
         for queue, lane, limit in limits:

@@ -1,20 +1,23 @@
-"""Log the ends of attempts by their record: failures and releases, other ends by `log_runs`.
+"""Log the ends of attempts by their record, and observe how late attempts reach each stage.
 
 A line follows the commit of the end. Before it, the executor does not know whether the run is retried, was ended by
 `complete_in`, or belongs to another attempt.
+
+A run's instant and its claim are times of the database's clock. From there on the executor's monotonic clock counts.
 """
 
 import logging
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.complete_in import NOT_COMMITTED
 from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.record_outcomes import Recorded, delay_of, recorded_outcome
+from tidewheel.process.metrics import metrics
 from tidewheel.runs import AttemptOutcome, RunState
 
 _LOG = logging.getLogger("tidewheel.executor")
-
 _MESSAGE_CHARACTERS = 300
 _VERBS = {RunState.FAILED: "fails", RunState.TIMED_OUT: "times out"}
 SUPERSEDED = "a superseded report changes nothing"
@@ -119,3 +122,34 @@ def _length(seconds: float) -> str:
     ('12.3 ms', '2.1 s', '86400 s')
     """
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
+
+
+def observe_claimed(attempts: Iterable[Attempt]) -> None:
+    """Observe a batch of claims."""
+    late: defaultdict[str, list[float]] = defaultdict(list)
+    for attempt in attempts:
+        late[attempt.definition.lane].append(_claim_lateness(attempt))
+    for lane, seconds in late.items():
+        metrics.observe("lateness_seconds", seconds, "claimed", lane)
+
+
+def observe_ended(attempts: Iterable[Attempt]) -> None:
+    """Observe a batch of recorded attempts; those that never started have no times."""
+    started: defaultdict[str, list[float]] = defaultdict(list)
+    ended: defaultdict[str, list[float]] = defaultdict(list)
+    took: defaultdict[str, list[float]] = defaultdict(list)
+    for attempt in attempts:
+        if not attempt.began_at:
+            continue
+        lane, due = attempt.definition.lane, attempt.claimed_at - _claim_lateness(attempt)
+        started[lane].append(attempt.began_at - due)
+        ended[lane].append(attempt.ended_at - due)
+        took[lane].append(attempt.ended_at - attempt.began_at)
+    for name in took:
+        metrics.observe("lateness_seconds", started[name], "started", name)
+        metrics.observe("lateness_seconds", ended[name], "ended", name)
+        metrics.observe("attempt_duration_seconds", took[name], name)
+
+
+def _claim_lateness(attempt: Attempt) -> float:
+    return (attempt.started.started_at - attempt.started.publish_at).total_seconds()

@@ -99,7 +99,6 @@ def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Funct
     """Register a function as the handler `name`.
 
     Args:
-        name: Its name in jobs' targets.
         isolation: `process` runs it in a worker process that is killed when its time is over. By default a coroutine
             function runs on the `loop`, a plain one on a `thread`.
 

@@ -17,7 +17,7 @@ from tidewheel.clock import boot_seconds, monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.executor.lease import Lease
 from tidewheel.message_signatures import MessageKeys
-from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.clock_skew import ClockSkew

@@ -86,9 +86,6 @@ def choose_lanes(settings: ExecutorSettings, kafka: Mapping[str, str], topics: T
     """Return the lanes of an executor of these queues, with a group protocol that the brokers support.
 
     A queue without topics is reported: its runs start by the sweep alone.
-
-    Raises:
-        SettingsError: The brokers do not support the configured protocol.
     """
     found = [(topics.runs(queue, lane), lane) for queue in queues for lane in Lane]
     if missing := missing_topics(kafka, [name for name, _ in found]):

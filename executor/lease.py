@@ -12,11 +12,7 @@ from tidewheel.clock import boot_seconds
 
 
 class LeaseOver(Exception):
-    """The lease of an attempt was over before its request was complete.
-
-    Args:
-        begun: True if a part was sent, which the target must not act on; False if nothing was.
-    """
+    """The lease of an attempt was over before its request was complete; `begun` if a part was sent."""
 
     def __init__(self, *, begun: bool = False) -> None:
         self.begun = begun

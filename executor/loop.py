@@ -15,7 +15,7 @@ from tidewheel.executor.claim import BatchClaimer, Claimer, StartRuns
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.completer import Completer
 from tidewheel.executor.dispatch import TargetDispatcher
-from tidewheel.executor.end_log import EndLog
+from tidewheel.executor.end_log import EndLog, observe_claimed
 from tidewheel.executor.handler_services import EarlierRuns, HandlerServices
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat, read_owned
@@ -29,13 +29,11 @@ from tidewheel.executor.run_batch import ADDERS
 from tidewheel.executor.run_queue import RunQueue
 from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.executor.runners.kafka import KafkaRunner
-from tidewheel.executor.runners.kinds import capabilities, target_kinds
 from tidewheel.executor.runners.python import python_runner
-from tidewheel.executor.runners.runner import DeferredRunner, Recalling, Runner
+from tidewheel.executor.runners.runner import DeferredRunner, Recalling, Runner, capabilities, target_kinds
 from tidewheel.executor.runners.secret_store import SecretStore, secret_store
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import HeldBytes, Slots
-from tidewheel.executor.stage_times import observe_claimed
 from tidewheel.executor.sweep import Sweep
 from tidewheel.executor.watchdog import Watchdog
 from tidewheel.kafka.topics import queue_names

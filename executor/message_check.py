@@ -17,8 +17,8 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.message_signatures import SIGNATURE_HEADER, MessageKeys, SignatureFlaw, digest_of
 from tidewheel.postgres.session import Session
+from tidewheel.process.faults import OnceAMinute
 from tidewheel.process.metrics import metrics
-from tidewheel.process.once_a_minute import OnceAMinute
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -61,12 +61,7 @@ class MessageCheck:
         return self.accepts_parts(*signed, source=f"{topic}/{message.partition()}/{message.offset()}")
 
     def accepts_parts(self, signature: bytes | None, topic: str, key: bytes, digest: bytes, *, source: str) -> bool:
-        """Return True if a message of this signature, topic, key and digest may be used.
-
-        Args:
-            signature: The content of its header; None if it has none.
-            digest: `digest_of` its value.
-        """
+        """Return True if a message of this signature, topic, key and digest may be used."""
         flaw = self._keys.flaw(signature, topic, key, digest)
         if flaw is SignatureFlaw.UNKNOWN_KEY:
             self._read_keys()

@@ -34,7 +34,6 @@ class Outcome:
         error_type: Name of the error's type, such as `ValueError` or `http_500`.
         error_message: Text of the error, cut to 4096 characters.
         trace: The traceback, cut to its last 32 Ki characters. A message is cut first.
-        permanent: True if no further attempt makes sense.
         retry_after: The earliest next attempt, if the target named one.
         not_started: True if the target certainly did nothing: even an at-most-once run may start again.
         waits: Time limit for an end that comes from outside, by task token; None if this is the end.

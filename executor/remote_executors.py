@@ -26,7 +26,7 @@ from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.record_outcomes import record_outcomes
 from tidewheel.executor.sweep import DueRun
 from tidewheel.postgres.notify import Channel
-from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn, Session, at_commit, is_data_fault, is_refused, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -188,9 +188,6 @@ class RemoteExecutors:
         Args:
             key_id: The API key with which alone its further calls are accepted; None for the token of all.
             acts_for: The tenant whose runs alone it starts; None for all.
-
-        Raises:
-            InvalidInput: The key, or the token, has too many executors.
         """
         executor_id = uuid4()
         facts = {"name": name, "queues": list(queues), "handlers": list(handlers), "slots": slots, "lease": lease}
@@ -227,12 +224,7 @@ class RemoteExecutors:
         return signals
 
     def claim(self, claim: RemoteClaim) -> RemoteClaimResult:
-        """Claim runs for an executor.
-
-        Raises:
-            UnknownExecutor: Its lease was ended.
-            InvalidInput: The claim's number is below that of its last one.
-        """
+        """Claim runs for an executor."""
         with self._session.transaction() as connection:
             claimed = claim_remotely(connection, self._installation, claim, self._limited.read(connection))
         failpoint("claim.after_commit")

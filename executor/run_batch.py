@@ -39,7 +39,6 @@ class RunBatch:
         Raises:
             InvalidInput: The run belongs to no batch, the batch is being cancelled, or a run does not fit. No run was
                 added.
-            AttemptOver: The run was cancelled, or belongs to another attempt.
             Unavailable: The database does not answer. The runs may be there: add the same refs again.
             RuntimeError: It was called on the event loop, which it would block, or after `complete_in`.
         """

@@ -31,11 +31,7 @@ class Steps:
         self._lock = threading.Lock()
 
     def begin(self, name: str) -> bytes | None:
-        """Take a name; return the saved result of an earlier attempt as JSON, None if the step must run.
-
-        Raises:
-            ValueError: The attempt has used the name, or it is none.
-        """
+        """Take a name; return the saved result of an earlier attempt as JSON, None if the step must run."""
         if not 1 <= len(name) <= MAX_TEXT:
             message = f"the name of a step has 1 to {MAX_TEXT} characters, this one has {len(name)}"
             raise ValueError(message)
@@ -47,11 +43,7 @@ class Steps:
             return self._done.get(name)
 
     def finish(self, name: str, result: object, save: Callable[[bytes], None]) -> bytes:
-        """Add the result of a step, and pass the checkpoint on; return the result as JSON.
-
-        Raises:
-            Permanent: The result is no JSON or too large: a retry would repeat the step.
-        """
+        """Add a step's result and pass the checkpoint on; return the result as JSON, or raise Permanent."""
         try:
             text = strict_json(result)
         except (PydanticSerializationError, ValueError, RecursionError) as error:
@@ -70,11 +62,7 @@ class Steps:
         return text
 
     def keep(self, own: bytes, save: Callable[[bytes], None]) -> None:
-        """Replace the handler's own checkpoint, and pass the whole on.
-
-        Raises:
-            ValueError: With the steps it is too large; nothing was changed.
-        """
+        """Replace the handler's own checkpoint, and pass the whole on; change nothing if it is too large."""
         with self._lock:
             checkpoint = self._checkpoint(self._done, own)
             if len(checkpoint) > MAX_RESULT_BYTES:

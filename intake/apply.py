@@ -17,131 +17,96 @@ import psycopg
 
 from tidewheel.audit import Actor
 from tidewheel.errors import RequestConflict, Unavailable, UnknownTenant
-from tidewheel.intake.audit import is_recorded, record_requests
 from tidewheel.intake.backfills import apply_backfill_changes, apply_backfills
 from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
-from tidewheel.intake.cancel import apply_cancel_filters, apply_cancels, block_claims
 from tidewheel.intake.freezes import apply_freezes, apply_thaws
-from tidewheel.intake.graphs import Graphs, lock_graphs
+from tidewheel.intake.graphs import lock_graphs
 from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resumes
 from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.request import ReceivedRequest, rejected
-from tidewheel.intake.retry import apply_retries
 from tidewheel.intake.rollback import apply_rollbacks
-from tidewheel.intake.run_batches import apply_batch_adds, apply_batch_closes, apply_batch_submits
+from tidewheel.intake.runs import apply_cancel_filters, apply_cancels, apply_retries, block_claims
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.task_tokens import apply_completes, apply_heartbeats
 from tidewheel.intake.tenant_limits import exceeded
 from tidewheel.intake.trigger import apply_triggers
-from tidewheel.intake.workflows import apply_workflow_changes
-from tidewheel.jobs.requests import (
-    BackfillCancel,
-    BackfillPause,
-    BackfillResume,
-    BatchAdd,
-    BatchClose,
-    BatchSubmit,
-    CalendarDelete,
-    CalendarPut,
-    Freeze,
-    JobBackfill,
-    JobDelete,
-    JobMove,
-    JobPause,
-    JobResume,
-    JobRollback,
-    JobSkip,
-    JobSubmit,
-    JobTrigger,
-    JobUnskip,
-    Request,
-    RunCancel,
-    RunComplete,
-    RunHeartbeat,
-    RunRetry,
-    RunsCancel,
-    Thaw,
-    WorkflowCancel,
-    WorkflowPause,
-    WorkflowResume,
+from tidewheel.intake.workflows import (
+    apply_batch_adds,
+    apply_batch_closes,
+    apply_batch_submits,
+    apply_workflow_changes,
 )
+from tidewheel.intake.writing import Writing, record_requests
+from tidewheel.jobs import requests
+from tidewheel.jobs.requests import JobBackfill, JobRollback, JobSubmit, Request, RunComplete, RunHeartbeat
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import texts
-from tidewheel.postgres.pg_copy import bytea, columns, copy_rows, instant, text
+from tidewheel.postgres.pg_binary import bytea, columns, copy_rows, instant, text, texts
 from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.schemas.codec import decode, encode
-from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestType
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.key_limits import edited_keys
-from tidewheel.transitions.places import FreedPlace
-from tidewheel.transitions.run_keys import settle_keys
 
-_SQL = Statements("tidewheel.intake")
-_FIND_REPLIES = _SQL["find_replies"]
+_FIND_REPLIES = Statements("tidewheel.intake")["find_replies"]
 
 _COPY_REPLIES = "COPY requests (tenant, request_id, body_hash, reply, created_at) FROM STDIN (FORMAT BINARY)"
 _REPLY = columns(5)
 
-# Requests of which one batch may hold several about one job, or about none: all neighbours are one batch.
-_ANY_JOBS = frozenset(
-    {
-        JobTrigger,
-        RunCancel,
-        RunComplete,
-        RunHeartbeat,
-        RunRetry,
-        RunsCancel,
-        Freeze,
-        Thaw,
-        WorkflowPause,
-        WorkflowResume,
-        WorkflowCancel,
-        BatchSubmit,
-        BatchAdd,
-        BatchClose,
-    }
-)
-
-# Requests that block all claims until their commit: each in a transaction of its own, if it comes by Kafka.
-BLOCKS_CLAIMS = (RunsCancel, Freeze, WorkflowCancel)
-
 _SEPARATOR = "\x1f"  # between the attempt and the request_id of a report
 
-Apply: TypeAlias = Callable[..., list[Reply]]  # of a connection, an installation and some requests
 
-_APPLY: dict[type, Apply] = {
-    JobSubmit: apply_submits,
-    JobTrigger: apply_triggers,
-    JobPause: apply_pauses,
-    JobResume: apply_resumes,
-    JobDelete: apply_deletes,
-    JobRollback: apply_rollbacks,
-    JobSkip: apply_overrides,
-    JobMove: apply_overrides,
-    JobUnskip: apply_overrides,
-    JobBackfill: apply_backfills,
-    BackfillPause: apply_backfill_changes,
-    BackfillResume: apply_backfill_changes,
-    BackfillCancel: apply_backfill_changes,
-    CalendarPut: apply_calendar_puts,
-    CalendarDelete: apply_calendar_deletes,
-    RunCancel: apply_cancels,
-    RunComplete: apply_completes,
-    RunHeartbeat: apply_heartbeats,
-    RunRetry: apply_retries,
-    RunsCancel: apply_cancel_filters,
-    Freeze: apply_freezes,
-    Thaw: apply_thaws,
-    WorkflowPause: apply_workflow_changes,
-    WorkflowResume: apply_workflow_changes,
-    WorkflowCancel: apply_workflow_changes,
-    BatchSubmit: apply_batch_submits,
-    BatchAdd: apply_batch_adds,
-    BatchClose: apply_batch_closes,
+class Kind(NamedTuple):
+    """A type of requests.
+
+    Args:
+        apply: Applies requests of the type, in the caller's transaction; returns a reply for each, in their order.
+        is_about_jobs: False if one batch may hold several about one job, or about none: all neighbours are one batch.
+        blocks_claims: True if it blocks all claims until its commit: each in a transaction of its own, if by Kafka.
+        is_recorded: True if the audit log has a row for each.
+    """
+
+    apply: Callable[[Writing, Sequence[ReceivedRequest]], list[Reply]]
+    is_about_jobs: bool = False
+    blocks_claims: bool = False
+    is_recorded: bool = True
+
+
+# Triggers, batches and the reports of attempts are not recorded: one client in a loop would write more rows than all
+# operators.
+_KINDS: dict[type, Kind] = {
+    requests.JobSubmit: Kind(apply_submits, is_about_jobs=True),
+    requests.JobTrigger: Kind(apply_triggers, is_recorded=False),
+    requests.JobPause: Kind(apply_pauses, is_about_jobs=True),
+    requests.JobResume: Kind(apply_resumes, is_about_jobs=True),
+    requests.JobDelete: Kind(apply_deletes, is_about_jobs=True),
+    requests.JobRollback: Kind(apply_rollbacks, is_about_jobs=True),
+    requests.JobSkip: Kind(apply_overrides, is_about_jobs=True),
+    requests.JobMove: Kind(apply_overrides, is_about_jobs=True),
+    requests.JobUnskip: Kind(apply_overrides, is_about_jobs=True),
+    requests.JobBackfill: Kind(apply_backfills, is_about_jobs=True),
+    requests.BackfillPause: Kind(apply_backfill_changes, is_about_jobs=True),
+    requests.BackfillResume: Kind(apply_backfill_changes, is_about_jobs=True),
+    requests.BackfillCancel: Kind(apply_backfill_changes, is_about_jobs=True),
+    requests.CalendarPut: Kind(apply_calendar_puts, is_about_jobs=True),
+    requests.CalendarDelete: Kind(apply_calendar_deletes, is_about_jobs=True),
+    requests.RunCancel: Kind(apply_cancels),
+    requests.RunComplete: Kind(apply_completes, is_recorded=False),
+    requests.RunHeartbeat: Kind(apply_heartbeats, is_recorded=False),
+    requests.RunRetry: Kind(apply_retries),
+    requests.RunsCancel: Kind(apply_cancel_filters, blocks_claims=True),
+    requests.Freeze: Kind(apply_freezes, blocks_claims=True),
+    requests.Thaw: Kind(apply_thaws),
+    requests.WorkflowPause: Kind(apply_workflow_changes),
+    requests.WorkflowResume: Kind(apply_workflow_changes),
+    requests.WorkflowCancel: Kind(apply_workflow_changes, blocks_claims=True),
+    requests.BatchSubmit: Kind(apply_batch_submits, is_recorded=False),
+    requests.BatchAdd: Kind(apply_batch_adds, is_recorded=False),
+    requests.BatchClose: Kind(apply_batch_closes),
 }
 
+BLOCKS_CLAIMS = tuple(kind for kind, how in _KINDS.items() if how.blocks_claims)
 
 _Name: TypeAlias = tuple[str, str]  # tenant, and request_id or its form by token
 
@@ -155,42 +120,38 @@ class _Named(NamedTuple):
 
 
 def apply_requests(
-    connection: Conn,
-    installation: Installation,
-    batch: Sequence[ReceivedRequest],
-    *,
-    written: set[RequestType] | None = None,
-    actor: Actor | None = None,
-    freed_keys: list[FreedPlace] | None = None,
-    woken_keys: set[int] | None = None,
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, actor: Actor | None = None
 ) -> list[Reply]:
-    """Apply requests in the caller's transaction.
+    """Apply requests in the caller's transaction, whose last statements settle the places of keys.
 
     Args:
-        batch: The requests, in the order to apply them.
-        written: Gets the types of the requests that are accepted and change rows.
         actor: The origin of those that did not come by Kafka; by default the user of this process.
-        freed_keys: As for `finish_runs`; without it all places of keys are given back here, by the last statements.
-        woken_keys: Gets the keys whose limit an edit has changed, likewise.
-
-    Returns:
-        A reply for each, in their order.
 
     Raises:
-        Unavailable: Another transaction stored a reply for the same request_id, or holds a row that a request needs
-            (RowLocked): roll back and try again.
+        Unavailable: Another transaction stored a reply for the same request_id, or has brought a job of the batch into
+            a graph: roll back and try again.
+        RowLocked: Another transaction has held a row that a request needs for longer than 200 ms: the same. It is a
+            claim, a firing that holds timers, or a user's own that has triggered a job or completes a run.
         CancelNeedsClaims: A cancel among other requests met a locked run: roll back and apply it alone.
         psycopg.Error: A request's data does not fit the database: roll back and apply the requests one by one.
     """
+    writing = Writing(connection, installation, actor)
+    replies = apply_with(writing, batch)
+    writing.settle()
+    return replies
+
+
+def apply_with(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Apply requests as `apply_requests` does; the caller settles."""
+    connection = writing.connection
     if len(batch) > 1 and any(isinstance(received.request, BLOCKS_CLAIMS) for received in batch):
         # Only direct callers send such a batch; a Kafka batch is split, since no claim can start until the commit.
         # Before any other lock: claims wait for a job's active run, so its holder must not wait for claims (ADR 0008).
         block_claims(connection, batch)
-    freed = [] if freed_keys is None else freed_keys
-    bound = _bound(batch, actor, lock_graphs(connection, batch), freed)
-    refused = exceeded(connection, batch)
-    replies = [rejected(one, refused[index]) if index in refused else None for index, one in enumerate(batch)]
-    names = [_name(received, installation) for received in batch]
+    writing.together, writing.graphs = batch, lock_graphs(connection, batch)
+    refused = exceeded(writing, batch)
+    replies = {index: rejected(batch[index], error) for index, error in refused.items()}
+    names = [_name(received, writing.installation) for received in batch]
     stored = _find_replies(connection, names)
     new: list[int] = []
     repeats: list[tuple[int, int]] = []
@@ -206,57 +167,29 @@ def apply_requests(
             if name is not None:
                 first[name] = index
             new.append(index)
-    for indexes in _batches(batch, [index for index in new if replies[index] is None]):
+    for indexes in _batches(batch, [index for index in new if index not in replies]):
         chosen = [batch[index] for index in indexes]
-        apply = _APPLY[type(chosen[0].request)]
-        for index, reply in zip(indexes, bound.get(apply, apply)(connection, installation, chosen), strict=True):
-            replies[index] = reply
+        replies |= zip(indexes, _KINDS[type(chosen[0].request)].apply(writing, chosen), strict=True)
     for index, original in repeats:
-        earlier = replies[original]
-        assert earlier is not None  # noqa: S101 - set above
-        replies[index] = _first_reply(batch[index], batch[original].body_hash(), earlier)
-    complete = _complete(replies)
+        replies[index] = _first_reply(batch[index], batch[original].body_hash(), replies[original])
+    complete = [replies[index] for index in range(len(batch))]
     at_commit(connection, partial(_count, complete))
-    if written is not None:
-        written.update(complete[index].type for index in new if _has_written(batch[index].request, complete[index]))
-    recorded = ((batch[index], complete[index]) for index in new if is_recorded(batch[index]))
-    record_requests(connection, actor, ((one, reply) for one, reply in recorded if _is_news(one.request, reply)))
+    applied = [(batch[index], complete[index]) for index in new]
+    if writing.written is not None:
+        writing.written.update(reply.type for received, reply in applied if _has_written(received.request, reply))
+    record_requests(writing, (each for each in applied if is_recorded(each[0]) and _is_news(*each)))
     _store(connection, [_Named(name, batch[index], complete[index]) for index in new if (name := names[index])])
-    woken = set[int]() if woken_keys is None else woken_keys
-    woken |= _limits_edited(connection, ((batch[index].request, complete[index]) for index in new))
-    if freed_keys is None:
-        # With a key locked no statement waits.
-        settle_keys(connection, installation, freed=freed, woken=woken)
+    writing.woken |= _limits_edited(connection, applied)
     return complete
 
 
-def _bound(
-    batch: Sequence[ReceivedRequest], actor: Actor | None, graphs: Graphs, freed_keys: list[FreedPlace]
-) -> dict[Apply, Apply]:
-    """Return the functions that need more than their own requests, with that."""
-    # A direct caller's batch is not applied again: it may meet a claim, and PostgreSQL resolves the deadlock.
-    alone = len(batch) == 1 or all(received.origin is None for received in batch)
-    return {
-        apply_submits: partial(apply_submits, graphs=graphs),
-        apply_rollbacks: partial(apply_rollbacks, graphs=graphs),
-        apply_deletes: partial(apply_deletes, graphs=graphs, freed_keys=freed_keys),
-        apply_pauses: partial(apply_pauses, actor=actor),
-        apply_freezes: partial(apply_freezes, actor=actor),
-        apply_thaws: partial(apply_thaws, actor=actor),
-        apply_backfill_changes: partial(apply_backfill_changes, freed_keys=freed_keys),
-        apply_cancels: partial(apply_cancels, may_block_claims=alone, freed_keys=freed_keys),
-        apply_completes: partial(apply_completes, freed_keys=freed_keys),
-        apply_workflow_changes: partial(apply_workflow_changes, together=batch),
-        apply_batch_adds: partial(apply_batch_adds, together=batch),
-        apply_batch_closes: partial(apply_batch_closes, together=batch),
-    }
+def is_recorded(received: ReceivedRequest) -> bool:
+    """Return True if the type of a request belongs into the audit log."""
+    return _KINDS[type(received.request)].is_recorded
 
 
 def first_reply(connection: Conn, tenant: str, request_id: str, content: bytes) -> Reply | None:
-    """Return the stored reply to a request; None if it is new.
-
-    Args:
-        content: The hash of its content.
+    """Return the stored reply to a request, or None if it is new; `content` is the hash of its content.
 
     Raises:
         RequestConflict: The id was used for another request.
@@ -286,7 +219,7 @@ def _batches(batch: Sequence[ReceivedRequest], indexes: Sequence[int]) -> Iterat
         jobs: set[tuple[str, str | None]] = set()
         for index in neighbours:
             job = (batch[index].tenant, batch[index].key)
-            if kind not in _ANY_JOBS and job in jobs:
+            if job in jobs and _KINDS[kind].is_about_jobs:
                 yield together
                 together, jobs = [], set()
             together.append(index)
@@ -295,24 +228,21 @@ def _batches(batch: Sequence[ReceivedRequest], indexes: Sequence[int]) -> Iterat
             yield together
 
 
-def _is_news(request: Request, reply: Reply) -> bool:
-    return reply.status is not ReplyStatus.ACCEPTED or _has_written(request, reply)
+def _is_news(received: ReceivedRequest, reply: Reply) -> bool:
+    return reply.status is not ReplyStatus.ACCEPTED or _has_written(received.request, reply)
 
 
-def _limits_edited(connection: Conn, applied: Iterable[tuple[Request, Reply]]) -> set[int]:
-    """Return keys for which runs wait and whose limit an edit has changed."""
-    found = (_edited_keyed_job(request, reply) for request, reply in applied)
-    return edited_keys(connection, sorted({one for one in found if one is not None}))
-
-
-def _edited_keyed_job(request: Request, reply: Reply) -> tuple[UUID, int] | None:
-    """Return the job whose new version may have another limit for its key, with that version."""
-    keyed = isinstance(request, JobRollback) or (
-        isinstance(request, JobSubmit) and request.job.concurrency_key is not None and reply.job_version != 1
-    )
-    if not keyed or reply.job_id is None or reply.job_version is None or not _has_written(request, reply):
-        return None
-    return UUID(reply.job_id), reply.job_version
+def _limits_edited(connection: Conn, applied: Iterable[tuple[ReceivedRequest, Reply]]) -> set[int]:
+    """Return keys for which runs wait and whose limit an edit may have changed."""
+    edited: set[tuple[UUID, int]] = set()
+    for received, reply in applied:
+        request, version = received.request, reply.job_version
+        keyed = isinstance(request, JobRollback) or (
+            isinstance(request, JobSubmit) and request.job.concurrency_key is not None and version != 1
+        )
+        if keyed and reply.job_id is not None and version is not None and _has_written(request, reply):
+            edited.add((UUID(reply.job_id), version))
+    return edited_keys(connection, sorted(edited))
 
 
 def _has_written(request: Request, reply: Reply) -> bool:
@@ -374,12 +304,6 @@ def _reply_columns(named: _Named) -> bytes:
     tenant, request_id = named.name
     body_hash, reply = bytea(named.received.body_hash()), bytea(encode(named.reply))
     return b"".join((_REPLY, text(tenant), text(request_id), body_hash, reply))
-
-
-def _complete(replies: Sequence[Reply | None]) -> list[Reply]:
-    complete = [reply for reply in replies if reply is not None]
-    assert len(complete) == len(replies)  # noqa: S101 - each request has a reply
-    return complete
 
 
 def _count(replies: Sequence[Reply]) -> None:

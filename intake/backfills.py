@@ -11,29 +11,35 @@ on, also between two attempts. Ended runs stay as they are.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
-from typing import cast
+from datetime import UTC, datetime, timedelta
+from typing import Never, cast
 from uuid import UUID, uuid4
 
-from psycopg.rows import class_row
-
-from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownBackfill, UnknownJob, refuse
+from tidewheel.errors import InvalidInput, ScheduleRefused, UnknownBackfill, UnknownJob, refuse
 from tidewheel.ids import hashed_id, run_range
-from tidewheel.intake.backfill_range import RangeCount, find_occurrences
 from tidewheel.intake.locks import lock_jobs
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
+from tidewheel.intake.writing import Writing, one_by_one
 from tidewheel.jobs.requests import BackfillCancel, BackfillPause, BackfillResume, JobBackfill
-from tidewheel.postgres.database_clock import read_now
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import NOT_STARTED, Overlap, RunState
 from tidewheel.schedules.decision import BackfillState
+from tidewheel.schedules.ranges import Range, calendars_of, range_of
+from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Schedule
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.backfills import Backfill, append_backfill_event
-from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.backfills import (
+    MAX_VERSIONS,
+    Backfill,
+    VersionInForce,
+    append_backfill_event,
+    read_covered_instants,
+    read_versions,
+)
+from tidewheel.transitions.decision_inputs import read_day_sets
 from tidewheel.transitions.finished import RunEnd
-from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.places import FreedPlace
+from tidewheel.transitions.kept_since import share_kept_since
 
 _SQL = Statements("tidewheel.intake")
 _READ_BACKFILLED_JOBS = _SQL["read_backfilled_jobs"]
@@ -59,6 +65,16 @@ _EVENTS = {
 MAX_UNFINISHED = 100
 """Unfinished backfills of one job: the scheduler reads each several times a second."""
 
+TAKE_CURRENT = "let `versions` be `current`"
+"""The remedy of a range that the versions in force then do not cover."""
+TAKE_ALL = "`what: all`"
+"""The remedy of a range whose recorded runs are dropped."""
+
+MAX_OCCURRENCES = 100_000
+"""The occurrences of one backfill, a day of a one-second job; to count them takes a second at most."""
+
+_KEY, _FROM, _TO = "key", "from", "to"
+_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)  # run ids count from here
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -74,51 +90,49 @@ class _BackfilledJob:
     last_created_at: datetime | None
 
 
-def apply_backfills(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Apply backfills in the caller's transaction; return a reply for each request, in their order."""
+@dataclass(frozen=True, slots=True)
+class _RangeCount:
+    """The occurrences of a range."""
+
+    occurrences: int
+    expected: int
+
+
+def apply_backfills(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Apply backfills."""
     ids = sorted({received.job_id for received in batch})
-    lock_jobs(connection, installation, batch)  # timers too: a later request of the transaction may pause the job
-    with connection.cursor(row_factory=class_row(_BackfilledJob), binary=True) as cursor:
-        found = cursor.execute(_READ_BACKFILLED_JOBS, {"job_ids": ids})
-        jobs = {job.job_id: job for job in found if job.version and job.deleted_at is None}
-    return [_accept(connection, installation, received, jobs.get(received.job_id)) for received in batch]
+    lock_jobs(writing, batch)  # timers too: a later request of the transaction may pause the job
+    found = writing.read_as(_BackfilledJob, _READ_BACKFILLED_JOBS, job_ids=ids)
+    jobs = {job.job_id: job for job in found if job.version and job.deleted_at is None}
+    return one_by_one(batch, lambda received: _accept(writing, received, jobs.get(received.job_id)))
 
 
-def apply_backfill_changes(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, freed_keys: list[FreedPlace]
-) -> list[Reply]:
-    """Pause, resume or cancel backfills; return a reply for each request, in their order.
-
-    `freed_keys` is that of `finish_runs`.
-    """
-    return [_change(connection, installation, received, freed_keys) for received in batch]
+def apply_backfill_changes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Pause, resume or cancel backfills."""
+    return [_change(writing, received) for received in batch]
 
 
-def _accept(
-    connection: Conn, installation: Installation, received: ReceivedRequest, job: _BackfilledJob | None
-) -> Reply:
-    request = received.request
-    assert isinstance(request, JobBackfill)  # noqa: S101 - by the table of `apply`
+def _accept(writing: Writing, received: ReceivedRequest, job: _BackfilledJob | None) -> Reply:
+    request, connection = received.of(JobBackfill), writing.connection
     if job is None:
-        return rejected(received, UnknownJob(received.tenant, received.key or ""))
+        raise UnknownJob(received.tenant, received.key or "")
     backfill_id = _backfill_id(received, job.job_id)
-    existing = connection.execute(_FIND_BACKFILL, {"backfill_id": backfill_id}, binary=True).fetchone()
+    existing = writing.read(_FIND_BACKFILL, backfill_id=backfill_id)
     if existing and not request.dry_run:
-        return _accepted(received, job, occurrences=existing[0], backfill_id=str(backfill_id), unchanged=True)
-    now = read_now(connection)
-    try:
-        _ensure_not_too_many(job, request)
-        if job.is_ordered and request.overlap not in {None, Overlap.ALLOW_ALL}:
-            refuse("overlap", "the job has an ordering_key", "leave it out: ordered runs start one after another")
-        found = find_occurrences(connection, job.job_id, job.version, request, now=now)
-    except Refused as refused:
-        return rejected(received, refused)
+        facts = {"occurrences": existing[0][0], "backfill_id": str(backfill_id)}
+        return _accepted(received, job, **facts, unchanged=True)
+    now = writing.now()
+    _ensure_not_too_many(job, request)
+    if job.is_ordered and request.overlap not in {None, Overlap.ALLOW_ALL}:
+        refuse("overlap", "the job has an ordering_key", "leave it out: ordered runs start one after another")
+    found = _find_occurrences(connection, job.job_id, job.version, request, now=now)
     if request.dry_run:
         return _accepted(received, job, occurrences=found.expected)
     backfill = _backfill(backfill_id, received, job, found, _created_at(job, now))
     connection.execute(_ADD_BACKFILL, asdict(backfill))
+    key, why = job.key, request.reason
     append_backfill_event(
-        connection, installation, "job.backfill_started", backfill, job_key=job.key, now=now, reason=request.reason
+        connection, writing.installation, "job.backfill_started", backfill, job_key=key, now=now, reason=why
     )
     return _accepted(received, job, occurrences=found.expected, backfill_id=str(backfill_id))
 
@@ -135,7 +149,7 @@ def _backfill_id(received: ReceivedRequest, job_id: UUID) -> UUID:
 def _ensure_not_too_many(job: _BackfilledJob, request: JobBackfill) -> None:
     if job.unfinished >= MAX_UNFINISHED and not request.dry_run:
         problem = f"the job has {job.unfinished} backfills that are not finished, and may have {MAX_UNFINISHED}"
-        raise InvalidInput([FieldError("key", problem, "wait for them, or cancel some")])
+        refuse("key", problem, "wait for them, or cancel some")
 
 
 def _created_at(job: _BackfilledJob, now: datetime) -> datetime:
@@ -145,10 +159,9 @@ def _created_at(job: _BackfilledJob, now: datetime) -> datetime:
 
 
 def _backfill(
-    backfill_id: UUID, received: ReceivedRequest, job: _BackfilledJob, found: RangeCount, created_at: datetime
+    backfill_id: UUID, received: ReceivedRequest, job: _BackfilledJob, found: _RangeCount, created_at: datetime
 ) -> Backfill:
-    request = received.request
-    assert isinstance(request, JobBackfill)  # noqa: S101 - by the table of `apply`
+    request = received.of(JobBackfill)
     newest_first = request.order == "newest_first"
     return Backfill(
         backfill_id=backfill_id,
@@ -175,67 +188,137 @@ def _backfill(
     )
 
 
-def _change(
-    connection: Conn, installation: Installation, received: ReceivedRequest, freed_keys: list[FreedPlace]
-) -> Reply:
-    request = received.request
-    assert isinstance(request, BackfillPause | BackfillResume | BackfillCancel)  # noqa: S101 - by the table of `apply`
-    found = _lock(connection, UUID(request.backfill_id), received.tenant)
-    if found is None:
+def _change(writing: Writing, received: ReceivedRequest) -> Reply:
+    request = cast("BackfillPause | BackfillResume | BackfillCancel", received.request)
+    rows = writing.read_as(Backfill, _LOCK_BACKFILL, backfill_id=UUID(request.backfill_id), tenant=received.tenant)
+    if not rows:
         return rejected(received, UnknownBackfill(request.backfill_id))
+    backfill = rows[0]
     sources, target = _CHANGES[type(request)]
-    state = BackfillState(found.state)
+    state = BackfillState(backfill.state)
     changed = state in sources
-    row = connection.execute(_READ_JOB_KEY, {"job_id": found.job_id}, binary=True).fetchone()
-    key = str(row[0]) if row else ""
+    row = writing.read(_READ_JOB_KEY, job_id=backfill.job_id)
+    key = str(row[0][0]) if row else ""
     if changed:
         state = target
-        _write(connection, installation, found, state, job_key=key, reason=request.reason, freed_keys=freed_keys)
+        _write(writing, backfill, state, job_key=key, reason=request.reason)
     return accepted(
         received,
         key=key,
-        job_id=str(found.job_id),
+        job_id=str(backfill.job_id),
         backfill_id=request.backfill_id,
         backfill_status=state.value,
-        occurrences=found.expected_count,
+        occurrences=backfill.expected_count,
         unchanged=not changed,
     )
 
 
-def _write(
-    connection: Conn,
-    installation: Installation,
-    backfill: Backfill,
-    state: BackfillState,
-    *,
-    job_key: str,
-    reason: str | None,
-    freed_keys: list[FreedPlace],
-) -> None:
-    now = read_now(connection)
-    cancelled = state is BackfillState.CANCELLED
-    columns: dict[str, object] = {
-        "backfill_id": backfill.backfill_id, "state": state, "reason": reason, "finished_at": now if cancelled else None
-    }  # fmt: skip
-    connection.execute(_SET_BACKFILL_STATE, columns)
-    if cancelled:
-        _cancel_unstarted(connection, installation, backfill, reason or _REASON, freed_keys)
-    append_backfill_event(connection, installation, _EVENTS[state], backfill, job_key=job_key, now=now, reason=reason)
+def _write(writing: Writing, backfill: Backfill, state: BackfillState, *, job_key: str, reason: str | None) -> None:
+    now = writing.now()
+    finished_at = now if state is BackfillState.CANCELLED else None
+    writing.execute(
+        _SET_BACKFILL_STATE, backfill_id=backfill.backfill_id, state=state, reason=reason, finished_at=finished_at
+    )
+    if state is BackfillState.CANCELLED:
+        first, last = run_range(backfill.job_id, backfill.created_at)
+        rows = writing.read(
+            _LOCK_UNSTARTED_BACKFILL_RUNS,
+            job_id=backfill.job_id, first_run_id=first, last_run_id=last, states=NOT_STARTED,
+        )  # fmt: skip
+        ended = (cast("UUID", run) for (run,) in rows)
+        writing.finish([RunEnd(run, 0, RunState.CANCELLED, reason=reason or _REASON) for run in ended])
+    append_backfill_event(
+        writing.connection, writing.installation, _EVENTS[state], backfill, job_key=job_key, now=now, reason=reason
+    )
 
 
-def _cancel_unstarted(
-    connection: Conn, installation: Installation, backfill: Backfill, reason: str, freed_keys: list[FreedPlace]
-) -> None:
-    first, last = run_range(backfill.job_id, backfill.created_at)
-    columns: dict[str, object] = {
-        "job_id": backfill.job_id, "first_run_id": first, "last_run_id": last, "states": NOT_STARTED
-    }  # fmt: skip
-    rows = connection.execute(_LOCK_UNSTARTED_BACKFILL_RUNS, columns, binary=True).fetchall()
-    ends = [RunEnd(run_id=cast("UUID", run), attempt=0, state=RunState.CANCELLED, reason=reason) for (run,) in rows]
-    finish_runs(connection, installation, ends, freed_keys=freed_keys)
+def _find_occurrences(
+    connection: Conn, job_id: UUID, version: int, request: JobBackfill, *, now: datetime
+) -> _RangeCount:
+    """Count the occurrences that a backfill would run, within bounds, or refuse its range."""
+    _ensure_known(connection, job_id, request)
+    current = _range(connection, job_id, request, version)
+    if request.to_at > now:
+        _refuse_future(request, current, now)
+    requested = current if request.versions == "current" else _range(connection, job_id, request, None)
+    _ensure_computed(requested)
+    count, exact = requested.count(MAX_OCCURRENCES)
+    if not exact:
+        problem = f"the range holds at least {count + 1} occurrences; a backfill runs {MAX_OCCURRENCES} at most"
+        refuse(_TO, problem, "split the range into several")
+    if not count:
+        _refuse_empty(requested, current, request, now)
+    missing = count if request.what == "all" else _missing(connection, job_id, requested, request, count)
+    return _RangeCount(count, missing)
 
 
-def _lock(connection: Conn, backfill_id: UUID, tenant: str) -> Backfill | None:
-    columns = {"backfill_id": backfill_id, "tenant": tenant}
-    with connection.cursor(row_factory=class_row(Backfill), binary=True) as cursor:
-        return cursor.execute(_LOCK_BACKFILL, columns).fetchone()
+def _missing(connection: Conn, job_id: UUID, requested: Range, request: JobBackfill, count: int) -> int:
+    accounted = read_covered_instants(connection, job_id, request.from_at, request.to_at)
+    if accounted.is_empty:
+        return count
+    return sum(at not in accounted for at, _ in requested.iterate(None, newest_first=False))
+
+
+def _range(connection: Conn, job_id: UUID, request: JobBackfill, version: int | None) -> Range:
+    versions = read_versions(connection, job_id, version=version, first=request.from_at, last=request.to_at)
+    if len(versions) > MAX_VERSIONS:
+        problem = f"more than {MAX_VERSIONS} versions of the job were in force in the range"
+        refuse(_TO, problem, f"split the range, or {TAKE_CURRENT}")
+    day_sets = read_day_sets(connection, calendars_of(request.tenant, versions))
+    try:
+        return range_of(job_id, request.tenant, versions, day_sets, first=request.from_at, last=request.to_at)
+    except ScheduleRefused as refused:
+        _refuse_unread(refused, versions)
+
+
+def _refuse_unread(refused: ScheduleRefused, versions: Sequence[VersionInForce]) -> Never:
+    error = refused.errors[0]
+    if error.path == _FROM:
+        raise InvalidInput([error]) from refused
+    numbers = f"version {versions[0].version}" if len(versions) == 1 else "a version of the range"
+    refuse(_FROM, f"{numbers} cannot be read: {error.problem}", "choose a range without it")
+
+
+def _ensure_known(connection: Conn, job_id: UUID, request: JobBackfill) -> None:
+    if request.from_at < _EARLIEST:
+        problem = f"{format_timestamp(request.from_at)} lies before 1970"
+        refuse(_FROM, problem, f"write {format_timestamp(_EARLIEST)} or later")
+    known_since = share_kept_since(connection, request.tenant, job_id) if request.what == "missing_only" else None
+    if known_since is not None and request.from_at < known_since:
+        problem = f"{format_timestamp(request.from_at)} is too long ago: the runs of that time are dropped"
+        refuse(_FROM, problem, f"write {format_timestamp(known_since)} or later, or {TAKE_ALL}")
+
+
+def _ensure_computed(requested: Range) -> None:
+    for stretch in requested.spans:
+        if isinstance(stretch.nominal, FixedDelay):
+            problem = f"version {stretch.version} is a fixed_delay: its occurrences are those recorded, none is missing"
+            refuse(_KEY, problem, "trigger the job, or choose a range without that version")
+
+
+def _refuse_future(request: JobBackfill, current: Range, now: datetime) -> Never:
+    last = max((at for each in current.spans if (at := each.schedule.before(now + TICK))), default=now)
+    clock = f"it is {format_timestamp(now)} by the database's clock"
+    problem = f"{format_timestamp(request.to_at)} is in the future: {clock}"
+    refuse(_TO, problem, f"write {format_timestamp(last)} or earlier")
+
+
+def _refuse_empty(requested: Range, current: Range, request: JobBackfill, now: datetime) -> Never:
+    if requested is not current and current.count(1)[0]:
+        problem = "no version in force then has an occurrence in the range"
+        if not requested.spans:
+            problem = "no version of the job was in force in that range, or Tidewheel no longer stores it"
+        refuse(_FROM, problem, TAKE_CURRENT)
+    schedules = [each.schedule for each in current.spans]
+    if all(isinstance(schedule, Manual) for schedule in schedules):
+        refuse(_KEY, "the job is manual: it has no occurrences", "trigger it instead")
+    nearest = _nearest(schedules, request, now)
+    remedy = f"the nearest is {format_timestamp(nearest)}" if nearest else "no occurrence of the job has passed yet"
+    refuse(_FROM, "there is no occurrence in the range", remedy)
+
+
+def _nearest(schedules: Sequence[Schedule], request: JobBackfill, now: datetime) -> datetime | None:
+    earlier = [at for each in schedules if (at := each.before(request.from_at))]
+    later = [at for each in schedules if (at := each.after(request.to_at)) and at <= now]
+    by_distance = {request.from_at - at: at for at in earlier} | {at - request.to_at: at for at in later}
+    return by_distance[min(by_distance)] if by_distance else None

@@ -22,10 +22,10 @@ from confluent_kafka import Message
 
 from tidewheel.audit import ACTOR_HEADER, person
 from tidewheel.errors import FieldError, Refused, UndecodableMessage
-from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
-from tidewheel.intake.audit import is_recorded
-from tidewheel.intake.lock_wait import CancelNeedsClaims
+from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_with, is_recorded
 from tidewheel.intake.request import ReceivedRequest, rejected_unread, reply_row, type_by_name
+from tidewheel.intake.runs import CancelNeedsClaims
+from tidewheel.intake.writing import Writing
 from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.parsing import RequestIdentity, RequestRefused, parse_request, request_identity
 from tidewheel.jobs.requests import RunComplete
@@ -37,12 +37,10 @@ from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.process import tracing
 from tidewheel.process.metrics import metrics
 from tidewheel.schemas.generated.records import Reply, RequestOrigin, RequestType
-from tidewheel.schemas.requests import Encoding, encoding_of, read_document, read_request
+from tidewheel.schemas.requests import encoding_of, read_document, read_request
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, TaskTokens
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.places import FreedPlace
-from tidewheel.transitions.run_keys import settle_keys
 from tidewheel.transitions.tenant_refusals import deletions_of
 
 if TYPE_CHECKING:
@@ -105,31 +103,19 @@ def apply_batch(
     ]
     if alone and len(messages) > 1:
         raise NeedsOwnTransaction(alone)
-    freed: list[FreedPlace] = []
-    woken: set[int] = set()
+    writing = Writing(connection, installation, written=written)
     try:
-        rows = (
-            _apply_requests(connection, installation, decoded, now, written=written, freed_keys=freed, woken_keys=woken)
-            if requests
-            else []
-        )
+        rows = _apply_requests(writing, decoded, now) if requests else []
     except CancelNeedsClaims as error:
         raise NeedsOwnTransaction([one for one in requests if origin_of(one) == error.origin]) from error
     if replies:
-        rows += _apply_target_replies(
-            connection, installation, replies, failure, now, written=written, freed_keys=freed
-        )
-    append(connection, rows, shards=installation.shards)
-    settle_keys(connection, installation, freed=freed, woken=woken)
+        rows += _apply_target_replies(writing, replies, failure, now)
+    writing.append(rows)
+    writing.settle()
 
 
 def bury_batch(connection: Conn, installation: Installation, origin: RequestOrigin, end: int, now: datetime) -> None:
-    """Store a dead letter in the place of a batch that the client cannot unpack.
-
-    Args:
-        origin: The batch's first message.
-        end: The offset behind the batch.
-    """
+    """Store a dead letter for a batch that the client cannot unpack; it ends before the offset `end`."""
     reason = (
         f"the batch of {end - origin.offset} messages from this offset cannot be unpacked, or only to too many bytes"
     )
@@ -158,11 +144,7 @@ def type_of(message: Message, installation: Installation) -> RequestType:
 
 
 def decode_message(installation: Installation, message: Message, failure: Exception | None = None) -> Decoded:
-    """Decode a message into a request, or into the reason why it cannot be applied.
-
-    Args:
-        failure: The failure of an earlier try: the request is refused by it.
-    """
+    """Decode a message into a request, or into its refusal, such as by the `failure` of an earlier try."""
     value = _bytes(message.value()) or b""
     try:
         _ensure_short(message)
@@ -185,28 +167,15 @@ def _traceparent(header: bytes | str | None) -> str | None:
     return text if is_traceparent(text) else None
 
 
-def _apply_requests(
-    connection: Conn,
-    installation: Installation,
-    decoded: Sequence[tuple[Message, Decoded]],
-    now: datetime,
-    *,
-    written: set[RequestType] | None,
-    freed_keys: list[FreedPlace],
-    woken_keys: set[int],
-) -> list[OutboxRow]:
-    received = [one for _, one in decoded if isinstance(one, ReceivedRequest)]
-    replies = iter(
-        apply_requests(
-            connection, installation, received, written=written, freed_keys=freed_keys, woken_keys=woken_keys
-        )
-    )
+def _apply_requests(writing: Writing, decoded: Sequence[tuple[Message, Decoded]], now: datetime) -> list[OutboxRow]:
+    installation = writing.installation
+    replies = iter(apply_with(writing, [one for _, one in decoded if isinstance(one, ReceivedRequest)]))
     tenants = {
         tenant
         for message, one in decoded
         if isinstance(one, UndecodableMessage) and (tenant := _tenant(installation, message)) is not None
     }
-    deleted = deletions_of(connection, tenants) if tenants else {}
+    deleted = deletions_of(writing.connection, tenants) if tenants else {}
     rows: list[OutboxRow] = []
     # In the order of the requests: a client that sends several under one key gets the replies in that order.
     for message, one in decoded:
@@ -220,12 +189,12 @@ def _apply_requests(
             tenant = _tenant(installation, message)
             refusal = deleted.get(tenant) if tenant is not None else None
             if refusal is None:
-                rows.append(_dead_letter(connection, installation, message, str(one), now))
+                rows.append(_dead_letter(writing, message, str(one), now))
             if (key := _bytes(message.key())) is not None and len(key) <= _MAX_OTHER_BYTES:
                 identity, undecodable = _undecodable(tenant, key, one)
-                rows.append(_rejection(connection, installation, message, identity, refusal or undecodable, now=now))
+                rows.append(_rejection(writing, message, identity, refusal or undecodable, now))
         else:
-            rows.append(_rejection(connection, installation, message, one.identity, one, now=now))
+            rows.append(_rejection(writing, message, one.identity, one, now))
     return rows
 
 
@@ -246,18 +215,14 @@ def _trace(spans: "Spans", received: ReceivedRequest, reply: Reply, traceparent:
 
 
 def _rejection(
-    connection: Conn,
-    installation: Installation,
-    message: Message,
-    identity: RequestIdentity,
-    refused: Refused,
-    *,
-    now: datetime,
+    writing: Writing, message: Message, identity: RequestIdentity, refused: Refused, now: datetime
 ) -> OutboxRow:
-    reply = rejected_unread(identity, refused, origin_of(message))
-    at_commit(connection, partial(metrics.count, "requests", 1, reply.type, reply.status))
+    reply, installation = rejected_unread(identity, refused, origin_of(message)), writing.installation
+    at_commit(writing.connection, partial(metrics.count, "requests", 1, reply.type, reply.status))
     topic = installation.topics.replies_to(message.topic() or "")
-    return reply_row(installation, reply, _bytes(message.key()), _encoding(_bytes(message.value())), now, topic=topic)
+    return reply_row(
+        installation, reply, _bytes(message.key()), encoding_of(_bytes(message.value()) or b""), now, topic=topic
+    )
 
 
 def _tenant(installation: Installation, message: Message) -> str | None:
@@ -277,37 +242,30 @@ def _undecodable(tenant: str | None, key: bytes, error: UndecodableMessage) -> t
 
 
 def _apply_target_replies(
-    connection: Conn,
-    installation: Installation,
-    messages: Sequence[Message],
-    failure: Exception | None,
-    now: datetime,
-    *,
-    written: set[RequestType] | None,
-    freed_keys: list[FreedPlace],
+    writing: Writing, messages: Sequence[Message], failure: Exception | None, now: datetime
 ) -> list[OutboxRow]:
     rows: list[OutboxRow] = []
     batch: list[ReceivedRequest] = []
     for message in messages:
         if failure is not None:
-            rows.append(_dead_letter(connection, installation, message, _why(failure), now))
+            rows.append(_dead_letter(writing, message, _why(failure), now))
             continue
         try:
             _ensure_short(message)
-            request = read_target_reply(message.headers(), _bytes(message.value()), installation.task_tokens)
+            tokens = writing.installation.task_tokens
+            request = read_target_reply(message.headers(), _bytes(message.value()), tokens)
             batch.append(ReceivedRequest(request, origin_of(message)))
         except UndecodableMessage as error:
-            rows.append(_dead_letter(connection, installation, message, str(error), now))
-    for reply in apply_requests(connection, installation, batch, written=written, freed_keys=freed_keys):
+            rows.append(_dead_letter(writing, message, str(error), now))
+    for reply in apply_with(writing, batch):
         if reply.code is not None:
             problems = "; ".join(f"{error.path}: {error.problem}" for error in reply.errors)
             _LOG.info("a target's reply changes nothing: %s", problems, extra={"run_id": reply.run_id})
     return rows
 
 
-def _dead_letter(
-    connection: Conn, installation: Installation, message: Message, reason: str, now: datetime
-) -> OutboxRow:
+def _dead_letter(writing: Writing, message: Message, reason: str, now: datetime) -> OutboxRow:
+    connection, installation = writing.connection, writing.installation
     at_commit(connection, partial(metrics.count, "undecodable_requests"))
     origin = origin_of(message)
     place = origin.topic, origin.partition, origin.offset
@@ -320,7 +278,8 @@ def _dead_letter(
         dead = DeadMessage(*place, key and key[:_KEY_BYTES], head, reason, cut_from=size, tenant=tenant)
     else:
         # The token of a reply is a header; the headers of a request are not used.
-        headers = _headers(message) if origin.topic == installation.topics.target_replies else ()
+        is_reply = origin.topic == installation.topics.target_replies
+        headers = [(name, value) for name, value in _pairs(message) if is_reply and isinstance(value, bytes)]
         dead = DeadMessage(*place, key, value, reason, headers, tenant=tenant)
     return dead_letter_message(connection, installation, dead, now)
 
@@ -339,10 +298,6 @@ def _why_too_long(message: Message) -> str | None:
     return None
 
 
-def _headers(message: Message) -> list[tuple[str, bytes]]:
-    return [(name, value) for name, value in _pairs(message) if isinstance(value, bytes)]
-
-
 def _pairs(message: Message) -> Iterable[tuple[str, bytes | str | None]]:
     headers = message.headers() or ()
     return headers.items() if isinstance(headers, Mapping) else headers
@@ -350,10 +305,6 @@ def _pairs(message: Message) -> Iterable[tuple[str, bytes | str | None]]:
 
 def _bytes(value: object) -> bytes | None:
     return value if isinstance(value, bytes) else None
-
-
-def _encoding(value: bytes | None) -> Encoding:
-    return encoding_of(value or b"")
 
 
 def _refused_by_failure(installation: Installation, message: Message, failure: Exception) -> RequestRefused:
@@ -377,11 +328,7 @@ def _why(failure: Exception) -> str:
 
 
 def read_target_reply(headers: Headers, value: bytes | None, tokens: TaskTokens) -> RunComplete:
-    """Return the `run.complete` request that a target's reply means.
-
-    Args:
-        headers: The message's headers: the token, and the status.
-        value: The result as JSON text, or none; the error text of a failure.
+    """Return the `run.complete` request that a target's reply means; its value is a result or an error.
 
     Raises:
         UndecodableMessage: The message has no token, a foreign token, or a result that is not JSON.

@@ -18,8 +18,8 @@ from tidewheel.errors import Unavailable
 from tidewheel.intake.batch import apply_batch, type_of
 from tidewheel.intake.offsets import Partition, partition_of
 from tidewheel.migrations.runner import has_newer
-from tidewheel.postgres.alike import MAX_ALIKE, kind_of
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.faults import MAX_ALIKE, kind_of
 from tidewheel.postgres.session import Session
 from tidewheel.process.faults import faults
 from tidewheel.schemas.generated.records import RequestType
@@ -114,21 +114,13 @@ class RequestBreaker:
 
 
 class LoneFailures:
-    """Tell requests that fail for their own data from those that the installation refuses.
-
-    Args:
-        session: The member's; no transaction is open.
-    """
+    """Tell requests that fail for their own data from those that the installation refuses."""
 
     def __init__(self, session: Session, installation: Installation, breaker: RequestBreaker) -> None:
         self._session, self._installation, self._breaker = session, installation, breaker
 
     def judge(self, failure: BaseException, message: Message, others: Sequence[Message]) -> Verdict:
-        """Count a request that failed alone, and decide about it.
-
-        Args:
-            others: Messages that are not applied yet. One of them may prove that the installation is sound.
-        """
+        """Count a request that failed alone, and decide: one of `others` may prove the installation sound."""
         address, kind = address_of(message), type_of(message, self._installation)
         allowed = self._count_allowed()
         if self._breaker.rejects(failure, address, kind, allowed=allowed):

@@ -10,19 +10,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from difflib import get_close_matches
+from functools import partial
 from typing import cast
 from uuid import UUID
 
-from psycopg.rows import class_row
-
 from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, Unavailable, UnknownCalendar
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs_by_id
-from tidewheel.intake.overdue import apply_overdue
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
-from tidewheel.intake.timers import TimerToPut, put_timers
-from tidewheel.jobs.requests import CalendarDelete, CalendarPut
+from tidewheel.intake.timers import TimerToPut, apply_overdue, put_timers
+from tidewheel.intake.writing import Writing, one_by_one
+from tidewheel.jobs.requests import CalendarDelete, CalendarPut, JobSubmit
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decide import next_cursor, next_wakeup
@@ -32,7 +30,6 @@ from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import timer_state
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_day_sets, read_decision_inputs
-from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, advance_timers
 
 _SQL = Statements("tidewheel.intake")
@@ -65,14 +62,24 @@ class _CalendarRow:
     source: str | None
 
 
-def apply_calendar_puts(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Create or replace calendars in the caller's transaction; return a reply for each request."""
-    return [_put_calendar(connection, installation, received) for received in batch]
+def apply_calendar_puts(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Create or replace calendars."""
+    return [_put_calendar(writing, received) for received in batch]
 
 
-def apply_calendar_deletes(connection: Conn, _: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Delete calendars that no job names, in the caller's transaction; return a reply for each."""
-    return [_delete_calendar(connection, received) for received in batch]
+def apply_calendar_deletes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Delete calendars that no job names."""
+    return one_by_one(batch, partial(_delete_calendar, writing))
+
+
+def named_calendars(batch: Iterable[ReceivedRequest]) -> set[tuple[str, str]]:
+    """Return the calendars that these submits name, by tenant; a cached spec names none."""
+    return {
+        (received.tenant, name)
+        for received in batch
+        if isinstance(received.request, JobSubmit) and received.request.cached is None
+        for name in (*received.request.job.exclude_calendars, *received.request.job.include_calendars)
+    }
 
 
 def lock_calendars(connection: Conn, calendars: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], DaySet]:
@@ -97,34 +104,24 @@ def unknown_calendars(
     ]
     if not missing:
         return None
-    names = _names(connection, tenant)
-    return InvalidInput(
-        [
-            FieldError(path, f"tenant {tenant!r} has no calendar {name!r}", _suggestion(name, names))
-            for path, name in missing
-        ]
-    )
+    names, problem = _names(connection, tenant), f"tenant {tenant!r} has no calendar "
+    return InvalidInput([FieldError(path, f"{problem}{name!r}", _suggestion(name, names)) for path, name in missing])
 
 
-def write_job_calendars(connection: Conn, named: Mapping[UUID, tuple[str, Iterable[str]]]) -> None:
+def write_job_calendars(writing: Writing, named: Mapping[UUID, tuple[str, Iterable[str]]]) -> None:
     """Write the calendars that jobs name: by job, its tenant and the locked calendars' names."""
     if not named:
         return
-    connection.execute(_DROP_JOB_CALENDARS, {"job_ids": list(named)})
+    writing.execute(_DROP_JOB_CALENDARS, job_ids=list(named))
     rows = sorted({(tenant, name, job) for job, (tenant, names) in named.items() for name in names})
     if rows:
-        columns = {
-            "tenants": [tenant for tenant, _, _ in rows],
-            "names": [name for _, name, _ in rows],
-            "job_ids": [job for _, _, job in rows],
-        }
-        connection.execute(_ADD_JOB_CALENDARS, columns)
+        tenants, names, job_ids = map(list, zip(*rows, strict=True))
+        writing.execute(_ADD_JOB_CALENDARS, tenants=tenants, names=names, job_ids=job_ids)
 
 
-def _put_calendar(connection: Conn, installation: Installation, received: ReceivedRequest) -> Reply:
-    request = received.request
-    assert isinstance(request, CalendarPut)  # noqa: S101 - by the table of `apply`
-    row = _lock_or_insert(connection, received.tenant, request.name)
+def _put_calendar(writing: Writing, received: ReceivedRequest) -> Reply:
+    request = received.of(CalendarPut)
+    row = _lock_or_insert(writing, received.tenant, request.name)
     new = DaySet(frozenset(request.days), frozenset(request.weekdays))
     if row.version and (row.days, row.source) == (new, request.source):
         return accepted(received, unchanged=True)
@@ -134,21 +131,18 @@ def _put_calendar(connection: Conn, installation: Installation, received: Receiv
         "days": sorted(new.days),
         "weekdays": sorted(new.weekdays),
         "source": request.source,
-        "since": None,
     }
-    jobs = _jobs_of(connection, received.tenant, request.name) if row.version and row.days != new else []
+    jobs = _jobs_of(writing, received.tenant, request.name) if row.version and row.days != new else []
     if not jobs:
-        columns["since"] = _since(row, new, read_now(connection))
-        connection.execute(_UPDATE_CALENDAR, columns)
+        writing.execute(_UPDATE_CALENDAR, **columns, since=_since(row, new, writing.now()))
         return accepted(received)
     if len(jobs) > MAX_JOBS:
         return rejected(received, _too_many(len(jobs)))
-    locked = lock_jobs_by_id(connection, installation, jobs)
+    locked = lock_jobs_by_id(writing, jobs)
     existing_jobs = [job.job_id for job in locked.jobs.values() if job.exists]
-    apply_overdue(connection, installation, locked.timers, existing_jobs, now=locked.now, keep_pauses=existing_jobs)
-    columns["since"] = _since(row, new, locked.now)
-    connection.execute(_UPDATE_CALENDAR, columns)
-    _reset_timers(connection, installation, locked)
+    apply_overdue(writing, locked.timers, existing_jobs, now=locked.now, keep_pauses=existing_jobs)
+    writing.execute(_UPDATE_CALENDAR, **columns, since=_since(row, new, locked.now))
+    _reset_timers(writing, locked)
     return accepted(received)
 
 
@@ -165,38 +159,30 @@ def _since(row: _CalendarRow, new: DaySet, now: datetime) -> datetime | None:
     return now if row.version and any((day in row.days) != (day in new) for day in days) else None
 
 
-def _delete_calendar(connection: Conn, received: ReceivedRequest) -> Reply:
-    request = received.request
-    assert isinstance(request, CalendarDelete)  # noqa: S101 - by the table of `apply`
-    columns = {"tenant": received.tenant, "name": request.name}
-    if connection.execute(_LOCK_CALENDAR, columns, binary=True).fetchone() is None:
-        remedy = _suggestion(request.name, _names(connection, received.tenant))
-        return rejected(received, UnknownCalendar(received.tenant, request.name, remedy))
-    found = connection.execute(_COUNT_CALENDAR_JOBS, columns, binary=True).fetchone()
-    if found is not None:
-        key, jobs = found
+def _delete_calendar(writing: Writing, received: ReceivedRequest) -> Reply:
+    name, tenant = received.of(CalendarDelete).name, received.tenant
+    if not writing.read(_LOCK_CALENDAR, tenant=tenant, name=name):
+        raise UnknownCalendar(tenant, name, _suggestion(name, _names(writing.connection, tenant)))
+    for key, jobs in writing.read(_COUNT_CALENDAR_JOBS, tenant=tenant, name=name):
         problem = f"{jobs} jobs name it, {key!r} first" if jobs != 1 else f"the job {key!r} names it"
-        return rejected(received, InvalidInput([FieldError("name", problem, "leave it out of them, or delete them")]))
-    connection.execute(_DELETE_CALENDAR, columns)
+        raise InvalidInput([FieldError("name", problem, "leave it out of them, or delete them")])
+    writing.execute(_DELETE_CALENDAR, tenant=tenant, name=name)
     return accepted(received)
 
 
-def _lock_or_insert(connection: Conn, tenant: str, name: str) -> _CalendarRow:
+def _lock_or_insert(writing: Writing, tenant: str, name: str) -> _CalendarRow:
     """Return the calendar's locked row; insert it if it does not exist."""
-    columns = {"tenant": tenant, "name": name}
     for _ in range(_TRIES):
-        connection.execute(_INSERT_CALENDAR_PLACEHOLDER, columns)
-        found = connection.execute(_LOCK_CALENDAR, columns, binary=True).fetchone()
-        if found is not None:
-            version, days, weekdays, source = cast("tuple[int, list[date], list[int], str | None]", found)
+        writing.execute(_INSERT_CALENDAR_PLACEHOLDER, tenant=tenant, name=name)
+        found = writing.read(_LOCK_CALENDAR, tenant=tenant, name=name)
+        for version, days, weekdays, source in cast("list[tuple[int, list[date], list[int], str | None]]", found):
             return _CalendarRow(version, DaySet(frozenset(days), frozenset(weekdays)), source)
     message = f"calendar {name!r} is created and deleted by other transactions again and again"
     raise Unavailable(message)
 
 
-def _jobs_of(connection: Conn, tenant: str, name: str) -> list[UUID]:
-    rows = connection.execute(_FIND_CALENDAR_JOBS, {"tenant": tenant, "name": name}, binary=True).fetchall()
-    return [cast("UUID", job) for (job,) in rows]
+def _jobs_of(writing: Writing, tenant: str, name: str) -> list[UUID]:
+    return [cast("UUID", job) for (job,) in writing.read(_FIND_CALENDAR_JOBS, tenant=tenant, name=name)]
 
 
 def _names(connection: Conn, tenant: str) -> list[str]:
@@ -210,30 +196,32 @@ def _suggestion(name: str, names: Sequence[str]) -> str:
     return f"write one of {', '.join(names[:10])}" if names else "put the calendar first"
 
 
-def _reset_timers(connection: Conn, installation: Installation, locked: Locked) -> None:
+def _reset_timers(writing: Writing, locked: Locked) -> None:
     """Set the jobs' timers under the new days; a finished job that has occurrences again gets a timer.
 
     A pause stays, and so does a quarantine. Occurrences up to `locked.now` have their records; later ones that are
     overdue fire under the new days.
     """
-    columns = {"job_ids": sorted(locked.jobs), "now": locked.now}
-    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
-        left = list(cursor.execute(_READ_LOCKED_TIMERS, columns))
+    columns: dict[str, object] = {"job_ids": sorted(locked.jobs), "now": locked.now}
+    left = writing.read_as(LockedTimer, _READ_LOCKED_TIMERS, **columns)
     timers = [timer for timer in left if timer.hold_reason != HoldReason.QUARANTINED]
-    inputs = read_decision_inputs(connection, timers)
-    advance_timers(connection, installation, timers, lambda timer: _reset(timer, inputs, locked.now), now=locked.now)
-    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
-        had = {timer.job_id for timer in left}
-        timerless = [row for row in cursor.execute(_READ_JOBS_WITHOUT_TIMER, columns) if row.job_id not in had]
-    inputs = read_decision_inputs(connection, timerless)
-    revived = [
-        _timer(locked.jobs[row.job_id], decision)
-        for row in timerless
-        if (decision := _reset(row, inputs, locked.now)).next_at is not None
-    ]
+    inputs = read_decision_inputs(writing.connection, timers)
+    advance_timers(
+        writing.connection,
+        writing.installation,
+        timers,
+        lambda timer: _reset(timer, inputs, locked.now),
+        now=locked.now,
+    )
+    had = {timer.job_id for timer in left}
+    without = writing.read_as(LockedTimer, _READ_JOBS_WITHOUT_TIMER, **columns)
+    timerless = [row for row in without if row.job_id not in had]
+    inputs = read_decision_inputs(writing.connection, timerless)
+    decided = ((locked.jobs[row.job_id], _reset(row, inputs, locked.now)) for row in timerless)
+    revived = [_timer(job, at, decision) for job, decision in decided if (at := decision.next_at) is not None]
     if revived:
-        put_timers(connection, revived)
-        connection.execute(_REVIVE_JOBS, {"job_ids": [timer.job_id for timer in revived]})
+        put_timers(writing, revived)
+        writing.execute(_REVIVE_JOBS, job_ids=[timer.job.job_id for timer in revived])
 
 
 def _reset(timer: LockedTimer, inputs: DecisionInputs, now: datetime) -> Decision:
@@ -257,15 +245,5 @@ def _reset(timer: LockedTimer, inputs: DecisionInputs, now: datetime) -> Decisio
     )
 
 
-def _timer(job: JobRow, decision: Decision) -> TimerToPut:
-    assert decision.next_at is not None  # noqa: S101 - the caller has checked
-    return TimerToPut(
-        job.job_id,
-        job.tenant,
-        job.shard,
-        job.version,
-        decision.next_at,
-        due_at=decision.due_at,
-        hold_reason=HoldReason.PAUSE if job.paused else None,
-        until=job.paused_until,
-    )
+def _timer(job: JobRow, at: datetime, decision: Decision) -> TimerToPut:
+    return TimerToPut(job, at, decision.due_at, HoldReason.PAUSE if job.paused else None, job.paused_until)

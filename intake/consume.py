@@ -21,23 +21,29 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, Unusable
 from tidewheel.intake.batch import bury_batch, origin_of
 from tidewheel.intake.breaker import RequestBreaker
-from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, StoredOffsets, hold_deletions, partition_of
+from tidewheel.intake.offsets import (
+    DeferredPartitions,
+    Fenced,
+    Partition,
+    StoredOffsets,
+    Subscription,
+    hold_deletions,
+    partition_of,
+)
 from tidewheel.intake.recovery import Applier, read_clock
-from tidewheel.intake.subscription import Subscription
 from tidewheel.intake.suspect import RequestWaits, SuspectReader
 from tidewheel.kafka.clients import consumer, leave_group, poll_batch
 from tidewheel.kafka.groups import quickest_protocol
-from tidewheel.kafka.offsets import offsets_client, read_led_offsets
-from tidewheel.kafka.topic_ids import GONE, read_topic_id, read_topic_ids
+from tidewheel.kafka.offsets import GONE, offsets_client, read_led_offsets, read_topic_id, read_topic_ids
 from tidewheel.kafka.unreadable import end_of_batch, is_unreadable
 from tidewheel.postgres.notify import Notifier
 from tidewheel.postgres.session import BY_KEY, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.failpoint import failpoint
+from tidewheel.process.faults import OnceAMinute
 from tidewheel.process.health import health
 from tidewheel.process.metrics import metrics
-from tidewheel.process.once_a_minute import OnceAMinute
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.schemas.generated.records import RequestOrigin
 from tidewheel.settings.services import IntakeSettings

@@ -13,23 +13,23 @@ these rows. A submit that is not committed when the freeze is written may miss i
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 from uuid import UUID
 
 import psycopg
 from psycopg.types.json import Jsonb
 
-from tidewheel.audit import Actor
-from tidewheel.errors import PausedByOperator, Refused, UnknownFreeze, refuse
-from tidewheel.intake.cancel import block_claims
-from tidewheel.intake.lock_wait import RowLocked, try_lock
-from tidewheel.intake.request import ReceivedRequest, accepted, rejected
+from tidewheel.errors import PausedByOperator, UnknownFreeze, refuse
+from tidewheel.intake.locks import RowLocked, try_lock
+from tidewheel.intake.request import ReceivedRequest, accepted
+from tidewheel.intake.runs import block_claims
+from tidewheel.intake.writing import Writing, one_by_one
 from tidewheel.jobs.requests import Freeze, Thaw
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")
 _FIND_FREEZE = Statements("tidewheel.transitions")["find_freeze"]
@@ -53,27 +53,14 @@ class _Standing(NamedTuple):
     by_operator: bool
 
 
-def apply_freezes(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, actor: Actor | None
-) -> list[Reply]:
-    """Write freezes in the caller's transaction; return a reply for each request, in their order.
-
-    Raises:
-        RowLocked: A claim, or a firing that holds timers, has been under way for longer than 200 ms: roll back and try
-            again.
-    """
-    return [_freeze(connection, one, is_operator=_is_operator(installation, one, actor)) for one in batch]
+def apply_freezes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Write freezes."""
+    return one_by_one(batch, partial(_freeze, writing))
 
 
-def apply_thaws(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, actor: Actor | None
-) -> list[Reply]:
-    """End freezes in the caller's transaction; return a reply for each request, in their order.
-
-    Raises:
-        RowLocked: A firing that holds timers has been under way for longer than 200 ms: roll back and try again.
-    """
-    return [_thaw(connection, one, is_operator=_is_operator(installation, one, actor)) for one in batch]
+def apply_thaws(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """End freezes."""
+    return one_by_one(batch, partial(_thaw, writing))
 
 
 def keep_frozen_jobs(connection: Conn, job_ids: Iterable[UUID]) -> None:
@@ -81,76 +68,68 @@ def keep_frozen_jobs(connection: Conn, job_ids: Iterable[UUID]) -> None:
     connection.execute(_KEEP_FROZEN_JOBS, {"job_ids": uuids(job_ids)})
 
 
-def _freeze(connection: Conn, received: ReceivedRequest, *, is_operator: bool) -> Reply:
-    request = received.request
-    assert isinstance(request, Freeze)  # noqa: S101 - by the table of `apply`
+def _freeze(writing: Writing, received: ReceivedRequest) -> Reply:
+    request = received.of(Freeze)
     scope = _scope(received, request)
-    by_operator = is_operator and _is_pause(request)
+    is_pause = request.scope == "tenant" and not (request.queue or request.labels or request.key_prefix)
+    by_operator = is_pause and _is_operator(writing, received)
     columns: dict[str, object] = {**scope, "reason": request.reason, "by": request.by, "by_operator": by_operator}
-    if by_operator and _take_over(connection, received, columns):
+    if by_operator and _take_over(writing, received, columns):
         return accepted(received)
-    if _find(connection, scope) is not None:
+    if _find(writing, scope) is not None:
         return accepted(received, unchanged=True)
-    columns["id"] = cast("tuple[int]", connection.execute(_NEXT_FREEZE_ID, binary=True).fetchone())[0]
+    [(columns["id"],)] = writing.read(_NEXT_FREEZE_ID)
     added = 0
-    try:
-        with connection.transaction() as savepoint:
-            _add_jobs(connection, columns)
-            # As late as possible: no executor can claim from here to the commit.
-            block_claims(connection, [received])
-            # Freezes come one after another from here on, so this sees one that was written meanwhile.
-            added = connection.execute(_ADD_FREEZE, columns).rowcount
-            if not added:
-                raise psycopg.Rollback(savepoint)
-    except Refused as refused:
-        return rejected(received, refused)
-    changed = added or (by_operator and _take_over(connection, received, columns))
+    with writing.connection.transaction() as savepoint:
+        _add_jobs(writing, columns)
+        # As late as possible: no executor can claim from here to the commit.
+        block_claims(writing.connection, [received])
+        # Freezes come one after another from here on, so this sees one that was written meanwhile.
+        added = writing.execute(_ADD_FREEZE, **columns).rowcount
+        if not added:
+            raise psycopg.Rollback(savepoint)
+    changed = added or (by_operator and _take_over(writing, received, columns))
     return accepted(received, unchanged=not changed)
 
 
-def _take_over(connection: Conn, received: ReceivedRequest, columns: dict[str, object]) -> bool:
+def _take_over(writing: Writing, received: ReceivedRequest, columns: dict[str, object]) -> bool:
     """Make the pause that a key of the tenant has begun one of an operator; return False if there is none."""
-    standing = _find(connection, columns)
+    standing = _find(writing, columns)
     if standing is None or standing.by_operator:
         return False
-    _lock(connection, received, standing)
-    return connection.execute(_TAKE_OVER_PAUSE, {**columns, "id": standing.id}).rowcount > 0
+    _lock(writing, received, standing)
+    return writing.execute(_TAKE_OVER_PAUSE, **{**columns, "id": standing.id}).rowcount > 0
 
 
-def _thaw(connection: Conn, received: ReceivedRequest, *, is_operator: bool) -> Reply:
-    request = received.request
-    assert isinstance(request, Thaw)  # noqa: S101 - by the table of `apply`
+def _thaw(writing: Writing, received: ReceivedRequest) -> Reply:
+    request = received.of(Thaw)
     scope = _scope(received, request)
-    standing = _find(connection, scope)
+    standing = _find(writing, scope)
     if standing is None:
         named = ("key_prefix", "labels", "queue", "scope")
-        return rejected(received, UnknownFreeze(next(name for name in named if getattr(request, name))))
-    _lock(connection, received, standing)
+        raise UnknownFreeze(next(name for name in named if getattr(request, name)))
+    _lock(writing, received, standing)
     # A later statement than the lock: it sees that an operator has taken the pause over.
-    standing = _find(connection, scope)
+    standing = _find(writing, scope)
     if standing is None:
         return accepted(received, unchanged=True)
-    if standing.by_operator and not is_operator:
-        return rejected(received, PausedByOperator(received.tenant))
-    connection.execute(_THAW, {"id": standing.id})
+    if standing.by_operator and not _is_operator(writing, received):
+        raise PausedByOperator(received.tenant)
+    writing.execute(_THAW, id=standing.id)
     return accepted(received)
 
 
-def _lock(connection: Conn, received: ReceivedRequest, standing: _Standing) -> None:
-    if not try_lock(connection, _LOCK_FREEZE, {"id": standing.id}):
+def _lock(writing: Writing, received: ReceivedRequest, standing: _Standing) -> None:
+    if not try_lock(writing.connection, _LOCK_FREEZE, {"id": standing.id}):
         freeze = "the freeze"
         raise RowLocked(freeze, [received])
 
 
-def _is_operator(installation: Installation, received: ReceivedRequest, actor: Actor | None) -> bool:
+def _is_operator(writing: Writing, received: ReceivedRequest) -> bool:
     """Return True for a sender with the rights of all tenants: none by a key or a topic of one tenant."""
     if received.origin is not None:
-        return installation.topics.tenant_of(received.origin.topic) is None
-    return actor is None or actor.tenant is None
-
-
-def _is_pause(request: Freeze) -> bool:
-    return request.scope == "tenant" and not (request.queue or request.labels or request.key_prefix)
+        return writing.installation.topics.tenant_of(received.origin.topic) is None
+    return writing.actor is None or writing.actor.tenant is None
 
 
 def _scope(received: ReceivedRequest, request: Freeze | Thaw) -> dict[str, object]:
@@ -162,22 +141,22 @@ def _scope(received: ReceivedRequest, request: Freeze | Thaw) -> dict[str, objec
     }
 
 
-def _find(connection: Conn, scope: dict[str, object]) -> _Standing | None:
+def _find(writing: Writing, scope: dict[str, object]) -> _Standing | None:
     """Return the standing freeze of exactly this scope."""
-    row = connection.execute(_FIND_FREEZE, scope, binary=True).fetchone()
-    return None if row is None else _Standing(*cast("tuple[int, bool]", row))
+    rows = cast("list[tuple[int, bool]]", writing.read(_FIND_FREEZE, **scope))
+    return _Standing(*rows[0]) if rows else None
 
 
-def _add_jobs(connection: Conn, columns: dict[str, object]) -> None:
+def _add_jobs(writing: Writing, columns: dict[str, object]) -> None:
     """Write the jobs of a freeze by labels or key prefix."""
     if columns["labels"] is None and columns["key_prefix"] is None:
         return
     # Labels have no index. Under `BY_KEY`, intake's plan mode, a tenant's jobs would be read one by one in key order.
-    with connection.transaction(force_rollback=True):  # a savepoint: the plan mode is restored
-        connection.execute(_RESET_PLAN_MODE)
-        found = connection.execute(_FIND_JOBS_TO_FREEZE, {**columns, "limit": MAX_JOBS + 1}, binary=True).fetchall()
+    with writing.connection.transaction(force_rollback=True):  # a savepoint: the plan mode is restored
+        writing.connection.execute(_RESET_PLAN_MODE)
+        found = writing.read(_FIND_JOBS_TO_FREEZE, **columns, limit=MAX_JOBS + 1)
     if len(found) > MAX_JOBS:
         path = "labels" if columns["labels"] is not None else "key_prefix"
         refuse(path, f"more than {MAX_JOBS} jobs fit", "narrow it, or freeze a queue or the tenant")
     jobs = cast("list[tuple[UUID]]", found)
-    connection.execute(_ADD_FROZEN_JOBS, {**columns, "job_ids": uuids(job for (job,) in jobs)})
+    writing.execute(_ADD_FROZEN_JOBS, **columns, job_ids=uuids(job for (job,) in jobs))

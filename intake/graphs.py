@@ -14,15 +14,14 @@ from datetime import datetime
 from typing import LiteralString, NamedTuple, cast
 from uuid import UUID
 
-from psycopg.rows import class_row
-
 from tidewheel.errors import FieldError, InvalidInput, Unavailable
 from tidewheel.ids import job_id
-from tidewheel.intake.lock_wait import RowLocked, try_lock
+from tidewheel.intake.locks import RowLocked, try_lock
 from tidewheel.intake.request import ReceivedRequest
+from tidewheel.intake.writing import Graphs, Writing
 from tidewheel.jobs.requests import JobDelete, JobRollback, JobSubmit
 from tidewheel.jobs.schedule import AfterSpec, ParentSpec
-from tidewheel.postgres.pg_arrays import integers, uuids, words
+from tidewheel.postgres.pg_binary import integers, uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, Overlap
@@ -85,18 +84,6 @@ class EdgeChange:
     moved: frozenset[UUID]
 
 
-class Graphs(NamedTuple):
-    """The graphs that a transaction has locked.
-
-    Args:
-        tenants: The tenants whose graphs are locked.
-        jobs: The jobs whose edges the transaction may change.
-    """
-
-    tenants: Collection[str]
-    jobs: Collection[UUID]
-
-
 def lock_graphs(connection: Conn, batch: Collection[ReceivedRequest]) -> Graphs:
     """Lock the graphs that this batch may change, before any other lock of the transaction."""
     concerned: dict[UUID, str] = {
@@ -105,7 +92,7 @@ def lock_graphs(connection: Conn, batch: Collection[ReceivedRequest]) -> Graphs:
         if isinstance(received.request, JobSubmit | JobDelete | JobRollback) and received.key is not None
     }
     if not concerned:
-        return Graphs((), ())
+        return Graphs()
     rows = connection.execute(_FIND_NODES, {"job_ids": uuids(concerned)}, binary=True).fetchall()
     nodes = dict(cast("list[tuple[UUID, UUID]]", rows))
     parentless = _versions_without_parents(connection, batch)
@@ -127,11 +114,8 @@ def outside_graphs(key: str) -> Unavailable:
     return Unavailable(f"another transaction has made job {key!r} part of a workflow at the same time")
 
 
-def check_edges(connection: Conn, received: ReceivedRequest) -> EdgeChange | None:
+def check_edges(writing: Writing, received: ReceivedRequest) -> EdgeChange | None:
     """Return the change of the edges that a submit makes; None if it leaves them as they are.
-
-    Args:
-        connection: Inside a transaction that has locked the graphs.
 
     Raises:
         InvalidInput: A parent does not exist, the edges would form a cycle or join two roots, or there are too many.
@@ -140,65 +124,63 @@ def check_edges(connection: Conn, received: ReceivedRequest) -> EdgeChange | Non
     parents = _parents(received)
     job: UUID = received.job_id
     named: dict[UUID, str] = {job_id(received.tenant, one.job): one.when for one in parents}
-    rows = connection.execute(_READ_PARENTS, {"job_id": job}, binary=True).fetchall()
-    before = dict(cast("list[tuple[UUID, str]]", rows))
+    before = dict(cast("list[tuple[UUID, str]]", writing.read(_READ_PARENTS, job_id=job)))
     if before == named:
         # Also where the parents have gone: a submit that changes nothing is not refused.
         return None
-    _lock_jobs(connection, received, named)
-    nodes = _read_nodes(connection, [job, *named, *before])
+    _lock_jobs(writing, received, named)
+    nodes = _read_nodes(writing, [job, *named, *before])
     _ensure_parents(received, parents, nodes)
     root = _root(parents, received, nodes)
-    edges = _edges(connection, _READ_EDGES_BELOW, {"job_id": job})
+    edges = _edges(writing, _READ_EDGES_BELOW, job_id=job)
     below = {edge.child for edge in edges}
-    _ensure_acyclic(connection, received, parents, edges)
+    _ensure_acyclic(writing, received, parents, edges)
     own = nodes.get(job)
     former = (own.root_job_id if own is not None else None) or job
     moved = frozenset({job, *below}) if root != former else frozenset[UUID]()
     if moved:
-        _ensure_one_root(connection, received, below, root)
-    _ensure_small(connection, received, root, moved, named.keys() - before.keys())
+        _ensure_one_root(writing, received, below, root)
+    _ensure_small(writing, root, moved, named.keys() - before.keys())
     return EdgeChange(job, received.tenant, named, root, moved)
 
 
-def write_edges(connection: Conn, change: EdgeChange, now: datetime) -> None:
+def write_edges(writing: Writing, change: EdgeChange, now: datetime) -> None:
     """Write a checked change of edges, in the transaction that writes the job's version."""
-    closed = connection.execute(_CLOSE_EDGES, {"job_ids": [change.job_id], "now": now}, binary=True).fetchall()
-    former = {row[0] for row in closed if isinstance(row[0], UUID)}
+    former = _close_edges(writing, [change.job_id], now)
     if change.parents:
-        columns: dict[str, object] = {
-            "job_id": change.job_id,
-            "tenant": change.tenant,
-            "now": now,
-            "parents": uuids(change.parents),
-            "conditions": words(change.parents.values()),
-        }
-        connection.execute(_OPEN_EDGES, columns)
+        writing.execute(
+            _OPEN_EDGES,
+            job_id=change.job_id,
+            tenant=change.tenant,
+            now=now,
+            parents=uuids(change.parents),
+            conditions=words(change.parents.values()),
+        )
     if change.moved:
-        connection.execute(_SET_ROOTS, {"job_ids": uuids(change.moved), "root": change.root})
-    connection.execute(_SET_OWN_ROOTS, {"job_ids": uuids({change.job_id, *change.parents, *former})})
+        writing.execute(_SET_ROOTS, job_ids=uuids(change.moved), root=change.root)
+    writing.execute(_SET_OWN_ROOTS, job_ids=uuids({change.job_id, *change.parents, *former}))
     # Runs that were written ahead, while their job was no root yet.
-    flows: dict[str, object] = {
-        "job_ids": uuids({*change.parents}), "now": now, "flow": Gate.FLOW, "whole": Gate.WHOLE,
-        "free": Overlap.ALLOW_ALL,
-    }  # fmt: skip
-    connection.execute(_ADD_FLOW, flows)
+    ids = uuids({*change.parents})
+    writing.execute(_ADD_FLOW, job_ids=ids, now=now, flow=Gate.FLOW, whole=Gate.WHOLE, free=Overlap.ALLOW_ALL)
 
 
-def children_of(connection: Conn, jobs: Iterable[UUID]) -> dict[UUID, list[str]]:
+def _close_edges(writing: Writing, jobs: Sequence[UUID], now: datetime) -> set[UUID]:
+    """Close the edges from the parents of these jobs; return the parents."""
+    return {row[0] for row in writing.read(_CLOSE_EDGES, job_ids=uuids(jobs), now=now) if isinstance(row[0], UUID)}
+
+
+def children_of(writing: Writing, jobs: Iterable[UUID]) -> dict[UUID, list[str]]:
     """Return the keys of the first children of these jobs that are not among them."""
     ids = uuids(jobs)
-    rows = connection.execute(_FIND_CHILD_KEYS, {"job_ids": ids}, binary=True).fetchall() if ids else []
+    rows = writing.read(_FIND_CHILD_KEYS, job_ids=ids) if ids else []
     return dict(cast("list[tuple[UUID, list[str]]]", rows))
 
 
-def drop_edges(connection: Conn, jobs: Sequence[UUID], now: datetime) -> None:
+def drop_edges(writing: Writing, jobs: Sequence[UUID], now: datetime) -> None:
     """End the edges to jobs that are deleted."""
-    if not jobs:
-        return
-    closed = connection.execute(_CLOSE_EDGES, {"job_ids": uuids(jobs), "now": now}, binary=True).fetchall()
-    former = {row[0] for row in closed if isinstance(row[0], UUID)}
-    connection.execute(_SET_OWN_ROOTS, {"job_ids": uuids({*jobs, *former})})
+    if jobs:
+        former = _close_edges(writing, jobs, now)
+        writing.execute(_SET_OWN_ROOTS, job_ids=uuids({*jobs, *former}))
 
 
 def _parents(received: ReceivedRequest) -> tuple[ParentSpec, ...]:
@@ -230,23 +212,21 @@ def _may_change_edges(
     return received.job_id in nodes
 
 
-def _lock_jobs(connection: Conn, received: ReceivedRequest, parents: Iterable[UUID]) -> None:
+def _lock_jobs(writing: Writing, received: ReceivedRequest, parents: Iterable[UUID]) -> None:
     """Lock the job and its parents: a trigger comes before the change, or after it."""
     ids = sorted({received.job_id, *parents})
-    connection.execute(_LOCK_TIMERS, {"job_ids": ids})
-    if not try_lock(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": ids}):
+    writing.execute(_LOCK_TIMERS, job_ids=ids)
+    if not try_lock(writing.connection, _LOCK_JOBS_TO_DELETE, {"job_ids": ids}):
         what = f"job {received.key!r} or a parent of it"
         raise RowLocked(what, [received])
 
 
-def _read_nodes(connection: Conn, jobs: Iterable[UUID]) -> dict[UUID, _Node]:
-    with connection.cursor(row_factory=class_row(_Node), binary=True) as cursor:
-        return {node.job_id: node for node in cursor.execute(_READ_NODES, {"job_ids": uuids(jobs)})}
+def _read_nodes(writing: Writing, jobs: Iterable[UUID]) -> dict[UUID, _Node]:
+    return {node.job_id: node for node in writing.read_as(_Node, _READ_NODES, job_ids=uuids(jobs))}
 
 
-def _edges(connection: Conn, statement: LiteralString, columns: dict[str, object]) -> list[_Edge]:
-    rows = connection.execute(statement, columns, binary=True).fetchall()
-    return [_Edge(parent, child) for parent, child in cast("list[tuple[UUID, UUID]]", rows)]
+def _edges(writing: Writing, statement: LiteralString, **columns: object) -> list[_Edge]:
+    return [_Edge(*edge) for edge in cast("list[tuple[UUID, UUID]]", writing.read(statement, **columns))]
 
 
 def _ensure_parents(received: ReceivedRequest, parents: Sequence[ParentSpec], nodes: Mapping[UUID, _Node]) -> None:
@@ -257,9 +237,8 @@ def _ensure_parents(received: ReceivedRequest, parents: Sequence[ParentSpec], no
         if parent.job == received.key:
             errors.append(FieldError(path, f"{parent.job!r} would come after itself", "name another job"))
         elif node is None or not node.exists:
-            errors.append(
-                FieldError(path, f"there is no job {parent.job!r}", "submit the parent first, or correct the key")
-            )
+            problem = f"there is no job {parent.job!r}"
+            errors.append(FieldError(path, problem, "submit the parent first, or correct the key"))
     if errors:
         raise InvalidInput(errors)
 
@@ -279,7 +258,7 @@ def _root(parents: Sequence[ParentSpec], received: ReceivedRequest, nodes: Mappi
 
 
 def _ensure_acyclic(
-    connection: Conn, received: ReceivedRequest, parents: Sequence[ParentSpec], edges: Sequence[_Edge]
+    writing: Writing, received: ReceivedRequest, parents: Sequence[ParentSpec], edges: Sequence[_Edge]
 ) -> None:
     """Refuse a parent that lies beneath the job; the refusal spells the cycle."""
     came_from: dict[UUID, UUID] = {}
@@ -299,24 +278,23 @@ def _ensure_acyclic(
             steps: list[UUID] = [beneath]
             while steps[-1] != received.job_id:
                 steps.append(came_from[steps[-1]])
-            keys = {job: node.key for job, node in _read_nodes(connection, steps).items()}
+            keys = {job: node.key for job, node in _read_nodes(writing, steps).items()}
             names = [keys[job] for job in reversed(steps)]
             path = " → ".join([*names, names[0]]) if len(names) <= 20 else f"{names[0]} → … → {names[-1]} → {names[0]}"
             problem = f"it would form a cycle: {path}"
             raise InvalidInput([FieldError(f"{_PATH}.{place}.job", problem, "leave out one of these edges")])
 
 
-def _ensure_one_root(connection: Conn, received: ReceivedRequest, below: set[UUID], root: UUID) -> None:
+def _ensure_one_root(writing: Writing, received: ReceivedRequest, below: set[UUID], root: UUID) -> None:
     """Refuse a change by which a job beneath would get a second root."""
     if not below:
         return
     inside = {received.job_id, *below}
-    outside = [
-        edge for edge in _edges(connection, _READ_EDGES_ABOVE, {"job_ids": uuids(below)}) if edge.parent not in inside
-    ]
+    above = _edges(writing, _READ_EDGES_ABOVE, job_ids=uuids(below))
+    outside = [edge for edge in above if edge.parent not in inside]
     if not outside:
         return
-    nodes = _read_nodes(connection, [*outside[0], root])
+    nodes = _read_nodes(writing, [*outside[0], root])
     other = nodes[outside[0].parent]
     if (other.root_job_id or other.job_id) != root:
         child, new = nodes[outside[0].child].key, nodes[root].key if root in nodes else received.key
@@ -326,15 +304,12 @@ def _ensure_one_root(connection: Conn, received: ReceivedRequest, below: set[UUI
         raise InvalidInput([FieldError("job.schedule", problem, "change the parents of that job first")])
 
 
-def _ensure_small(
-    connection: Conn, received: ReceivedRequest, root: UUID, moved: frozenset[UUID], added: Iterable[UUID]
-) -> None:
-    row = connection.execute(_COUNT_NODES, {"root": root, "limit": MAX_NODES + 1}, binary=True).fetchone()
+def _ensure_small(writing: Writing, root: UUID, moved: frozenset[UUID], added: Iterable[UUID]) -> None:
+    [row] = writing.read(_COUNT_NODES, root=root, limit=MAX_NODES + 1)
     nodes = max(cast("tuple[int]", row)[0], 1) + len(moved - {root})
     if moved and nodes > MAX_NODES:
         problem = f"the workflow would have {nodes} jobs, and may have {MAX_NODES}"
         raise InvalidInput([FieldError(_PATH, problem, _SPLIT)])
-    full = connection.execute(_COUNT_CHILDREN, {"job_ids": uuids(added), "limit": MAX_CHILDREN}, binary=True).fetchone()
-    if full is not None:
+    if writing.read(_COUNT_CHILDREN, job_ids=uuids(added), limit=MAX_CHILDREN):
         problem = f"a parent has {MAX_CHILDREN} children, the most of one job"
         raise InvalidInput([FieldError(_PATH, problem, _SPLIT)])

@@ -15,8 +15,8 @@ from uuid import UUID
 from psycopg import errors
 
 from tidewheel.ids import bucket_of, hashed_text, micros, shard_of
-from tidewheel.intake.history_limits import HistoryLimit, write_history_limits
 from tidewheel.intake.next_version import WITHOUT_OCCURRENCES, NextVersion
+from tidewheel.intake.writing import Writing
 from tidewheel.jobs.concurrency import fill_key, is_template
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.schedule import FixedDelaySpec, IntervalSpec, ManualSpec
@@ -24,17 +24,34 @@ from tidewheel.jobs.spec import JobSpec, canonical_spec, policy_document
 from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate, SpecTemplate
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.jobs.values import microseconds
-from tidewheel.outbox import OutboxLane, OutboxRow, append, pack
-from tidewheel.postgres.pg_copy import NULL, bytea, columns, copy_rows, instant, int2, int4, int8, text, uuid
+from tidewheel.outbox import OutboxLane, OutboxRow, pack
+from tidewheel.postgres.pg_binary import (
+    NULL,
+    bytea,
+    columns,
+    copy_rows,
+    instant,
+    int2,
+    int4,
+    int8,
+    integers,
+    text,
+    texts,
+    uuid,
+    uuids,
+)
 from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import HoldReason
 from tidewheel.schemas import primitives
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record, needs
 from tidewheel.schemas.generated.records import JobDefinition
-from tidewheel.schemas.templates import PLACEHOLDER, split_at
+from tidewheel.schemas.primitives import PLACEHOLDER, split_at
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
+
+_PUT_HISTORY_LIMITS = Statements("tidewheel.intake")["put_history_limits"]
 
 FIRST = 1  # the version of a new job
 
@@ -67,11 +84,8 @@ _TIMER = columns(7)
 class ScheduleStart(NamedTuple):
     """The start of a new job's schedule.
 
-    Args:
-        text: The canonical schedule, as `job_versions.schedule_json` has it.
-        anchor: The time when that was first accepted.
-        next_at: The first instant; None for a job that only triggers start.
-        due_at: The time of the timer's first poll; equal to `next_at` without calendars.
+    `text` is canonical, `anchor` the time when it was first accepted. Without calendars the timer is first due at
+    `next_at`, the first instant; that is None for a job that only triggers start.
     """
 
     text: str
@@ -84,11 +98,7 @@ class ScheduleStart(NamedTuple):
 
 
 class NewJob(NamedTuple):
-    """A job to create.
-
-    Args:
-        key: Its key; the spec of a job that was submitted without one has none.
-    """
+    """A job to create; the spec of a job that was submitted without a key has none."""
 
     job_id: UUID
     job_text: str
@@ -105,14 +115,13 @@ class NewJob(NamedTuple):
         return None if self.spec.paused else self.start.fires_at
 
 
-def write_new_jobs(
-    connection: Conn, installation: Installation, jobs: Sequence[NewJob], now: datetime, *, emit_events: bool = True
-) -> bool:
+def write_new_jobs(writing: Writing, jobs: Sequence[NewJob], now: datetime, *, emit_events: bool = True) -> bool:
     """Write the rows of new jobs in the caller's transaction; return False, and write none, if one exists."""
     if not jobs:
         return True
     # In one order, so that two transactions which create the same jobs wait in one direction only.
     jobs = sorted(jobs, key=lambda job: job.job_id.int)
+    connection, installation = writing.connection, writing.installation
     shards = [shard_of(bucket_of(job.job_id), installation.shards) for job in jobs]
     rows = _Rows(jobs, shards, now)
     try:
@@ -122,19 +131,33 @@ def write_new_jobs(
         return False
     copy_rows(connection, _COPY_VERSIONS, rows.versions)
     copy_rows(connection, _COPY_TIMERS, rows.timers)
-    write_history_limits(
-        connection, (HistoryLimit(job.job_id, job.tenant, FIRST, job.spec.history_limit) for job in jobs)
-    )
+    _write_history_limits(connection, ((job.job_id, job.tenant, FIRST, job.spec.history_limit) for job in jobs))
     if emit_events:
-        append(connection, _created_events(installation, jobs, shards, now), shards=installation.shards)
+        writing.append(_created_events(installation, jobs, shards, now))
     return True
 
 
 def write_next_versions(connection: Conn, versions: Sequence[NextVersion], now: datetime) -> None:
     """Write the `job_versions` rows of edited jobs, in the caller's transaction."""
     copy_rows(connection, _COPY_VERSIONS, [_next_version_row(version, instant(now)) for version in versions])
-    limits = (HistoryLimit(v.job.job_id, v.job.tenant, v.number, v.spec.history_limit) for v in versions)
-    write_history_limits(connection, limits)
+    limits = ((v.job.job_id, v.job.tenant, v.number, v.spec.history_limit) for v in versions)
+    _write_history_limits(connection, limits)
+
+
+def _write_history_limits(connection: Conn, limits: Iterable[tuple[UUID, str, int, int | None]]) -> None:
+    """Write the number of finished runs that jobs keep, by id, tenant and version; retention reads it.
+
+    The row of a version without a limit stays: it is not in force, since its version is not the job's current one.
+    """
+    rows = [(job, tenant, version, keep) for job, tenant, version, keep in limits if keep is not None]
+    if rows:
+        columns: dict[str, object] = {
+            "job_ids": uuids(job for job, _, _, _ in rows),
+            "tenants": texts(tenant for _, tenant, _, _ in rows),
+            "versions": integers(version for _, _, version, _ in rows),
+            "keep": integers(keep for _, _, _, keep in rows),
+        }
+        connection.execute(_PUT_HISTORY_LIMITS, columns)
 
 
 class _SharedColumns(NamedTuple):
@@ -274,14 +297,9 @@ def _definition(spec: JobSpec, tenant: str, job_id: str, version: int, key: str)
 
 
 class _DefinitionTemplate(NamedTuple):
-    """The encoded definition of one pattern's jobs without id, key and payload; and shared columns.
+    """The encoded definition of one pattern's jobs, in parts between the fields that differ.
 
-    Args:
-        head: The bytes before the job's id.
-        middle: The bytes between its version and its payload.
-        tail: The bytes after the payload.
-        columns: The columns of `job_versions` from the policy on.
-        labels: The column `labels` of `jobs`.
+    `columns` are those of `job_versions` from the policy on, `labels` that of `jobs`.
     """
 
     head: bytes

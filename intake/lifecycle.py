@@ -1,4 +1,4 @@
-"""`job.pause`, `job.resume` and `job.delete`, each for many jobs at once.
+"""`job.pause`, `job.resume` and `job.delete`, and the release of quarantined jobs.
 
 A pause fires the overdue occurrences, retracts the runs ahead, and holds the timer at the next instant. It ends by a
 resume, or at `paused_until`, when firing resumes the job. When it ends, `on_resume` decides the occurrences of the
@@ -8,36 +8,31 @@ A deletion leaves a tombstone, so that version numbers never repeat for a job_id
 started are cancelled, and runs whose instant is ahead are retracted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from tidewheel.audit import Actor
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
-from tidewheel.intake.audit import origin_of
 from tidewheel.intake.calendars import write_job_calendars
-from tidewheel.intake.graphs import Graphs, children_of, drop_edges, outside_graphs
-from tidewheel.intake.locks import JobRow, Locked, lock_jobs
-from tidewheel.intake.overdue import after_pause, apply_overdue
+from tidewheel.intake.graphs import children_of, drop_edges, outside_graphs
+from tidewheel.intake.locks import JobRow, Locked, lock_jobs, lock_jobs_by_id, lock_jobs_to_delete
 from tidewheel.intake.override_rows import delete_all_overrides
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
-from tidewheel.intake.timers import TimerToPut, next_instants, put_timers
+from tidewheel.intake.timers import TimerToPut, apply_overdue, end_pauses, next_instants, put_timers
+from tidewheel.intake.writing import Writing
 from tidewheel.jobs.requests import JobDelete, JobPause
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import NOT_STARTED, RunState
-from tidewheel.schedules.decide import hold_for_run
-from tidewheel.schedules.decision import Decision, HoldReason
+from tidewheel.schedules.decision import HoldReason
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.after_end import is_pause_on_failure
-from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
 from tidewheel.transitions.events import append_job_events
-from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.places import FreedPlace
-from tidewheel.transitions.timers import LockedTimer, advance_timers, drop_timers, find_open_fixed_delay_runs
+from tidewheel.transitions.release import ReleasedJob, release_quarantined
+from tidewheel.transitions.timers import drop_timers
 
 _SQL = Statements("tidewheel.intake")
 _PAUSE_JOBS = _SQL["pause_jobs"]
@@ -50,162 +45,107 @@ _ADD_JOB_CANCELLATION = _SQL["add_job_cancellation"]
 _MAX_CANCELLED = 1000  # runs that the request itself cancels, in tens of milliseconds
 
 
-def apply_pauses(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, actor: Actor | None = None
-) -> list[Reply]:
-    """Pause jobs in the caller's transaction; return a reply for each request, in their order.
-
-    Each row records its author: `actor` for a request that did not come by Kafka, by default the user of this process.
-    """
-    locked = lock_jobs(connection, installation, batch)
-    pauses: dict[UUID, JobPause] = {
-        received.job_id: received.request for received in batch if isinstance(received.request, JobPause)
-    }
-    found = existing_jobs(locked, batch)
+def apply_pauses(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Pause jobs; each row records its author."""
+    locked = lock_jobs(writing, batch)
+    pauses: dict[UUID, JobPause] = {received.job_id: received.of(JobPause) for received in batch}
+    found = locked.existing(batch)
     refused = {job.job_id: error for job in found if (error := _until_refused(job, pauses[job.job_id], locked))}
     jobs = [job for job in found if job.job_id not in refused and _changes_job(job, pauses[job.job_id])]
     active = [job.job_id for job in jobs if not job.paused]
-    next_at = apply_overdue(connection, installation, locked.timers, active, now=locked.now)
-    next_at |= {
-        job.job_id: locked.timers[job.job_id].scheduled_at for job in jobs if job.paused and job.job_id in locked.timers
-    }
+    next_at = apply_overdue(writing, locked.timers, active, now=locked.now)
+    held = [job.job_id for job in jobs if job.paused and job.job_id in locked.timers]
+    next_at |= {job: locked.timers[job].scheduled_at for job in held}
     put_timers(
-        connection,
+        writing,
         [
-            TimerToPut(
-                job.job_id,
-                job.tenant,
-                job.shard,
-                job.version,
-                next_at[job.job_id],
-                hold_reason=HoldReason.PAUSE,
-                until=pauses[job.job_id].until,
-            )
+            TimerToPut(job, next_at[job.job_id], hold_reason=HoldReason.PAUSE, until=pauses[job.job_id].until)
             for job in jobs
             if job.job_id in next_at
         ],
     )
     reasons = {job: request.reason for job, request in pauses.items()}
-    makers: dict[UUID, str] = {received.job_id: _maker(received, actor) for received in batch}
-    columns: dict[str, object] = {
-        "job_ids": [job.job_id for job in jobs],
-        "reasons": [reasons[job.job_id] for job in jobs],
-        "untils": [pauses[job.job_id].until for job in jobs],
-        "makers": [makers[job.job_id] for job in jobs],
-        "revived": [job.job_id in next_at for job in jobs],
-        "now": locked.now,
-    }
-    connection.execute(_PAUSE_JOBS, columns)
-    append_job_events(connection, installation, "job.paused", jobs, now=locked.now, reasons=reasons)
-    return [
-        rejected(received, refused[received.job_id])
-        if received.job_id in refused
-        else _reply(received, locked, changed=jobs, next_run_at={})
-        for received in batch
-    ]
-
-
-def _maker(received: ReceivedRequest, actor: Actor | None) -> str:
-    return "failures" if is_pause_on_failure(received.request.request_id) else origin_of(received, actor).words
-
-
-def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Resume jobs in the caller's transaction; return a reply for each request, in their order."""
-    locked = lock_jobs(connection, installation, batch)
-    jobs = [job for job in existing_jobs(locked, batch) if job.paused]
-    timers = [locked.timers[job.job_id] for job in jobs if job.job_id in locked.timers]
-    inputs = read_decision_inputs(connection, timers)
-    waiting = find_open_fixed_delay_runs(connection, timers)
-    advance_timers(
-        connection,
-        installation,
-        timers,
-        lambda timer: _resumed(timer, inputs, locked.now, waits=timer.job_id in waiting),
+    makers: dict[UUID, str] = {received.job_id: _maker(writing, received) for received in batch}
+    writing.execute(
+        _PAUSE_JOBS,
+        job_ids=[job.job_id for job in jobs],
+        reasons=[reasons[job.job_id] for job in jobs],
+        untils=[pauses[job.job_id].until for job in jobs],
+        makers=[makers[job.job_id] for job in jobs],
+        revived=[job.job_id in next_at for job in jobs],
         now=locked.now,
     )
-    connection.execute(_RESUME_JOBS, {"job_ids": [job.job_id for job in jobs], "now": locked.now})
-    append_job_events(connection, installation, "job.resumed", jobs, now=locked.now, reasons={})
-    next_run_at = next_instants(connection, [job.job_id for job in existing_jobs(locked, batch)])
-    return [_reply(received, locked, changed=jobs, next_run_at=next_run_at) for received in batch]
+    append_job_events(writing.connection, writing.installation, "job.paused", jobs, now=locked.now, reasons=reasons)
+    return _replies(batch, locked, changed=jobs, refused=refused, next_run_at={})
 
 
-def apply_deletes(
-    connection: Conn,
-    installation: Installation,
-    batch: Sequence[ReceivedRequest],
-    *,
-    graphs: Graphs,
-    freed_keys: list[FreedPlace],
-) -> list[Reply]:
-    """Delete jobs in the caller's transaction; return a reply for each request, in their order.
+def _maker(writing: Writing, received: ReceivedRequest) -> str:
+    return "failures" if is_pause_on_failure(received.request.request_id) else writing.origin_of(received).words
 
-    Args:
-        freed_keys: As for `finish_runs`.
 
-    Raises:
-        RowLocked: A user's own transaction has triggered a job: roll back and try again.
-        Unavailable: A job has come into a graph meanwhile: roll back and try again.
-    """
-    locked = lock_jobs(connection, installation, batch, to_delete=True)
+def apply_resumes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Resume jobs."""
+    locked = lock_jobs(writing, batch)
+    found = locked.existing(batch)
+    jobs = [job for job in found if job.paused]
+    end_pauses(writing, [locked.timers[job.job_id] for job in jobs if job.job_id in locked.timers], locked.now)
+    writing.execute(_RESUME_JOBS, job_ids=[job.job_id for job in jobs], now=locked.now)
+    append_job_events(writing.connection, writing.installation, "job.resumed", jobs, now=locked.now, reasons={})
+    next_run_at = next_instants(writing, [job.job_id for job in found])
+    return _replies(batch, locked, changed=jobs, refused={}, next_run_at=next_run_at)
+
+
+def apply_deletes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Delete jobs."""
+    locked = lock_jobs_to_delete(writing, batch)
     refused: dict[UUID, Refused] = {
         received.job_id: error for received in batch if (error := _refusal(received, locked)) is not None
     }
-    jobs = [job for job in existing_jobs(locked, batch) if job.job_id not in refused]
+    jobs = [job for job in locked.existing(batch) if job.job_id not in refused]
     # By the locked rows: a child that was submitted meanwhile has given the job a root.
-    while children := children_of(connection, [job.job_id for job in jobs if job.root_job_id is not None]):
+    while children := children_of(writing, [job.job_id for job in jobs if job.root_job_id is not None]):
         refused |= {job: _has_children(keys) for job, keys in children.items()}
         jobs = [job for job in jobs if job.job_id not in children]
     nodes = [job for job in jobs if job.root_job_id is not None]
     for job in nodes:
-        if job.tenant not in graphs.tenants:
+        if job.tenant not in writing.graphs.tenants:
             raise outside_graphs(job.key)
-    ids = [job.job_id for job in jobs]
+    ids, now = [job.job_id for job in jobs], locked.now
     quarantined = {job.job_id: job.key for job in jobs if job.job_id in locked.quarantined}
-    apply_overdue(
-        connection, installation, locked.timers, ids, now=locked.now, drop_once=ids, skip_quarantined=quarantined
-    )
-    delete_all_overrides(connection, installation, jobs, locked.now)
-    drop_timers(connection, ids)
-    write_job_calendars(connection, {job.job_id: (job.tenant, ()) for job in jobs})
-    drop_edges(connection, [job.job_id for job in nodes], locked.now)
+    apply_overdue(writing, locked.timers, ids, now=now, drop_once=ids, skip_quarantined=quarantined)
+    delete_all_overrides(writing, jobs, now)
+    drop_timers(writing.connection, ids)
+    write_job_calendars(writing, {job.job_id: (job.tenant, ()) for job in jobs})
+    drop_edges(writing, [job.job_id for job in nodes], now)
+    _cancel_unstarted(writing, jobs, now)
+    writing.execute(_DELETE_JOBS, job_ids=ids, now=now)
+    writing.execute(_RETIRE_VERSIONS, job_ids=ids, versions=[job.version for job in jobs], now=now)
+    reasons: dict[UUID, str | None] = {received.job_id: received.of(JobDelete).reason for received in batch}
+    append_job_events(writing.connection, writing.installation, "job.deleted", jobs, now=now, reasons=reasons)
+    return _replies(batch, locked, changed=jobs, refused=refused, next_run_at={})
+
+
+def _cancel_unstarted(writing: Writing, jobs: Sequence[JobRow], now: datetime) -> None:
     columns: dict[str, object] = {
-        "job_ids": ids, "states": NOT_STARTED, "limit": _MAX_CANCELLED,
-        "tenants": [job.tenant for job in jobs], "now": locked.now,
+        "job_ids": [job.job_id for job in jobs], "states": NOT_STARTED, "limit": _MAX_CANCELLED,
+        "tenants": [job.tenant for job in jobs], "now": now,
     }  # fmt: skip
-    unstarted = connection.execute(_LOCK_UNSTARTED_RUNS, columns, binary=True).fetchall()
     ends = [
         RunEnd(run_id=run, attempt=attempt, state=RunState.CANCELLED, reason="job_deleted")
-        for run, attempt in unstarted
+        for run, attempt in writing.read(_LOCK_UNSTARTED_RUNS, **columns)
         if isinstance(run, UUID) and isinstance(attempt, int)
     ]
-    finish_runs(connection, installation, ends, freed_keys=freed_keys)
+    writing.finish(ends)
     if len(ends) == _MAX_CANCELLED:
         # A million queued runs must not delay later requests: claims refuse the rest, and the scheduler ends it.
-        connection.execute(_ADD_JOB_CANCELLATION, columns)
-    connection.execute(_DELETE_JOBS, {"job_ids": ids, "now": locked.now})
-    retired = {"job_ids": ids, "versions": [job.version for job in jobs], "now": locked.now}
-    connection.execute(_RETIRE_VERSIONS, retired)
-    reasons: dict[UUID, str | None] = {
-        received.job_id: received.request.reason for received in batch if isinstance(received.request, JobDelete)
-    }
-    append_job_events(connection, installation, "job.deleted", jobs, now=locked.now, reasons=reasons)
-    return [
-        rejected(received, refused[received.job_id])
-        if received.job_id in refused
-        else accepted(received, job_id=str(received.job_id), job_version=locked.jobs[received.job_id].version)
-        for received in batch
-    ]
+        writing.execute(_ADD_JOB_CANCELLATION, **columns)
 
 
-def existing_jobs(locked: Locked, batch: Sequence[ReceivedRequest]) -> list[JobRow]:
-    """Return the jobs of a batch that exist, each once."""
-    ids = dict.fromkeys(received.job_id for received in batch)
-    return [locked.jobs[job] for job in ids if job in locked.jobs and locked.jobs[job].exists]
-
-
-def _resumed(timer: LockedTimer, inputs: DecisionInputs, now: datetime, *, waits: bool) -> Decision:
-    decision = after_pause(timer, inputs, now)
-    return hold_for_run(decision) if waits else decision
+def release_jobs(connection: Conn, installation: Installation, job_ids: Sequence[UUID]) -> list[ReleasedJob]:
+    """Release those of these jobs that are quarantined, in the caller's transaction; return them."""
+    locked = lock_jobs_by_id(Writing(connection, installation), job_ids)
+    timers = [locked.timers[job] for job in sorted(locked.quarantined)]
+    return release_quarantined(connection, installation, timers, now=locked.now)
 
 
 def _changes_job(job: JobRow, request: JobPause) -> bool:
@@ -232,19 +172,26 @@ def _until_refused(job: JobRow, request: JobPause, locked: Locked) -> InvalidInp
     return None
 
 
-def _reply(
-    received: ReceivedRequest, locked: Locked, *, changed: Sequence[JobRow], next_run_at: dict[UUID, datetime]
-) -> Reply:
-    job = locked.jobs.get(received.job_id)
-    if job is None or not job.exists:
-        return rejected(received, UnknownJob(received.tenant, received.key or ""))
-    return accepted(
-        received,
-        job_id=str(job.job_id),
-        job_version=job.version,
-        next_run_at=next_run_at.get(job.job_id),
-        unchanged=job not in changed,
-    )
+def _replies(
+    batch: Sequence[ReceivedRequest],
+    locked: Locked,
+    *,
+    changed: Sequence[JobRow],
+    refused: Mapping[UUID, Refused],
+    next_run_at: Mapping[UUID, datetime],
+) -> list[Reply]:
+    """Return a reply for each request; a refusal, or the job as it was locked."""
+    replies: list[Reply] = []
+    for received in batch:
+        job_id, job = received.job_id, locked.jobs.get(received.job_id)
+        if job_id in refused:
+            replies.append(rejected(received, refused[job_id]))
+        elif job is None or not job.exists:
+            replies.append(rejected(received, UnknownJob(received.tenant, received.key or "")))
+        else:
+            facts = {"job_id": str(job_id), "job_version": job.version, "next_run_at": next_run_at.get(job_id)}
+            replies.append(accepted(received, **facts, unchanged=job not in changed))
+    return replies
 
 
 def _has_children(keys: Sequence[str]) -> InvalidInput:
@@ -253,8 +200,7 @@ def _has_children(keys: Sequence[str]) -> InvalidInput:
 
 
 def _refusal(received: ReceivedRequest, locked: Locked) -> Refused | None:
-    request, job = received.request, locked.jobs.get(received.job_id)
-    assert isinstance(request, JobDelete)  # noqa: S101 - by the table of `apply`
+    request, job = received.of(JobDelete), locked.jobs.get(received.job_id)
     if job is None or not job.exists:
         return UnknownJob(received.tenant, request.key)
     if request.if_version is not None and request.if_version != job.version:

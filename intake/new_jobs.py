@@ -4,18 +4,22 @@ A new job has no timer, run or override to consider. Most specs have a cached pa
 (`tidewheel.jobs.spec_cache`): their start is computed once per batch. Other specs take the path of `next_version`, with
 the same refusals. Both have their rows written by `job_rows`. Jobs that exist, deleted ones among them, are edited by
 `submit`.
+
+A bulk load has no request_id, no reply and, by default, no events. Each job is checked like a submit. A batch is one
+transaction. A load that is repeated creates the missing jobs only, since a job's id is derived from its key.
 """
 
 import logging
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, cast
 from uuid import UUID
 
-from tidewheel.errors import Refused, Unavailable, VersionConflict
-from tidewheel.intake.allowed_targets import ensure_allowed
-from tidewheel.intake.calendars import unknown_calendars, write_job_calendars
+from tidewheel.audit import Actor, Change, process_actor, record_change
+from tidewheel.errors import FieldError, InvalidInput, Refused, Unavailable, VersionConflict
+from tidewheel.intake.calendars import lock_calendars, named_calendars, unknown_calendars, write_job_calendars
 from tidewheel.intake.freezes import keep_frozen_jobs
 from tidewheel.intake.job_rows import NewJob, ScheduleStart, write_new_jobs
 from tidewheel.intake.locks import absent_job
@@ -24,28 +28,30 @@ from tidewheel.intake.next_version import (
     VersionInputs,
     anchored,
     at_root,
+    ensure_allowed,
     ensure_can_run,
     ensure_remembered,
     first_anchor,
     next_version,
     once_at,
 )
-from tidewheel.intake.request import ReceivedRequest
-from tidewheel.jobs.allow_lists import AllowLists
+from tidewheel.intake.request import ReceivedRequest, rejected
+from tidewheel.intake.tenant_limits import exceeded
+from tidewheel.intake.writing import Writing
 from tidewheel.jobs.requests import JobSubmit
+from tidewheel.jobs.schedule import AfterSpec
 from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate
 from tidewheel.jobs.strict_json import canonical
-from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.partitions import day_of, start_of
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.schedules import simple
 from tidewheel.schedules.cron_parser import uses_hash
 from tidewheel.schedules.parse import ensure_can_fire, parse_schedule, schedule_from_text
 from tidewheel.schedules.policies import CatchUp
-from tidewheel.schedules.schedule import TICK
+from tidewheel.schedules.schedule import TICK, FixedDelay, Once
 from tidewheel.schedules.timer_state import DaySets
+from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.kept_since import share_kept_since
 
@@ -64,47 +70,91 @@ class Created(NamedTuple):
     refused: dict[UUID, Refused]
 
 
-def create_jobs(
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The result of a batch of a bulk load; `refused` has the replies by the position in the batch.
+
+    Deleted jobs count as `existing`.
+    """
+
+    created: int
+    existing: int
+    refused: dict[int, Reply]
+
+
+_UNCHECKED = FieldError("job.schedule.after", "a bulk load checks no graph", "leave out --bulk")
+
+
+def load_jobs(
     connection: Conn,
     installation: Installation,
+    batch: Sequence[ReceivedRequest],
+    *,
+    emit_events: bool = False,
+    actor: Actor | None = None,
+) -> Loaded:
+    """Create the jobs of a batch that do not exist, and leave the others, in the caller's transaction.
+
+    Of several submits of one job the first counts. The audit log gets a row for the batch.
+
+    Raises:
+        Unavailable: Other transactions have created some of the jobs again and again: roll back and try again.
+    """
+    writing = Writing(connection, installation, actor)
+    refused = {index: rejected(batch[index], refusal) for index, refusal in exceeded(writing, batch).items()}
+    refused |= {
+        index: rejected(received, InvalidInput([_UNCHECKED]))
+        for index, received in enumerate(batch)
+        if isinstance(received.request, JobSubmit) and isinstance(received.request.job.schedule, AfterSpec)
+    }
+    first: dict[UUID, int] = {}
+    for index, received in enumerate(batch):
+        if index not in refused:
+            first.setdefault(received.job_id, index)
+    submits = [batch[index] for index in first.values()]
+    day_sets = lock_calendars(connection, named_calendars(submits))
+    created = create_jobs(writing, submits, day_sets, spread=True, emit_events=emit_events)
+    if created.jobs:
+        change = Change(submits[0].tenant, "job.load", "jobs", objects=len(created.jobs), adds_up=True)
+        record_change(connection, actor or process_actor(), change)
+    refused |= {first[job]: rejected(batch[first[job]], error) for job, error in created.refused.items()}
+    return Loaded(len(created.jobs), len(batch) - len(refused) - len(created.jobs), refused)
+
+
+def create_jobs(
+    writing: Writing,
     batch: Sequence[ReceivedRequest],
     day_sets: DaySets,
     *,
     spread: bool = False,
     emit_events: bool = True,
 ) -> Created:
-    """Create the jobs of a batch that do not exist, in the caller's transaction.
-
-    Args:
-        batch: Submits of different jobs.
-        day_sets: The calendars that the specs name, locked.
-        spread: Spread the anchors of intervals, as `first_anchor` does.
+    """Create the jobs of a batch that do not exist; their calendars are locked.
 
     Raises:
         Unavailable: Other transactions have created some of the jobs again and again: roll back and try again.
     """
     for _ in range(_TRIES):
-        existing = find_jobs(connection, [received.job_id for received in batch])
+        existing = _find_jobs(writing, [received.job_id for received in batch])
         new = [received for received in batch if received.job_id not in existing]
         if not new:
             return Created({}, {})
-        creation = _Creation(connection, installation.allow_lists, read_now(connection), day_sets, spread=spread)
+        creation = _Creation(writing, writing.now(), day_sets, spread=spread)
         created = creation.prepare(new)
         jobs = list(created.jobs.values())
-        if write_new_jobs(connection, installation, jobs, creation.now, emit_events=emit_events):
-            write_job_calendars(
-                connection, {job.job_id: (job.tenant, named) for job in jobs if (named := _calendars(job))}
-            )
-            keep_frozen_jobs(connection, created.jobs)
+        if write_new_jobs(writing, jobs, creation.now, emit_events=emit_events):
+            named = ((job, _calendars(job)) for job in jobs)
+            write_job_calendars(writing, {job.job_id: (job.tenant, names) for job, names in named if names})
+            keep_frozen_jobs(writing.connection, created.jobs)
             _warn_of_look_alikes(jobs)
             return created
     message = "other transactions have created some of these jobs at the same time"
     raise Unavailable(message)
 
 
-def find_jobs(connection: Conn, job_ids: Collection[UUID]) -> set[UUID]:
+def _find_jobs(writing: Writing, job_ids: Collection[UUID]) -> set[UUID]:
     """Return the ids of those jobs that exist, deleted ones among them."""
-    found = connection.execute(_FIND_JOBS, {"job_ids": uuids(job_ids)}, binary=True).fetchall()
+    found = writing.read(_FIND_JOBS, job_ids=uuids(job_ids))
     return {job for (job,) in cast("list[tuple[UUID]]", found)}
 
 
@@ -116,14 +166,12 @@ def _warn_of_look_alikes(jobs: Iterable[NewJob]) -> None:
 
 
 class _Creation:
-    """One try to create jobs, at one time."""
+    """One try to create jobs, at one time; the start of each cached schedule is computed once."""
 
-    def __init__(
-        self, connection: Conn, allow_lists: AllowLists, now: datetime, day_sets: DaySets, *, spread: bool
-    ) -> None:
-        self.now, self._allow_lists = now, allow_lists
-        self._connection, self._day_sets, self._spread = connection, day_sets, spread
-        self._starts = _ScheduleStarts(now, spread=spread)
+    def __init__(self, writing: Writing, now: datetime, day_sets: DaySets, *, spread: bool) -> None:
+        self.now, self._allow_lists = now, writing.installation.allow_lists
+        self._connection, self._day_sets, self._spread = writing.connection, day_sets, spread
+        self._starts: dict[tuple[ScheduleTemplate, datetime | None], ScheduleStart | None] = {}
         self._kept_since: dict[str, datetime | None] = {}
 
     def prepare(self, new: Iterable[ReceivedRequest]) -> Created:
@@ -137,16 +185,27 @@ class _Creation:
         return created
 
     def _job(self, received: ReceivedRequest) -> NewJob:
-        request = received.request
-        assert isinstance(request, JobSubmit)  # noqa: S101 - by the table of `apply`
+        request = received.of(JobSubmit)
         ensure_allowed(request.job.target, self._allow_lists)
         cached, job_id = request.cached, received.job_id
-        start = self._starts.of(cached, job_id) if cached and received.key else None
+        start = self._shared_start(cached, job_id) if cached and received.key else None
         if start is None:
             cached, start = None, self._computed_start(received, request)
         return NewJob(
             job_id, str(job_id), received.tenant, received.key or "", request.job, received.spec_hash, cached, start
         )
+
+    def _shared_start(self, cached: CachedSpec, job_id: UUID) -> ScheduleStart | None:
+        """Return the start of a cached schedule; None if it has to be computed for the job, or refused."""
+        pattern, timing = cached
+        anchor = first_anchor(timing.document, job_id, self.now, spread=self._spread)
+        try:
+            start = self._starts[timing, anchor]
+        except KeyError:
+            start = self._starts[timing, anchor] = _cached_start(timing, anchor, self.now)
+        skips = pattern.spec.catch_up == CatchUp.SKIP.value
+        late = skips and start and timing.kind == "once" and start.next_at and start.next_at <= self.now
+        return None if late else start
 
     def _computed_start(self, received: ReceivedRequest, request: JobSubmit) -> ScheduleStart:
         """Compute the start of a spec that has no cached start."""
@@ -173,26 +232,6 @@ class _Creation:
         ensure_remembered(at, self._kept_since[received.tenant])
 
 
-class _ScheduleStarts:
-    """The starts of cached schedules at one time, each computed once."""
-
-    def __init__(self, now: datetime, *, spread: bool = False) -> None:
-        self._now, self._spread = now, spread
-        self._starts: dict[tuple[ScheduleTemplate, datetime | None], ScheduleStart | None] = {}
-
-    def of(self, cached: CachedSpec, job_id: UUID) -> ScheduleStart | None:
-        """Return the start of a new job; None if it has to be computed for the job, or refused."""
-        pattern, timing = cached
-        anchor = first_anchor(timing.document, job_id, self._now, spread=self._spread)
-        try:
-            start = self._starts[timing, anchor]
-        except KeyError:
-            start = self._starts[timing, anchor] = _cached_start(timing, anchor, self._now)
-        skips = pattern.spec.catch_up == CatchUp.SKIP.value
-        late = skips and start and timing.kind == "once" and start.next_at and start.next_at <= self._now
-        return None if late else start
-
-
 def _calendars(job: NewJob) -> tuple[str, ...]:
     return () if job.cached is not None else (*job.spec.exclude_calendars, *job.spec.include_calendars)
 
@@ -209,11 +248,11 @@ def _cached_start(timing: ScheduleTemplate, anchor: datetime | None, now: dateti
     except Refused:
         return None
     match schedule:
-        case simple.Once():
+        case Once():
             if schedule.at < start_of(day_of(now)):
                 return None  # its run may be dropped
             anchor, next_at = None, cast("datetime | None", schedule.at)
-        case simple.FixedDelay():
+        case FixedDelay():
             next_at = schedule.due(now, None)
         case _:
             next_at = schedule.after(now)

@@ -11,8 +11,12 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused
 from tidewheel.intake.locks import JobRow
+from tidewheel.jobs.allow_lists import AllowLists
+from tidewheel.jobs.hosts import read_url
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.spec import JobSpec, policy_document, schedule_document
 from tidewheel.jobs.strict_json import canonical
+from tidewheel.jobs.targets import HttpTargetSpec, KafkaTargetSpec, LambdaTargetSpec, ShellTargetSpec, TargetSpec
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import RunState
 from tidewheel.schedules.calendars import ensure_open_days
@@ -21,8 +25,7 @@ from tidewheel.schedules.decision import HoldReason
 from tidewheel.schedules.parse import ensure_can_fire, schedule_from_text
 from tidewheel.schedules.policies import CatchUp
 from tidewheel.schedules.ranges import nth_occurrence
-from tidewheel.schedules.schedule import Schedule
-from tidewheel.schedules.simple import FixedDelay, Once
+from tidewheel.schedules.schedule import FixedDelay, Once, Schedule
 from tidewheel.schedules.timer_state import DaySets, timer_state
 
 _SHIFTS_BY = ("exclude_calendars", "include_calendars", "on_excluded")
@@ -104,7 +107,7 @@ def next_version(spec: JobSpec, job: JobRow, inputs: VersionInputs, day_sets: Da
     paused = job.paused if job.exists else spec.paused
     held = HoldReason.PAUSE if paused else None
     schedule = schedule_from_text(text, job.job_id)
-    state = timer_state(_NextTimer(job, text, policy, inputs.now), day_sets)
+    state = timer_state(NextTimer(job, text, policy, inputs.now), day_sets)
     next_at: datetime | None
     due_at: datetime | None
     if inputs.keep_cursor and inputs.remaining_from is not None:
@@ -152,7 +155,26 @@ def ensure_can_run(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets,
         problem = f"{format_timestamp(schedule.at)} has passed, and catch_up is skip: it would never fire"
         raise ScheduleRefused(problem, "write a later time, or leave catch_up out to fire it late", "once")
     policy = canonical(policy_document(spec)).decode()
-    ensure_open_days(timer_state(_NextTimer(job, text, policy, now), day_sets).effective, now)
+    ensure_open_days(timer_state(NextTimer(job, text, policy, now), day_sets).effective, now)
+
+
+def ensure_allowed(target: TargetSpec, allow_lists: AllowLists) -> None:
+    """Refuse a target that no executor may run, by the allow-lists that intake knows."""
+    try:
+        match target:
+            case HttpTargetSpec():
+                allow_lists.check_url(read_url(target.url))
+            case KafkaTargetSpec():
+                allow_lists.check_topic(target.topic)
+            case ShellTargetSpec():
+                allow_lists.check_program(target.argv, target.cwd, target.env)
+            case LambdaTargetSpec():
+                allow_lists.check_function(target.function, target.qualifier, target.region)
+            case _:
+                pass
+    except InvalidValue as refusal:
+        paths = ((f"job.target.{error.path}", error) for error in refusal.errors)
+        raise InvalidInput([FieldError(path, error.problem, error.remedy) for path, error in paths]) from refusal
 
 
 def ensure_remembered(at: datetime, kept_since: datetime | None) -> None:
@@ -196,9 +218,8 @@ def anchored(document: Mapping[str, object], anchor: datetime | None) -> Mapping
 def first_anchor(document: Mapping[str, object], job_id: UUID, now: datetime, *, spread: bool) -> datetime | None:
     """Return the anchor of a new job's interval or fixed delay; None for other schedules.
 
-    Args:
-        spread: Spread intervals without an anchor by the jobs' ids, so that thousands of loaded jobs are not due at one
-            time. Anchors are whole seconds, so that the jobs of one second share a cached start.
+    `spread` shifts it by the job's id, so that thousands of loaded jobs are not due at one time. Anchors are whole
+    seconds, so that the jobs of one second share a cached start.
     """
     interval_us = document.get("interval_us")
     if not isinstance(interval_us, int):
@@ -227,8 +248,8 @@ def once_text(spec: JobSpec) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _NextTimer:
-    """The timer of a version that is not written yet: the columns that a decision needs."""
+class NextTimer:
+    """A timer as a decision needs it: of a version that is not written yet, or at another position."""
 
     job: JobRow
     schedule_json: str

@@ -1,4 +1,9 @@
-"""The stored offset of each partition, and the partitions that wait for a row lock or an operator.
+"""The topics that one member reads, the stored offsets of its partitions, and those that wait.
+
+With the shared requests a member also reads the topics of single tenants. One is found by its name in the broker's
+metadata. So it needs no setting and no restart. Two members of a process, or two processes, may know a new topic some
+seconds apart: the group gives it to those that subscribe to it. The topic of a tenant that does not exist is left out
+until the tenant is created. That of one that is being deleted is read: each of its messages is refused.
 
 Stored offsets are rows of `intake_offsets`, updated in the transaction that applies the messages. Each assignment
 raises the partition's epoch, so a previous owner's transaction updates no row. `StoredOffsets` is the owner's copy.
@@ -8,16 +13,20 @@ messages of it wait behind the first one. Deferred messages are held in memory o
 the next owner reads them again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from confluent_kafka import Message
+from confluent_kafka import KafkaException, Message
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import Unavailable
 from tidewheel.kafka.clients import bytes_of
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+
+_LOG = logging.getLogger("tidewheel.intake")
 
 _SQL = Statements("tidewheel.intake")
 _ACQUIRE_PARTITION = _SQL["acquire_partition"]
@@ -28,6 +37,8 @@ _HOLD_DELETIONS = _SQL["hold_deletions"]
 _SUSPECT_FROM = 3
 _KEPT_BYTES = 1 << 20  # of a deferred partition; a member may own dozens
 _RETRY_SECONDS = 0.5  # a try waits 0.2 s at most for the lock: the other partitions get the rest
+
+_AGE_SECONDS = 10.0  # a new topic is found within it; the broker's answer has all partitions of the cluster
 
 Partition: TypeAlias = tuple[str, int]
 
@@ -50,12 +61,33 @@ class _Position:
         return self.unmoved if self.unmoved >= _SUSPECT_FROM else 0
 
 
-class StoredOffsets:
-    """The partitions that one member owns during one membership of the group.
+class Subscription:
+    """The subscription of one member during one membership of the group."""
 
-    Args:
-        topic_ids: The ids of the topics whose partitions it acquires; the member adds to them.
-    """
+    def __init__(self, find: Callable[[], list[str]], subscribe: Callable[[list[str]], None]) -> None:
+        self._find, self._subscribe = find, subscribe
+        self._subscribed: list[str] = []
+        self._next = float("-inf")
+
+    def refresh(self) -> None:
+        """Subscribe to the topics that exist now, every ten seconds; raise only before the first success."""
+        if (now := monotonic_seconds()) < self._next:
+            return
+        self._next = now + _AGE_SECONDS
+        try:
+            found = self._find()
+        except (KafkaException, Unavailable) as error:
+            if not self._subscribed:
+                raise
+            _LOG.info("new topics of tenants cannot be found now: %s", error)
+            return
+        if found != self._subscribed:
+            self._subscribe(found)
+            self._subscribed = found
+
+
+class StoredOffsets:
+    """The partitions that one member owns during one membership of the group."""
 
     def __init__(self, owner: str, topic_ids: Mapping[str, str]) -> None:
         self._owner, self._topic_ids = owner, topic_ids

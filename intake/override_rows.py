@@ -12,17 +12,15 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.intake.locks import JobRow
-from tidewheel.outbox import append
-from tidewheel.postgres.pg_arrays import instants, integers, uuids
+from tidewheel.intake.writing import Writing
+from tidewheel.postgres.pg_binary import instants, integers, uuids
 from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.decision import Override, Skip, SkipReason
-from tidewheel.schedules.schedule import Schedule
-from tidewheel.schedules.simple import FixedDelay, Manual, Once
+from tidewheel.schedules.schedule import FixedDelay, Manual, Once, Schedule
 from tidewheel.transitions.events import skip_event
-from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")
 _READ_UPCOMING_OVERRIDES = _SQL["read_upcoming_overrides"]
@@ -42,28 +40,25 @@ def read_upcoming_overrides(
     return found
 
 
-def fit_moves(
-    connection: Conn, installation: Installation, changed: Mapping[UUID, tuple[JobRow, Schedule]], now: datetime
-) -> None:
+def fit_moves(writing: Writing, changed: Mapping[UUID, tuple[JobRow, Schedule]], now: datetime) -> None:
     """Delete or drop the moved occurrences that the new versions of jobs do not have.
 
     Args:
-        connection: In the transaction that has locked the jobs and applied their overdue occurrences.
         changed: Each job's old row, with the schedule of its new version under its calendars, by id.
     """
     if not changed:
         return
     deleted: list[tuple[UUID, datetime]] = []
     dropped: list[tuple[JobRow, datetime]] = []
-    for job_id, overrides in read_upcoming_overrides(connection, list(changed), now).items():
+    for job_id, overrides in read_upcoming_overrides(writing.connection, list(changed), now).items():
         job, schedule = changed[job_id]
         for at in lost_moves(overrides, schedule, now):
             if at > now:
                 deleted.append((job_id, at))
             else:
                 dropped.append((job, at))
-    delete_overrides(connection, deleted)
-    drop_moves(connection, installation, dropped, now)
+    delete_overrides(writing, deleted)
+    drop_moves(writing, dropped, now)
 
 
 def lost_moves(overrides: Mapping[datetime, Override], schedule: Schedule, now: datetime) -> list[datetime]:
@@ -72,44 +67,43 @@ def lost_moves(overrides: Mapping[datetime, Override], schedule: Schedule, now: 
     return [at for at in _pending_moves(overrides) if (at > now or alone) and not is_occurrence(schedule, at)]
 
 
-def delete_all_overrides(connection: Conn, installation: Installation, jobs: Sequence[JobRow], now: datetime) -> None:
+def delete_all_overrides(writing: Writing, jobs: Sequence[JobRow], now: datetime) -> None:
     """Delete the overrides of upcoming occurrences of jobs that are being deleted."""
     if not jobs:
         return
-    found = read_upcoming_overrides(connection, [job.job_id for job in jobs], now)
+    found = read_upcoming_overrides(writing.connection, [job.job_id for job in jobs], now)
     # An occurrence that fired before its own instant keeps its override: a job created again must not fire it twice.
     ahead = [
         (job, at) for job, overrides in found.items() for at, each in overrides.items() if at > now and not each.done
     ]
-    delete_overrides(connection, ahead)
+    delete_overrides(writing, ahead)
     passed = [(job, at) for job in jobs for at in _pending_moves(found[job.job_id]) if at <= now]
-    drop_moves(connection, installation, passed, now)
+    drop_moves(writing, passed, now)
 
 
-def delete_overrides(connection: Conn, gone: Sequence[tuple[UUID, datetime]]) -> None:
+def delete_overrides(writing: Writing, gone: Sequence[tuple[UUID, datetime]]) -> None:
     """Delete the overrides of these occurrences."""
     if gone:
-        columns = {"job_ids": uuids(job for job, _ in gone), "instants": instants(at for _, at in gone)}
-        connection.execute(_DELETE_OVERRIDES, columns)
+        writing.execute(
+            _DELETE_OVERRIDES, job_ids=uuids(job for job, _ in gone), instants=instants(at for _, at in gone)
+        )
 
 
-def drop_moves(
-    connection: Conn, installation: Installation, gone: Sequence[tuple[JobRow, datetime]], now: datetime
-) -> None:
+def drop_moves(writing: Writing, gone: Sequence[tuple[JobRow, datetime]], now: datetime) -> None:
     """Record moved occurrences whose own instant has passed as skipped by request."""
     if not gone:
         return
-    columns: dict[str, object] = {
-        "job_ids": uuids(job.job_id for job, _ in gone),
-        "instants": instants(at for _, at in gone),
-        "versions": integers(job.version for job, _ in gone),
-        "reason": SkipReason.MANUAL,
-        "now": now,
-    }
-    connection.execute(_DROP_MOVES, columns)
-    at_commit(connection, partial(metrics.count, "occurrences", len(gone), SkipReason.MANUAL))
-    events = [skip_event(installation, job, job.key, Skip(SkipReason.MANUAL, at, at, 1), now) for job, at in gone]
-    append(connection, events, shards=installation.shards)
+    writing.execute(
+        _DROP_MOVES,
+        job_ids=uuids(job.job_id for job, _ in gone),
+        instants=instants(at for _, at in gone),
+        versions=integers(job.version for job, _ in gone),
+        reason=SkipReason.MANUAL,
+        now=now,
+    )
+    at_commit(writing.connection, partial(metrics.count, "occurrences", len(gone), SkipReason.MANUAL))
+    skips = ((job, Skip(SkipReason.MANUAL, at, at, 1)) for job, at in gone)
+    writing.append([skip_event(writing.installation, job, job.key, skip, now) for job, skip in skips])
 
 
 def _pending_moves(overrides: Mapping[datetime, Override]) -> list[datetime]:

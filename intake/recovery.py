@@ -17,7 +17,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.intake.batch import NeedsOwnTransaction, RequestTimedOut, apply_batch, origin_of
 from tidewheel.intake.breaker import Address, LoneFailures, RequestBreaker, Verdict, address_of
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.intake.offsets import DeferredPartitions, Fenced, StoredOffsets, ends_of, partition_of
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel, Notifier
@@ -116,8 +116,7 @@ class Applier:
         | data that does not fit, or a fault of ours | applies each request alone |
         | the same of one request alone | rejects it, unless requests fail alike: then defers its partition |
 
-        Returns:
-            The pieces to apply in its place; None to begin again with what is still pending.
+        Returns the pieces to apply in its place, or None to begin again with what is still pending.
         """
         if isinstance(failure, psycopg.Error) and not is_data_fault(failure):
             cause, failure = failure, Unavailable(str(failure))

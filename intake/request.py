@@ -9,21 +9,13 @@ from datetime import datetime
 from functools import lru_cache
 from hashlib import sha256
 from json.encoder import encode_basestring
+from typing import TypeVar
 from uuid import UUID
 
 from tidewheel.errors import FieldError, Refused
 from tidewheel.ids import JobId, bucket_of, job_id, shard_of
 from tidewheel.jobs.parsing import RequestIdentity
-from tidewheel.jobs.requests import (
-    JobSubmit,
-    JobTrigger,
-    Request,
-    RunCancel,
-    RunRetry,
-    WorkflowCancel,
-    WorkflowPause,
-    WorkflowResume,
-)
+from tidewheel.jobs.requests import JobSubmit, JobTrigger, Request
 from tidewheel.jobs.spec import canonical_spec
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.jobs.values import format_timestamp
@@ -33,6 +25,8 @@ from tidewheel.schemas.generated.records import Reply, ReplyError, ReplyStatus, 
 from tidewheel.schemas.registry import framed
 from tidewheel.schemas.requests import Encoding
 from tidewheel.transitions.installation import Installation
+
+R = TypeVar("R", bound=Request)
 
 _TYPES_BY_NAME = {kind.replace("_", "."): kind for kind in RequestType}
 _CONTENT_TYPES = {
@@ -81,6 +75,11 @@ class ReceivedRequest:
             self.key = request.job.key or request.request_id or self._coordinates()
         else:
             self.key = getattr(request, "key", None)
+
+    def of(self, kind: type[R]) -> R:
+        """Return the request, which is of this type by the table of `apply`."""
+        assert isinstance(self.request, kind)  # noqa: S101 - as above
+        return self.request
 
     @property
     def kind(self) -> RequestType:
@@ -149,9 +148,6 @@ class ReceivedRequest:
             return None
         sent = "" if self.sent_ms is None else f"@{self.sent_ms}"
         return f"{self.origin.topic}/{self.origin.partition}/{self.origin.offset}{sent}"
-
-
-_ABOUT_A_RUN = RunCancel | RunRetry | WorkflowPause | WorkflowResume | WorkflowCancel
 
 
 def content_hash(content: object) -> bytes:
@@ -239,7 +235,7 @@ def _reply(received: ReceivedRequest, status: ReplyStatus, **facts: object) -> R
         "type": received.kind,
         "tenant": received.tenant,
         "key": received.key,
-        "run_id": request.run_id if isinstance(request, _ABOUT_A_RUN) else None,
+        "run_id": getattr(request, "run_id", None),
         "status": status,
         "unchanged": False,
         "errors": (),

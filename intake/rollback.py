@@ -11,22 +11,20 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
 from tidewheel.intake.calendars import lock_calendars
-from tidewheel.intake.graphs import Graphs
 from tidewheel.intake.locks import JobRow, lock_jobs
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.timers import next_instants
+from tidewheel.intake.writing import Writing
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.requests import JobRollback, JobSubmit
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.jobs.stored_spec import submitted_form
-from tidewheel.postgres.pg_arrays import integers, uuids
-from tidewheel.postgres.session import Conn
+from tidewheel.jobs.spec_cache import submitted_form
+from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition, Reply, ReplyError, ReplyStatus
-from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")
 _READ_REQUESTED_VERSIONS = _SQL["read_requested_versions"]
@@ -47,20 +45,17 @@ class _StoredVersion:
         return [name for some in names for name in cast("Sequence[str]", some)]
 
 
-def apply_rollbacks(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, graphs: Graphs
-) -> list[Reply]:
-    """Roll jobs back in the caller's transaction; return a reply for each request, in their order.
-
-    `graphs` are those that the transaction has locked, before any timer.
-    """
-    stored = _read(connection, batch)
+def apply_rollbacks(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Roll jobs back."""
+    stored = _read(writing, batch)
     # Before any timer, as a submit does.
-    lock_calendars(connection, {(one.definition.tenant, name) for one in stored.values() for name in one.calendars})
-    locked = lock_jobs(connection, installation, batch)
+    named = {(one.definition.tenant, name) for one in stored.values() for name in one.calendars}
+    lock_calendars(writing.connection, named)
+    locked = lock_jobs(writing, batch)
     current = {job_id: job for job_id, job in locked.jobs.items() if job.exists}
-    earliest = _earliest(connection, list(current))
-    next_run_at = next_instants(connection, list(current))
+    found = writing.read(_READ_EARLIEST_VERSIONS, job_ids=uuids(current))
+    earliest = dict(cast("list[tuple[UUID, int]]", found))
+    next_run_at = next_instants(writing, list(current))
     replies: dict[UUID, Reply] = {}
     submits: list[tuple[ReceivedRequest, ReceivedRequest]] = []
     for received in batch:
@@ -75,25 +70,17 @@ def apply_rollbacks(
                 submits.append((received, _submit(received, stored.get(job_id), version)))
         except Refused as refused:
             replies[job_id] = rejected(received, refused)
-    reasons: dict[UUID, str] = {rollback.job_id: _reason(rollback) for rollback, _ in submits}
-    submitted = apply_submits(
-        connection, installation, [submit for _, submit in submits], graphs=graphs, reasons=reasons
-    )
-    replies |= {
-        rollback.job_id: _reply(rollback, reply) for (rollback, _), reply in zip(submits, submitted, strict=True)
-    }
+    reasons: dict[UUID, str] = {rollback.job_id: _reason(rollback.of(JobRollback)) for rollback, _ in submits}
+    submitted = apply_submits(writing, [submit for _, submit in submits], reasons)
+    for (rollback, _), reply in zip(submits, submitted, strict=True):
+        replies[rollback.job_id] = _reply(rollback, reply)
     return [replies[received.job_id] for received in batch]
 
 
 def stored_spec(spec: Mapping[str, object], definition: JobDefinition) -> JobSpec:
-    """Return the spec that a version was submitted with.
+    """Return the spec that a version was submitted with; InvalidInput if it is not supported any more.
 
-    Args:
-        spec: The spec from `job_versions`: canonical, without the payload.
-        definition: The definition from `job_versions`, which has the payload.
-
-    Raises:
-        InvalidInput: This release does not support the spec.
+    The stored spec is canonical, without the payload, which the definition has.
     """
     request = parse_request({"type": "job.submit", "job": submitted_form(spec)})
     assert isinstance(request, JobSubmit)  # noqa: S101 - by its type
@@ -103,39 +90,26 @@ def stored_spec(spec: Mapping[str, object], definition: JobDefinition) -> JobSpe
     return request.job.model_copy(update={field: definition.payload})
 
 
-def _read(connection: Conn, batch: Sequence[ReceivedRequest]) -> dict[UUID, _StoredVersion]:
+def _read(writing: Writing, batch: Sequence[ReceivedRequest]) -> dict[UUID, _StoredVersion]:
     """Return those of the requested versions that exist."""
     columns = {
         "job_ids": uuids(received.job_id for received in batch),
-        "versions": integers(_version(received) for received in batch),
+        "versions": integers(received.of(JobRollback).version for received in batch),
     }
-    rows = connection.execute(_READ_REQUESTED_VERSIONS, columns).fetchall()
+    rows = writing.connection.execute(_READ_REQUESTED_VERSIONS, columns).fetchall()
     return {
         job_id: _StoredVersion(spec, decode(definition, JobDefinition))
         for job_id, spec, definition in cast("list[tuple[UUID, Mapping[str, object], bytes]]", rows)
     }
 
 
-def _earliest(connection: Conn, job_ids: Sequence[UUID]) -> dict[UUID, int]:
-    rows = connection.execute(_READ_EARLIEST_VERSIONS, {"job_ids": uuids(job_ids)}, binary=True).fetchall()
-    return dict(cast("list[tuple[UUID, int]]", rows))
-
-
-def _version(received: ReceivedRequest) -> int:
-    assert isinstance(received.request, JobRollback)  # noqa: S101 - by the table of `apply`
-    return received.request.version
-
-
-def _reason(received: ReceivedRequest) -> str:
-    assert isinstance(received.request, JobRollback)  # noqa: S101 - by the table of `apply`
-    reason = received.request.reason
-    return f"rollback to version {received.request.version}" + (f": {reason}" if reason else "")
+def _reason(request: JobRollback) -> str:
+    return f"rollback to version {request.version}" + (f": {request.reason}" if request.reason else "")
 
 
 def _target_version(received: ReceivedRequest, job: JobRow | None, earliest: int) -> int:
     """Return the requested version."""
-    request = received.request
-    assert isinstance(request, JobRollback)  # noqa: S101 - by the table of `apply`
+    request = received.of(JobRollback)
     if job is None:
         raise UnknownJob(received.tenant, received.key or "")
     if request.if_version is not None and request.if_version != job.version:
@@ -169,12 +143,7 @@ def _version_error(version: int, error: FieldError | ReplyError) -> FieldError:
 def _reply(received: ReceivedRequest, reply: Reply) -> Reply:
     """Return the reply to a rollback from the reply to its submit."""
     if reply.status is ReplyStatus.REJECTED:
-        refused = InvalidInput([_version_error(_version(received), error) for error in reply.errors])
-        return rejected(received, refused)
-    return accepted(
-        received,
-        job_id=reply.job_id,
-        job_version=reply.job_version,
-        next_run_at=reply.next_run_at,
-        unchanged=reply.unchanged,
-    )
+        version = received.of(JobRollback).version
+        return rejected(received, InvalidInput([_version_error(version, error) for error in reply.errors]))
+    facts = {"job_id": reply.job_id, "job_version": reply.job_version, "next_run_at": reply.next_run_at}
+    return accepted(received, **facts, unchanged=reply.unchanged)

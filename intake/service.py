@@ -6,6 +6,7 @@ member owns at a time.
 """
 
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
 
 from tidewheel.intake.breaker import RequestBreaker
 from tidewheel.intake.consume import Member
@@ -31,25 +32,11 @@ class Intake:
         *,
         members: int = MEMBERS,
     ) -> None:
-        self._stop = stop
-        topics = installation.topics
+        self._stop, topics = stop, installation.topics
         numbered = [*((topics.requests, number) for number in range(1, members + 1)), (topics.target_replies, 1)]
-        skew = ClockSkew(settings.max_clock_skew)
-        breaker = RequestBreaker()
-        self._members = [
-            Member(
-                settings,
-                url,
-                kafka,
-                topic=topic,
-                number=number,
-                skew=skew,
-                breaker=breaker,
-                installation=installation,
-                stop=stop,
-            )
-            for topic, number in numbered
-        ]
+        skew, breaker = ClockSkew(settings.max_clock_skew), RequestBreaker()
+        member = partial(Member, settings, url, kafka, skew=skew, breaker=breaker, installation=installation, stop=stop)
+        self._members = [member(topic=topic, number=number) for topic, number in numbered]
 
     def run(self) -> None:
         """Process requests until shutdown is requested, or a member cannot go on (Unusable)."""

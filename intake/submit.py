@@ -11,15 +11,15 @@ after those before it in the batch (`graphs`).
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
+from types import MappingProxyType
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
 from tidewheel.errors import InvalidInput, Refused, Unavailable, VersionConflict
-from tidewheel.intake.allowed_targets import ensure_allowed
-from tidewheel.intake.calendars import lock_calendars, unknown_calendars, write_job_calendars
+from tidewheel.intake.calendars import lock_calendars, named_calendars, unknown_calendars, write_job_calendars
 from tidewheel.intake.freezes import keep_frozen_jobs
-from tidewheel.intake.graphs import EdgeChange, Graphs, check_edges, outside_graphs, write_edges
+from tidewheel.intake.graphs import EdgeChange, check_edges, outside_graphs, write_edges
 from tidewheel.intake.job_rows import write_next_versions
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs
 from tidewheel.intake.new_jobs import create_jobs
@@ -27,6 +27,7 @@ from tidewheel.intake.next_version import (
     NextVersion,
     VersionInputs,
     at_root,
+    ensure_allowed,
     ensure_can_run,
     ensure_not_fired,
     ensure_remembered,
@@ -35,54 +36,43 @@ from tidewheel.intake.next_version import (
     once_text,
     same_schedule,
 )
-from tidewheel.intake.overdue import apply_overdue
 from tidewheel.intake.override_rows import fit_moves
 from tidewheel.intake.request import ReceivedRequest, accepted, accepted_new, rejected
-from tidewheel.intake.timers import TimerToPut, next_instants, put_timers, read_timer_runs
+from tidewheel.intake.timers import TimerToPut, apply_overdue, next_instants, put_timers, read_timer_runs
+from tidewheel.intake.writing import Writing
 from tidewheel.jobs.requests import JobSubmit
-from tidewheel.outbox import append
-from tidewheel.postgres.database_clock import read_now
+from tidewheel.jobs.spec import JobSpec
 from tidewheel.postgres.partitions import day_of, start_of
-from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.schedules.timer_state import DaySets
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.events import lifecycle_row
-from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.kept_since import share_kept_since
 from tidewheel.transitions.timers import drop_timers, find_open_fixed_delay_runs
 
 _UPDATE_JOBS = Statements("tidewheel.intake")["update_jobs"]
 
+_NO_REASONS: Mapping[UUID, str] = MappingProxyType({})
+
 
 def apply_submits(
-    connection: Conn,
-    installation: Installation,
-    batch: Sequence[ReceivedRequest],
-    *,
-    graphs: Graphs,
-    reasons: Mapping[UUID, str] | None = None,
+    writing: Writing, batch: Sequence[ReceivedRequest], reasons: Mapping[UUID, str] = _NO_REASONS
 ) -> list[Reply]:
-    """Apply submits of different jobs in the caller's transaction; return a reply for each.
-
-    Raises:
-        Unavailable: A job has come into a graph meanwhile: roll back and try again.
-    """
-    concerned = [received for received in batch if received.job_id in graphs.jobs]
+    """Apply submits of different jobs."""
+    concerned = [received for received in batch if received.job_id in writing.graphs.jobs]
     if concerned and len(batch) > 1:
-        groups = _apart(batch, graphs.jobs)
-        done = (apply_submits(connection, installation, group, graphs=graphs, reasons=reasons) for group in groups)
-        return [reply for replies in done for reply in replies]
+        groups = _apart(batch, writing.graphs.jobs)
+        return [reply for group in groups for reply in apply_submits(writing, group, reasons)]
     change: EdgeChange | None = None
     if concerned:
         try:
-            change = check_edges(connection, batch[0])
+            change = check_edges(writing, batch[0])
         except InvalidInput as refused:
             return [rejected(batch[0], refused)]
-    replies = _apply(connection, installation, batch, graphs, reasons or {})
+    replies = _apply(writing, batch, reasons)
     if change is not None and replies[0].status is ReplyStatus.ACCEPTED:
-        write_edges(connection, change, read_now(connection))
+        write_edges(writing, change, writing.now())
     return replies
 
 
@@ -93,20 +83,14 @@ def _apart(batch: Sequence[ReceivedRequest], nodes: Collection[UUID]) -> Iterato
         yield from ([one] for one in together) if concerned else [together]
 
 
-def _apply(
-    connection: Conn,
-    installation: Installation,
-    batch: Sequence[ReceivedRequest],
-    graphs: Graphs,
-    reasons: Mapping[UUID, str],
-) -> list[Reply]:
+def _apply(writing: Writing, batch: Sequence[ReceivedRequest], reasons: Mapping[UUID, str]) -> list[Reply]:
     # Before any timer, so that no change of a calendar misses the versions that name it.
-    day_sets = lock_calendars(connection, named_calendars(batch))
-    created = create_jobs(connection, installation, batch, day_sets)
+    day_sets = lock_calendars(writing.connection, named_calendars(batch))
+    created = create_jobs(writing, batch, day_sets)
     edits = [
         received for received in batch if received.job_id not in created.jobs and received.job_id not in created.refused
     ]
-    edited = iter(_apply_edits(connection, installation, edits, day_sets, reasons, graphs=graphs) if edits else ())
+    edited = iter(_apply_edits(writing, edits, day_sets, reasons) if edits else ())
     replies: list[Reply] = []
     for received in batch:
         job, refused = created.jobs.get(received.job_id), created.refused.get(received.job_id)
@@ -117,58 +101,36 @@ def _apply(
     return replies
 
 
-def named_calendars(batch: Sequence[ReceivedRequest]) -> set[tuple[str, str]]:
-    """Return the calendars that these submits name, by tenant; a cached spec names none."""
-    return {
-        (received.tenant, name)
-        for received in batch
-        if isinstance(received.request, JobSubmit) and received.request.cached is None
-        for name in (*received.request.job.exclude_calendars, *received.request.job.include_calendars)
-    }
-
-
-def _submit(received: ReceivedRequest) -> JobSubmit:
-    request = received.request
-    assert isinstance(request, JobSubmit)  # noqa: S101 - by the table of `apply`
-    return request
-
-
 def _apply_edits(
-    connection: Conn,
-    installation: Installation,
-    edits: Sequence[ReceivedRequest],
-    day_sets: DaySets,
-    reasons: Mapping[UUID, str],
-    *,
-    graphs: Graphs,
+    writing: Writing, edits: Sequence[ReceivedRequest], day_sets: DaySets, reasons: Mapping[UUID, str]
 ) -> list[Reply]:
-    unknown = {e.job_id: unknown_calendars(connection, e.tenant, _submit(e).job, day_sets) for e in edits}
-    locked = lock_jobs(connection, installation, edits)
+    connection = writing.connection
+    unknown = {e.job_id: unknown_calendars(connection, e.tenant, e.of(JobSubmit).job, day_sets) for e in edits}
+    locked = lock_jobs(writing, edits)
     for e in edits:
         if e.job_id not in locked.jobs:
             message = f"job {e.key!r} ended long ago, and retention has removed it meanwhile"
             raise Unavailable(message)
-        if e.job_id not in graphs.jobs and locked.jobs[e.job_id].root_job_id not in (None, e.job_id):
+        if e.job_id not in writing.graphs.jobs and locked.jobs[e.job_id].root_job_id not in (None, e.job_id):
             raise outside_graphs(locked.jobs[e.job_id].key)
     passed = _passed(edits, locked)
-    fired = {job: state for (job, _), state in read_timer_runs(connection, list(passed.items())).items()}
+    fired = {job: state for (job, _), state in read_timer_runs(writing, list(passed.items())).items()}
     today = start_of(day_of(locked.now))  # its runs are all stored
     old = {e.job_id: e.tenant for e in edits if passed.get(e.job_id, today) < today}
     kept_since = {job: share_kept_since(connection, tenant, job) for job, tenant in old.items()}
-    refused = {
-        e.job_id: error
-        for e in edits
-        if (error := _disallowed(e, installation)) is not None
-        or (error := _refusal(e, locked, day_sets, unknown[e.job_id], fired.get(e.job_id))) is not None
-        or (error := _forgotten(passed.get(e.job_id, today), kept_since.get(e.job_id))) is not None
-    }
+    refused: dict[UUID, Refused] = {}
+    for e in edits:
+        try:
+            ensure_allowed(e.of(JobSubmit).job.target, writing.installation.allow_lists)
+            _ensure_fits(e, locked, day_sets, unknown[e.job_id], fired.get(e.job_id))
+            _ensure_remembered(passed.get(e.job_id, today), kept_since.get(e.job_id))
+        except Refused as error:
+            refused[e.job_id] = error.without_frames()
     taken = [e for e in edits if e.job_id not in refused]
-    changed = [e for e in taken if not _unchanged(e, locked)]
-    versions = _versions(connection, installation, changed, locked, day_sets)
-    pairs = [(e, versions[e.job_id]) for e in changed]
-    _write(connection, installation, pairs, locked.now)
-    _append_events(connection, installation, [version for _, version in pairs], locked.now, reasons)
-    next_run_at = next_instants(connection, [e.job_id for e in taken])
+    changed = [e for e in taken if not _identical(e, locked.jobs[e.job_id]) or e.job_id in locked.quarantined]
+    versions = _versions(writing, changed, locked, day_sets)
+    _write(writing, [(e, versions[e.job_id]) for e in changed], locked.now, reasons)
+    next_run_at = next_instants(writing, [e.job_id for e in taken])
     return [
         rejected(e, refused[e.job_id])
         if e.job_id in refused
@@ -187,85 +149,70 @@ def _passed(edits: Sequence[ReceivedRequest], locked: Locked) -> dict[UUID, date
     """Return the instant of each new `once` that has passed."""
     passed: dict[UUID, datetime] = {}
     for e in edits:
-        job, at = locked.jobs[e.job_id], once_at(_submit(e).job, e.job_id)
-        if at is not None and at <= locked.now and not (job.exists and job.schedule_json == once_text(_submit(e).job)):
+        job, spec = locked.jobs[e.job_id], e.of(JobSubmit).job
+        at = once_at(spec, e.job_id)
+        if at is not None and at <= locked.now and not (job.exists and job.schedule_json == once_text(spec)):
             passed[e.job_id] = at
     return passed
 
 
-def _forgotten(at: datetime, kept_since: datetime | None) -> Refused | None:
-    """Return the refusal of a `once` from before the first kept day."""
+def _ensure_remembered(at: datetime, kept_since: datetime | None) -> None:
+    """Refuse a `once` from before the first kept day."""
     try:
         ensure_remembered(at, kept_since)
     except Refused as refused:
-        return at_root(refused)
-    return None
+        raise at_root(refused) from refused
 
 
-def _disallowed(edit: ReceivedRequest, installation: Installation) -> Refused | None:
-    """Return the refusal of a submit whose target the allow-lists do not name."""
-    try:
-        ensure_allowed(_submit(edit).job.target, installation.allow_lists)
-    except Refused as refused:
-        return refused
-    return None
-
-
-def _refusal(
+def _ensure_fits(
     edit: ReceivedRequest, locked: Locked, day_sets: DaySets, unknown: Refused | None, fired: RunState | None
-) -> Refused | None:
-    """Return the refusal of a submit: wrong version, unknown calendar, or it can never fire."""
-    job, expected = locked.jobs[edit.job_id], _submit(edit).if_version
-    if expected is not None and expected != (job.version if job.exists else 0):
-        return VersionConflict(expected, job.version if job.exists else None)
+) -> None:
+    """Refuse a submit: wrong version, unknown calendar, or it can never fire."""
+    job, request = locked.jobs[edit.job_id], edit.of(JobSubmit)
+    if request.if_version is not None and request.if_version != (job.version if job.exists else 0):
+        raise VersionConflict(request.if_version, job.version if job.exists else None)
     if _identical(edit, job):
-        return None  # also when nothing is left to fire: a deploy submits the same specs each time
+        return  # also when nothing is left to fire: a deploy submits the same specs each time
     if unknown is not None:
-        return unknown
+        raise unknown
     try:
-        ensure_can_run(_submit(edit).job, job, locked.now, day_sets)
-        ensure_not_fired(_submit(edit).job, job, fired)
+        ensure_can_run(request.job, job, locked.now, day_sets)
+        ensure_not_fired(request.job, job, fired)
     except Refused as refused:
-        return at_root(refused)
-    return None
+        raise at_root(refused) from refused
 
 
 def _versions(
-    connection: Conn, installation: Installation, changed: Sequence[ReceivedRequest], locked: Locked, day_sets: DaySets
+    writing: Writing, changed: Sequence[ReceivedRequest], locked: Locked, day_sets: DaySets
 ) -> dict[UUID, NextVersion]:
-    same = {e.job_id for e in changed if same_schedule(_submit(e).job, locked.jobs[e.job_id], locked.now)}
+    specs: dict[UUID, JobSpec] = {e.job_id: e.of(JobSubmit).job for e in changed}
+    same = {job for job, spec in specs.items() if same_schedule(spec, locked.jobs[job], locked.now)}
     remaining = apply_overdue(
-        connection,
-        installation,
+        writing,
         locked.timers,
-        [e.job_id for e in changed],
+        list(specs),
         now=locked.now,
         keep_pauses=same,
-        drop_once=[e.job_id for e in changed if locked.jobs[e.job_id].schedule_json != once_text(_submit(e).job)],
+        drop_once=[job for job, spec in specs.items() if locked.jobs[job].schedule_json != once_text(spec)],
         skip_quarantined={job: locked.jobs[job].key for job in locked.quarantined - same},
     )
-    run_open = find_open_fixed_delay_runs(
-        connection, [locked.timers[e.job_id] for e in changed if e.job_id in locked.timers]
-    )
+    timers = [locked.timers[job] for job in specs if job in locked.timers]
+    run_open = find_open_fixed_delay_runs(writing.connection, timers)
     return {
-        e.job_id: next_version(
-            _submit(e).job,
-            locked.jobs[e.job_id],
+        job: next_version(
+            spec,
+            locked.jobs[job],
             VersionInputs(
                 now=locked.now,
-                remaining_from=remaining.get(e.job_id),
-                timer_used_up=e.job_id in locked.timers and e.job_id not in remaining,
-                run_open=e.job_id in run_open,
-                keep_cursor=e.job_id in same and (locked.jobs[e.job_id].paused or e.job_id in locked.quarantined),
+                remaining_from=remaining.get(job),
+                timer_used_up=job in locked.timers and job not in remaining,
+                run_open=job in run_open,
+                keep_cursor=job in same and (locked.jobs[job].paused or job in locked.quarantined),
             ),
             day_sets,
         )
-        for e in changed
+        for job, spec in specs.items()
     }
-
-
-def _unchanged(edit: ReceivedRequest, locked: Locked) -> bool:
-    return _identical(edit, locked.jobs[edit.job_id]) and edit.job_id not in locked.quarantined
 
 
 def _identical(edit: ReceivedRequest, job: JobRow) -> bool:
@@ -273,34 +220,38 @@ def _identical(edit: ReceivedRequest, job: JobRow) -> bool:
 
 
 def _write(
-    connection: Conn, installation: Installation, edits: Sequence[tuple[ReceivedRequest, NextVersion]], now: datetime
-) -> None:
-    if not edits:
-        return
-    _update_jobs(connection, edits, now)
-    versions = [version for _, version in edits]
-    write_next_versions(connection, versions, now)
-    write_job_calendars(connection, {v.job.job_id: (v.job.tenant, v.calendars) for v in versions})
-    fit_moves(connection, installation, {v.job.job_id: (v.job, v.effective) for v in versions}, now)
-    put_timers(connection, [_timer(version) for version in versions if version.next_at is not None])
-    keep_frozen_jobs(connection, [version.job.job_id for version in versions])
-    without = [version.job.job_id for version in versions if version.next_at is None]
-    if without:
-        drop_timers(connection, without)
-
-
-def _append_events(
-    connection: Conn,
-    installation: Installation,
-    versions: Sequence[NextVersion],
+    writing: Writing,
+    edits: Sequence[tuple[ReceivedRequest, NextVersion]],
     now: datetime,
     reasons: Mapping[UUID, str],
 ) -> None:
-    if not versions:
+    if not edits:
         return
+    versions = [version for _, version in edits]
+    writing.execute(
+        _UPDATE_JOBS,
+        job_ids=[v.job.job_id for v in versions],
+        versions=[v.number for v in versions],
+        spec_hashes=[e.spec_hash for e, _ in edits],
+        schedule_kinds=[v.kind for v in versions],
+        anchors=[v.anchor for v in versions],
+        interval_us=[v.interval_us for v in versions],
+        labels=[Jsonb(v.spec.labels) for v in versions],
+        paused=[v.paused for v in versions],
+        finished=[v.finished for v in versions],
+        now=now,
+    )
+    write_next_versions(writing.connection, versions, now)
+    write_job_calendars(writing, {v.job.job_id: (v.job.tenant, v.calendars) for v in versions})
+    fit_moves(writing, {v.job.job_id: (v.job, v.effective) for v in versions}, now)
+    put_timers(writing, [_timer(version, version.next_at) for version in versions if version.next_at is not None])
+    keep_frozen_jobs(writing.connection, [version.job.job_id for version in versions])
+    without = [version.job.job_id for version in versions if version.next_at is None]
+    if without:
+        drop_timers(writing.connection, without)
     events = [
         lifecycle_row(
-            installation,
+            writing.installation,
             kind="job.created" if v.created else "job.updated",
             tenant=v.job.tenant,
             job_id=v.job.job_id,
@@ -312,34 +263,9 @@ def _append_events(
         )
         for v in versions
     ]
-    append(connection, events, shards=installation.shards)
+    writing.append(events)
 
 
-def _timer(version: NextVersion) -> TimerToPut:
-    assert version.next_at is not None  # noqa: S101 - the caller has checked
-    return TimerToPut(
-        job_id=version.job.job_id,
-        tenant=version.job.tenant,
-        shard=version.job.shard,
-        version=version.number,
-        scheduled_at=version.next_at,
-        due_at=version.due_at,
-        hold_reason=version.hold_reason,
-        until=version.job.paused_until if version.job.exists else None,
-    )
-
-
-def _update_jobs(connection: Conn, edits: Sequence[tuple[ReceivedRequest, NextVersion]], now: datetime) -> None:
-    columns: dict[str, object] = {
-        "job_ids": [v.job.job_id for _, v in edits],
-        "versions": [v.number for _, v in edits],
-        "spec_hashes": [e.spec_hash for e, _ in edits],
-        "schedule_kinds": [v.kind for _, v in edits],
-        "anchors": [v.anchor for _, v in edits],
-        "interval_us": [v.interval_us for _, v in edits],
-        "labels": [Jsonb(v.spec.labels) for _, v in edits],
-        "paused": [v.paused for _, v in edits],
-        "finished": [v.finished for _, v in edits],
-        "now": now,
-    }
-    connection.execute(_UPDATE_JOBS, columns)
+def _timer(version: NextVersion, next_at: datetime) -> TimerToPut:
+    until = version.job.paused_until if version.job.exists else None
+    return TimerToPut(version.job, next_at, version.due_at, version.hold_reason, until, version.number)

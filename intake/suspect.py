@@ -49,10 +49,7 @@ class SuspectReader:
         self._apply, self._bury, self._on_step = apply, bury, on_step
 
     def read(self, at: TopicPartition) -> int | None:
-        """Apply the next messages, and return the offset from which the client can read on.
-
-        Returns:
-            None if the client must not read this partition: the end of a batch was not found.
+        """Apply the next messages, and return the next offset to read; None if a batch has no end.
 
         Raises:
             Fenced: Another member owns the partition, or the time is over; what was applied is stored.

@@ -15,27 +15,21 @@ that a stop was requested.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from typing import TypeAlias, cast
 from uuid import UUID
 
-from psycopg.rows import class_row
-
 from tidewheel.errors import FieldError, InvalidInput, RunBusy, StaleToken
 from tidewheel.ids import RunId
-from tidewheel.intake.lock_wait import RowLocked, still_open, try_lock_runs
+from tidewheel.intake.locks import RowLocked, still_open, try_lock_runs
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
+from tidewheel.intake.writing import Writing
 from tidewheel.jobs.requests import RunComplete, RunHeartbeat
-from tidewheel.postgres.pg_arrays import uuids
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome, Move, RunState, target
 from tidewheel.schemas.generated.records import JobDefinition, Reply
 from tidewheel.transitions.attempts import REPORTING, ProgressReport, save_progress
-from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
-from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import Failure, next_attempt
 from tidewheel.transitions.run_messages import DEFINITIONS, read_definitions
@@ -69,37 +63,27 @@ class TokenReport:
     run: _OpenRun
 
 
-Act: TypeAlias = Callable[[Conn, Installation, Sequence[TokenReport]], list[Reply]]
+Act: TypeAlias = Callable[[Writing, Sequence[TokenReport]], list[Reply]]
 
 
-def apply_completes(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, freed_keys: list[FreedPlace]
-) -> list[Reply]:
-    """End attempts in the caller's transaction; return a reply for each request, in their order.
-
-    `freed_keys` is that of `finish_runs`.
-    """
-    return _apply_reports(connection, installation, batch, partial(_complete, freed_keys=freed_keys))
+def apply_completes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """End attempts."""
+    return _apply_reports(writing, batch, _complete)
 
 
-def apply_heartbeats(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Record heartbeats in the caller's transaction; return a reply for each request, in their order."""
-    return _apply_reports(connection, installation, batch, _heartbeat)
+def apply_heartbeats(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Record heartbeats."""
+    return _apply_reports(writing, batch, _heartbeat)
 
 
-def _apply_reports(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], act: Act
-) -> list[Reply]:
-    """Apply reports in the caller's transaction.
-
-    Args:
-        act: Applies the reports about attempts under way, at most one of a run at a time, in their order.
-    """
+def _apply_reports(writing: Writing, batch: Sequence[ReceivedRequest], act: Act) -> list[Reply]:
+    """Apply reports: `act` those about attempts under way, at most one of a run at a time, in their order."""
     replies: dict[int, Reply] = {}
     pending: list[tuple[int, RunId, int]] = []
     busy: dict[UUID, str] = {}
     for index, received in enumerate(batch):
-        named = installation.task_tokens.read(_token(received))
+        request = cast("RunComplete | RunHeartbeat", received.request)
+        named = writing.installation.task_tokens.read(request.token)
         if named is None:
             replies[index] = rejected(received, _forged())
         else:
@@ -112,10 +96,10 @@ def _apply_reports(
                 later.append((index, run_id, attempt))
             else:
                 first[run_id] = index, attempt
-        locked, newly_busy = _lock_with_wait(connection, [run_id for run_id in first if run_id not in busy])
+        locked, newly_busy = _lock_with_wait(writing, [run_id for run_id in first if run_id not in busy])
         busy |= newly_busy
         _ensure_none_is_lost(batch[index] for run_id, (index, _) in first.items() if run_id in busy)
-        ended = _read_ended(connection, [run_id for run_id in first if run_id not in locked and run_id not in busy])
+        ended = _read_ended(writing, [run_id for run_id in first if run_id not in locked and run_id not in busy])
         reports: dict[int, TokenReport] = {}
         for run_id, (index, attempt) in first.items():
             run = locked.get(run_id)
@@ -125,32 +109,26 @@ def _apply_reports(
                 reports[index] = TokenReport(batch[index], run)
             else:
                 replies[index] = _over(batch[index], run_id, attempt, run.state if run else ended.get(run_id))
-        replies |= zip(reports, act(connection, installation, list(reports.values())) if reports else (), strict=True)
+        replies |= zip(reports, act(writing, list(reports.values())) if reports else (), strict=True)
         pending = later
     return [replies[index] for index in range(len(batch))]
 
 
-def _definitions_of(connection: Conn, reports: Sequence[TokenReport]) -> dict[UUID, JobDefinition]:
+def _definitions_of(writing: Writing, reports: Sequence[TokenReport]) -> dict[UUID, JobDefinition]:
     """Return the definitions of these reports' runs, by run."""
     versions = {each.run.run_id: (each.run.job_id, each.run.job_version) for each in reports}
-    stored = read_definitions(connection, list(versions.values()))
+    stored = read_definitions(writing.connection, list(versions.values()))
     return {run_id: DEFINITIONS.of(stored[version]) for run_id, version in versions.items()}
 
 
-def _token(received: ReceivedRequest) -> str:
-    request = received.request
-    assert isinstance(request, RunComplete | RunHeartbeat)  # noqa: S101 - by the table of `apply`
-    return request.token
-
-
-def _lock_with_wait(connection: Conn, run_ids: Sequence[UUID]) -> tuple[dict[UUID, _OpenRun], dict[UUID, str]]:
+def _lock_with_wait(writing: Writing, run_ids: Sequence[UUID]) -> tuple[dict[UUID, _OpenRun], dict[UUID, str]]:
     """Lock the open runs; also return the states of those still locked after 200 ms."""
-    locked = _lock(connection, run_ids)
-    busy = still_open(connection, [run_id for run_id in run_ids if run_id not in locked])
+    locked = _lock(writing, run_ids)
+    busy = still_open(writing.connection, [run_id for run_id in run_ids if run_id not in locked])
     if busy:
-        try_lock_runs(connection, busy)
-        locked |= _lock(connection, list(busy))
-        busy = still_open(connection, [run_id for run_id in busy if run_id not in locked])
+        try_lock_runs(writing.connection, busy)
+        locked |= _lock(writing, list(busy))
+        busy = still_open(writing.connection, [run_id for run_id in busy if run_id not in locked])
     return locked, busy
 
 
@@ -162,15 +140,12 @@ def _ensure_none_is_lost(busy: Iterable[ReceivedRequest]) -> None:
         raise RowLocked(what, needed)
 
 
-def _lock(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, _OpenRun]:
-    with connection.cursor(row_factory=class_row(_OpenRun), binary=True) as cursor:
-        return {row.run_id: row for row in cursor.execute(_LOCK_ATTEMPTS, {"run_ids": uuids(run_ids)})}
+def _lock(writing: Writing, run_ids: Sequence[UUID]) -> dict[UUID, _OpenRun]:
+    return {row.run_id: row for row in writing.read_as(_OpenRun, _LOCK_ATTEMPTS, run_ids=uuids(run_ids))}
 
 
-def _read_ended(connection: Conn, run_ids: Sequence[RunId]) -> dict[UUID, str]:
-    if not run_ids:
-        return {}
-    rows = connection.execute(_READ_FINAL_STATES, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+def _read_ended(writing: Writing, run_ids: Sequence[RunId]) -> dict[UUID, str]:
+    rows = writing.read(_READ_FINAL_STATES, run_ids=uuids(run_ids)) if run_ids else []
     return dict(cast("list[tuple[UUID, str]]", rows))
 
 
@@ -189,26 +164,23 @@ def _over(received: ReceivedRequest, run_id: RunId, attempt: int, state: str | N
     return replace(reply, run_id=str(run_id), run_status=RunState(state).value if state else None)
 
 
-def _complete(
-    connection: Conn, installation: Installation, reports: Sequence[TokenReport], *, freed_keys: list[FreedPlace]
-) -> list[Reply]:
-    delays = _delays(connection, reports)
+def _complete(writing: Writing, reports: Sequence[TokenReport]) -> list[Reply]:
+    delays = _delays(writing, reports)
     retried = [each for each in reports if each.run.run_id in delays]
-    ends = [_end(each) for each in reports if each.run.run_id not in delays]
     # The rows are locked, and their attempts were read under the lock: each of them ends or is requeued.
-    states = finish_runs(connection, installation, ends, freed_keys=freed_keys).states
+    states = dict(writing.finish([_end(each) for each in reports if each.run.run_id not in delays]))
     requeues = [_requeue(each, delays[each.run.run_id]) for each in retried]
-    requeue_runs(connection, installation, requeues, freed_keys=freed_keys)
+    requeue_runs(writing.connection, writing.installation, requeues, freed_keys=writing.freed)
     states |= {each.run.run_id: target(Move.RETRY) for each in retried}
     return [_accepted(each, states[each.run.run_id]) for each in reports]
 
 
-def _delays(connection: Conn, reports: Sequence[TokenReport]) -> dict[UUID, timedelta]:
+def _delays(writing: Writing, reports: Sequence[TokenReport]) -> dict[UUID, timedelta]:
     """Return the delay before the next attempt, of the runs that have one."""
     failed = [each for each in reports if _request(each).status == "failed" and each.run.state != RunState.CANCELLING]
     if not failed:
         return {}
-    definitions = _definitions_of(connection, failed)
+    definitions = _definitions_of(writing, failed)
     delays: dict[UUID, timedelta] = {}
     for each in failed:
         run = each.run
@@ -249,14 +221,8 @@ def _requeue(each: TokenReport, delay: timedelta) -> Requeue:
 
 
 def _accepted(each: TokenReport, state: RunState) -> Reply:
-    run = each.run
-    return accepted(
-        each.received,
-        job_id=str(run.job_id),
-        job_version=run.job_version,
-        run_id=str(run.run_id),
-        run_status=state.value,
-    )
+    facts = {"job_id": str(each.run.job_id), "job_version": each.run.job_version, "run_id": str(each.run.run_id)}
+    return accepted(each.received, **facts, run_status=state.value)
 
 
 def _error_type(each: TokenReport) -> str:
@@ -264,33 +230,28 @@ def _error_type(each: TokenReport) -> str:
 
 
 def _request(each: TokenReport) -> RunComplete:
-    request = each.received.request
-    assert isinstance(request, RunComplete)  # noqa: S101 - by the table of `apply`
-    return request
+    return each.received.of(RunComplete)
 
 
-def _heartbeat(connection: Conn, installation: Installation, reports: Sequence[TokenReport]) -> list[Reply]:
-    del installation
-    save_progress(connection, [_progress(each) for each in reports])
-    _extend_deadlines(connection, [each for each in reports if each.run.state == RunState.WAITING])
+def _heartbeat(writing: Writing, reports: Sequence[TokenReport]) -> list[Reply]:
+    save_progress(writing.connection, [_progress(each) for each in reports])
+    _extend_deadlines(writing, [each for each in reports if each.run.state == RunState.WAITING])
     return [_accepted(each, RunState(each.run.state)) for each in reports]
 
 
-def _extend_deadlines(connection: Conn, waiting: Sequence[TokenReport]) -> None:
+def _extend_deadlines(writing: Writing, waiting: Sequence[TokenReport]) -> None:
     if not waiting:
         return
-    definitions = _definitions_of(connection, waiting)
+    definitions = _definitions_of(writing, waiting)
     spans = {
         run_id: timedelta(milliseconds=definition.heartbeat_ms)
         for run_id, definition in definitions.items()
         if definition.heartbeat_ms is not None
     }
     if spans:
-        columns: dict[str, object] = {"run_ids": uuids(spans), "heartbeats": list(spans.values())}
-        connection.execute(_EXTEND_DEADLINES, columns)
+        writing.execute(_EXTEND_DEADLINES, run_ids=uuids(spans), heartbeats=list(spans.values()))
 
 
 def _progress(each: TokenReport) -> ProgressReport:
-    request = each.received.request
-    assert isinstance(request, RunHeartbeat)  # noqa: S101 - by the table of `apply`
+    request = each.received.of(RunHeartbeat)
     return ProgressReport(each.run.run_id, each.run.attempt, progress=request.progress, checkpoint=request.checkpoint)

@@ -12,10 +12,10 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, Refused, TenantLimitExceeded
 from tidewheel.intake.request import ReceivedRequest
+from tidewheel.intake.writing import Writing
 from tidewheel.jobs.payload import Payload, too_large
 from tidewheel.jobs.requests import BatchAdd, BatchSubmit, JobSubmit, JobTrigger
-from tidewheel.postgres.pg_arrays import texts, uuids
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.pg_binary import texts, uuids
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.tenant_refusals import refusals_of
 
@@ -30,14 +30,14 @@ _FIND_LIVE_JOBS = _SQL["find_live_jobs"]
 _TenantRow = tuple[str, int | None, int | None]
 
 
-def exceeded(connection: Conn, batch: Sequence[ReceivedRequest]) -> dict[int, Refused]:
+def exceeded(writing: Writing, batch: Sequence[ReceivedRequest]) -> dict[int, Refused]:
     """Return the refusals of a batch by position: unknown tenants, payloads, jobs beyond a quota."""
     tenants = sorted({received.tenant for received in batch})
-    rows = cast("list[_TenantRow]", connection.execute(_FIND_TENANTS, {"tenants": texts(tenants)}).fetchall())
+    rows = cast("list[_TenantRow]", writing.execute(_FIND_TENANTS, tenants=texts(tenants)).fetchall())
     payloads = {tenant: most for tenant, _, most in rows if most is not None}
     quotas = {tenant: most for tenant, most, _ in rows if most is not None}
     unknown = set(tenants) - {row[0] for row in rows}
-    refusals = refusals_of(connection, unknown) if unknown else {}
+    refusals = refusals_of(writing.connection, unknown) if unknown else {}
     refused: dict[int, Refused] = {}
     for index, received in enumerate(batch):
         if received.tenant in refusals:
@@ -50,7 +50,7 @@ def exceeded(connection: Conn, batch: Sequence[ReceivedRequest]) -> dict[int, Re
         if received.tenant in quotas and index not in refused and isinstance(received.request, JobSubmit)
     ]
     if submits:
-        refused |= _beyond_quota(connection, submits, quotas)
+        refused |= _beyond_quota(writing, submits, quotas)
     return refused
 
 
@@ -77,14 +77,14 @@ def _payloads(request: object) -> Iterator[tuple[str, Payload | None]]:
 
 
 def _beyond_quota(
-    connection: Conn, submits: Sequence[tuple[int, ReceivedRequest]], quotas: Mapping[str, int]
+    writing: Writing, submits: Sequence[tuple[int, ReceivedRequest]], quotas: Mapping[str, int]
 ) -> dict[int, Refused]:
     tenants = sorted({received.tenant for _, received in submits})
     for tenant in tenants:
-        connection.execute(_LOCK_JOB_QUOTA, {"tenant": tenant, "quota": quotas[tenant]})
+        writing.execute(_LOCK_JOB_QUOTA, tenant=tenant, quota=quotas[tenant])
     # A later statement than the lock: it sees the jobs that the wait has let commit.
-    columns: dict[str, object] = {"job_ids": uuids({received.job_id for _, received in submits})}
-    live = {cast("UUID", row[0]) for row in connection.execute(_FIND_LIVE_JOBS, columns, binary=True).fetchall()}
+    job_ids = uuids({received.job_id for _, received in submits})
+    live = {cast("UUID", row[0]) for row in writing.read(_FIND_LIVE_JOBS, job_ids=job_ids)}
     refused: dict[int, Refused] = {}
     for tenant in tenants:
         most = quotas[tenant]
@@ -94,7 +94,7 @@ def _beyond_quota(
                 new.setdefault(received.job_id, []).append(index)
         if not new:
             continue
-        room = _room(connection, tenant, most, len(new))
+        room = _room(writing, tenant, most, len(new))
         problem = f"tenant {tenant} has its {most} jobs"
         remedy = "delete jobs that are not used, or raise the limit by `tidewheel admin tenant limits NAME --jobs`"
         error = TenantLimitExceeded(FieldError("job.key", problem, remedy))
@@ -102,13 +102,12 @@ def _beyond_quota(
     return refused
 
 
-def _room(connection: Conn, tenant: str, most: int, jobs: int) -> int:
+def _room(writing: Writing, tenant: str, most: int, jobs: int) -> int:
     """Return how many of so many new jobs fit, and take the room for these."""
-    columns: dict[str, object] = {"tenant": tenant, "quota": most, "jobs": jobs}
-    if connection.execute(_TAKE_JOB_ROOM, columns).rowcount:
+    if writing.execute(_TAKE_JOB_ROOM, tenant=tenant, quota=most, jobs=jobs).rowcount:
         return jobs
-    counted = connection.execute(_COUNT_JOBS, {"tenant": tenant, "limit": most}, binary=True).fetchone()
-    left = most - cast("tuple[int]", counted)[0]
+    [(counted,)] = cast("list[tuple[int]]", writing.read(_COUNT_JOBS, tenant=tenant, limit=most))
+    left = most - counted
     room = min(left, jobs)
-    connection.execute(_LEAVE_JOB_ROOM, {"tenant": tenant, "quota": most, "room": left - room})
+    writing.execute(_LEAVE_JOB_ROOM, tenant=tenant, quota=most, room=left - room)
     return room

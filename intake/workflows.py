@@ -1,31 +1,35 @@
-"""Requests about one occurrence: `workflow.pause`, `workflow.resume` and `workflow.cancel`.
+"""Requests about occurrences and batches of runs: `workflow.pause`, `batch.submit` and the others.
 
 Each locks the occurrence's row, which a drain locks too. So from the commit on no drain releases a run of an occurrence
 that is paused or cancelled. A cancel of its open runs is a row for each (`pending_cancels`), written under the lock
 `claims`: no executor claims one from the commit on, and the scheduler ends them within about a second.
+
+A batch of runs is an occurrence too. Its requests lock the jobs that they name, then the occurrences in the order of
+their ids, as a drain does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import cast
 from uuid import UUID
 
-from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownWorkflow
+from tidewheel.errors import UnknownWorkflow, refuse
 from tidewheel.ids import child_run_id
-from tidewheel.intake.cancel import block_claims
-from tidewheel.intake.lock_wait import RowLocked, try_lock
-from tidewheel.intake.request import ReceivedRequest, accepted, rejected
-from tidewheel.jobs.requests import BatchAdd, BatchClose, WorkflowCancel, WorkflowPause, WorkflowResume
-from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import texts, uuids
-from tidewheel.postgres.session import Conn
+from tidewheel.intake.locks import lock_each
+from tidewheel.intake.request import ReceivedRequest, accepted
+from tidewheel.intake.runs import block_claims
+from tidewheel.intake.writing import Writing, one_by_one
+from tidewheel.jobs.requests import BatchAdd, BatchClose, BatchSubmit, WorkflowCancel, WorkflowPause, WorkflowResume
+from tidewheel.postgres.pg_binary import texts, uuids
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.batch_resume import resume_batch
-from tidewheel.transitions.batches import close_batch
+from tidewheel.transitions.batch_writer import Origin
+from tidewheel.transitions.batches import add_to_batch, close_batch, lock_batch, named_jobs, submit_batch
 from tidewheel.transitions.dead_letters import mark_redriven
-from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.occurrences import read_occurrence, read_root_inputs, to_run_again
 from tidewheel.transitions.resume import resume
+from tidewheel.transitions.shared_jobs import SharedJob, lock_jobs_for_share
 from tidewheel.transitions.workflows import NO_JOB, Workflow, cancel_open_runs, lock_workflows, set_workflow
 
 _SQL = Statements("tidewheel.transitions")
@@ -38,50 +42,82 @@ _REASON = "workflow_cancelled"
 _TRIGGER = "trigger the root for a new occurrence"
 
 
-def apply_workflow_changes(
-    connection: Conn,
-    installation: Installation,
-    batch: Sequence[ReceivedRequest],
-    *,
-    together: Sequence[ReceivedRequest],
-) -> list[Reply]:
-    """Pause, resume or cancel occurrences in the caller's transaction; return a reply for each request.
-
-    Args:
-        together: All requests of the transaction: their occurrences are locked at once, in the order of a drain.
-
-    Raises:
-        RowLocked: A claim, or a user's own transaction that completes a root, has been under way for longer than
-            200 ms: roll back and try again.
-    """
-    lock_occurrences(connection, together)
-    return [_apply(connection, installation, received) for received in batch]
+def apply_workflow_changes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Pause, resume or cancel occurrences."""
+    _lock_occurrences(writing)
+    return one_by_one(batch, partial(_change, writing))
 
 
-def lock_occurrences(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
-    """Lock the occurrences of these requests; those of roots that run get their rows now.
+def apply_batch_submits(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Write batches."""
+    jobs = _lock_named_jobs(writing, batch)
+
+    def submit(received: ReceivedRequest) -> Reply:
+        batch_id = submit_batch(
+            writing.connection,
+            writing.installation,
+            received.tenant,
+            received.of(BatchSubmit),
+            origin=_origin(received),
+            seed=received.seed(),
+            jobs=jobs,
+        )
+        return accepted(received, batch_id=str(batch_id))
+
+    return one_by_one(batch, submit)
+
+
+def apply_batch_adds(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Add runs to batches."""
+    jobs = _lock_named_jobs(writing, batch)
+    _lock_occurrences(writing)
+
+    def add(received: ReceivedRequest) -> Reply:
+        request, origin = received.of(BatchAdd), _origin(received)
+        added = add_to_batch(
+            writing.connection, writing.installation, received.tenant, request, origin=origin, jobs=jobs
+        )
+        return accepted(received, batch_id=request.batch_id, unchanged=not added)
+
+    return one_by_one(batch, add)
+
+
+def apply_batch_closes(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Close batches."""
+    _lock_occurrences(writing)
+
+    def close(received: ReceivedRequest) -> Reply:
+        batch_id = received.of(BatchClose).batch_id
+        workflow = lock_batch(writing.connection, received.tenant, UUID(batch_id))
+        closed = close_batch(writing.connection, writing.installation, workflow)
+        return accepted(received, batch_id=batch_id, unchanged=not closed)
+
+    return one_by_one(batch, close)
+
+
+def _lock_named_jobs(writing: Writing, batch: Sequence[ReceivedRequest]) -> Mapping[UUID, SharedJob]:
+    named = (named_jobs(received.tenant, cast("BatchSubmit | BatchAdd", received.request)) for received in batch)
+    return lock_jobs_for_share(writing.connection, set[UUID]().union(*named))
+
+
+def _origin(received: ReceivedRequest) -> Origin:
+    return Origin(received.request.request_id, received.requested_from, received.traceparent)
+
+
+def _lock_occurrences(writing: Writing) -> None:
+    """Lock the occurrences of all requests of the transaction; those of roots that run get their rows now.
 
     Raises:
         RowLocked: A user's own transaction completes a root: roll back and try again.
     """
+    connection, batch = writing.connection, writing.together
     of_roots = [one for one in batch if isinstance(one.request, WorkflowPause | WorkflowResume | WorkflowCancel)]
     if of_roots:
-        _keep_root_runs(connection, of_roots)
-        columns = _columns(of_roots)
-        connection.execute(_KEEP_ROOT_RELEASES, columns)
-        connection.execute(_OPEN_EARLY, columns)
+        lock_each(connection, _KEEP_ROOT_RUNS, of_roots, columns=_columns, what=lambda one: f"run {_root(one)}")
+        writing.execute(_KEEP_ROOT_RELEASES, **_columns(of_roots))
+        writing.execute(_OPEN_EARLY, **_columns(of_roots))
     of_batches = [UUID(one.request.batch_id) for one in batch if isinstance(one.request, BatchAdd | BatchClose)]
     lock_workflows(connection, {*map(_root, of_roots), *of_batches})
-
-
-def _keep_root_runs(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
-    if try_lock(connection, _KEEP_ROOT_RUNS, _columns(batch)):
-        return
-    for received in batch:
-        # Find the first locked run: one at a time in the order of the batch, each for 200 ms at most.
-        if not try_lock(connection, _KEEP_ROOT_RUNS, _columns([received])):
-            what = f"run {_root(received)}"
-            raise RowLocked(what, [received])
 
 
 def _columns(batch: Sequence[ReceivedRequest]) -> dict[str, object]:
@@ -93,80 +129,72 @@ def _root(received: ReceivedRequest) -> UUID:
     return UUID(cast("WorkflowPause | WorkflowResume | WorkflowCancel", received.request).run_id)
 
 
-def _apply(connection: Conn, installation: Installation, received: ReceivedRequest) -> Reply:
-    request = received.request
-    assert isinstance(request, WorkflowPause | WorkflowResume | WorkflowCancel)  # noqa: S101 - by the table of `apply`
-    try:
-        workflow = _read(connection, UUID(request.run_id), received.tenant)
-        if isinstance(request, WorkflowPause):
-            changed = _pause(connection, workflow, request.reason)
-        elif isinstance(request, WorkflowCancel):
-            changed = _cancel(connection, installation, workflow, received)
-        else:
-            changed = _resume(connection, installation, workflow)
-    except Refused as refused:
-        return rejected(received, refused)
+def _change(writing: Writing, received: ReceivedRequest) -> Reply:
+    request = cast("WorkflowPause | WorkflowResume | WorkflowCancel", received.request)
+    # Locked already: read as the requests before have left it.
+    root = UUID(request.run_id)
+    workflow = lock_workflows(writing.connection, [root]).get(root)
+    if workflow is None or workflow.tenant != received.tenant:
+        raise UnknownWorkflow(str(root))
+    if isinstance(request, WorkflowPause):
+        changed = _pause(writing, workflow, request.reason)
+    elif isinstance(request, WorkflowCancel):
+        changed = _cancel(writing, workflow, received, request.reason)
+    else:
+        changed = _resume(writing, workflow)
     job_id = None if workflow.root_job_id == NO_JOB else str(workflow.root_job_id)
     return accepted(received, job_id=job_id, unchanged=not changed)
 
 
-def _read(connection: Conn, root: UUID, tenant: str) -> Workflow:
-    """Read an occurrence, which is locked, as the requests before have left it."""
-    workflow = lock_workflows(connection, [root]).get(root)
-    if workflow is None or workflow.tenant != tenant:
-        raise UnknownWorkflow(str(root))
-    return workflow
-
-
-def _pause(connection: Conn, workflow: Workflow, reason: str | None) -> bool:
+def _pause(writing: Writing, workflow: Workflow, reason: str | None) -> bool:
     if workflow.state != "open":
         if workflow.state != "paused":
-            _refuse(f"the occurrence is {workflow.state}", "pause one that is open")
+            refuse("run_id", f"the occurrence is {workflow.state}", "pause one that is open")
         return False
-    set_workflow(connection, workflow, "paused", reason=reason)
+    set_workflow(writing.connection, workflow, "paused", reason=reason)
     return True
 
 
-def _cancel(connection: Conn, installation: Installation, workflow: Workflow, received: ReceivedRequest) -> bool:
+def _cancel(writing: Writing, workflow: Workflow, received: ReceivedRequest, reason: str | None) -> bool:
     if workflow.state not in ("open", "paused"):
         return False
-    reason = cast("WorkflowCancel", received.request).reason
     # A claim that began before would not see the cancels, and could start a run after the reply.
-    block_claims(connection, [received])
-    cancel_open_runs(connection, workflow, "cancelling", reason=reason, cause=_REASON)
+    block_claims(writing.connection, [received])
+    cancel_open_runs(writing.connection, workflow, "cancelling", reason=reason, cause=_REASON)
     if workflow.root_job_id == NO_JOB:
         workflow.state = "cancelling"
-        close_batch(connection, installation, workflow)
+        close_batch(writing.connection, writing.installation, workflow)
     return True
 
 
-def _resume(connection: Conn, installation: Installation, workflow: Workflow) -> bool:
+def _resume(writing: Writing, workflow: Workflow) -> bool:
+    connection, installation = writing.connection, writing.installation
     if workflow.state == "open":  # a quarantined release is drained again
-        return connection.execute(_HASTEN_RELEASES, {"root": workflow.root_run_id}).rowcount > 0
+        return writing.execute(_HASTEN_RELEASES, root=workflow.root_run_id).rowcount > 0
     if workflow.state in ("cancelling", "timing_out"):
-        _refuse("the occurrence is being cancelled", "resume it when it has ended")
+        refuse("run_id", "the occurrence is being cancelled", "resume it when it has ended")
     if workflow.state == "paused":
         set_workflow(connection, workflow, "open")
-        connection.execute(_HASTEN_RELEASES, {"root": workflow.root_run_id})
+        writing.execute(_HASTEN_RELEASES, root=workflow.root_run_id)
         return True
     if workflow.root_job_id == NO_JOB:
-        resume_batch(connection, installation, workflow, read_now(connection))
+        resume_batch(connection, installation, workflow, writing.now())
         return True
     nodes = read_occurrence(connection, workflow.root_run_id)
     root = nodes[workflow.root_job_id]
     if not root.has_first_run:
-        _refuse("runs of the occurrence are no longer stored", _TRIGGER)
+        refuse("run_id", "runs of the occurrence are no longer stored", _TRIGGER)
     again = to_run_again(nodes)
     if not again:
-        _refuse("no run of the occurrence failed, was cancelled or is missing", _TRIGGER)
+        refuse("run_id", "no run of the occurrence failed, was cancelled or is missing", _TRIGGER)
     inputs = None
     if root.run is not None and any(one.job_id == root.job_id for one in again):
         inputs = read_root_inputs(connection, root.run.run_id)
         if inputs is None:
-            _refuse("the root's run is no longer stored", _TRIGGER)
-    now, generation = read_now(connection), workflow.generation + 1
+            refuse("run_id", "the root's run is no longer stored", _TRIGGER)
+    now, generation = writing.now(), workflow.generation + 1
     if not resume(connection, installation, workflow, again, now, root_inputs=inputs):
-        _refuse("another occurrence, or another run of the root, is open", "resume it when that has ended")
+        refuse("run_id", "another occurrence, or another run of the root, is open", "resume it when that has ended")
     run_again = {
         run.run_id: child_run_id(one.job_id, workflow.scheduled_at, workflow.root_run_id, generation)
         for one in again
@@ -174,7 +202,3 @@ def _resume(connection: Conn, installation: Installation, workflow: Workflow) ->
     }
     mark_redriven(connection, run_again, now)
     return True
-
-
-def _refuse(problem: str, remedy: str) -> None:
-    raise InvalidInput([FieldError("run_id", problem, remedy)])

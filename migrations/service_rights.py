@@ -168,5 +168,6 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "timers": {"scheduler": "rawd", "intake": "rawd", "executor": "rw", "api": "rawd", "application": "rw"},
         "unhandled_announcements": {"scheduler": "rawd", "api": "rawd"},
         "workflows": {"scheduler": "rawd", "intake": "raw", "executor": "raw", "api": "raw", "application": "r"},
+        "works": {"scheduler": "rawd", "api": "raw"},
     }
 )

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from tidewheel.errors import MigrationError
 from tidewheel.migrations.service_rights import FUNCTIONS, RIGHTS, SERVICES
-from tidewheel.postgres.installation_faults import first_line
+from tidewheel.postgres.faults import first_line
 from tidewheel.postgres.partitions import stored_days
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

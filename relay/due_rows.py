@@ -17,7 +17,7 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 from tidewheel.outbox import OutboxLane, slice_lane_of
-from tidewheel.postgres import pg_arrays as arrays
+from tidewheel.postgres import pg_binary as arrays
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 

@@ -1,11 +1,11 @@
 """Hold back the runs of topics whose executors cannot take them yet, and deal out what may leave.
 
-A topic is held back once its next rows exceed its window (`window.py`). From then on reads pass over it, as over a
+A topic is held back once its next rows exceed its window (`staging.py`). From then on reads pass over it, as over a
 paused topic. Its rows are staged as addresses (`staging.py`), and the chosen ones are fetched. When none is staged, the
 reader reads the topic again, from the last second on.
 
 Rows may be committed after their time. Once a second a topic is staged from 15 s before its marks on, for a twentieth
-of the time at most. A walk in the background finds rows that are later still (`held_walk.py`).
+of the time at most. A walk in the background finds rows that are later still (`held_report.py`).
 
 What is held back is reported every two seconds (`held_report.py`).
 
@@ -25,7 +25,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.ids import read_uuid
 from tidewheel.kafka.topics import DEFAULT_QUEUE
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
-from tidewheel.postgres import pg_arrays as arrays
+from tidewheel.postgres import pg_binary as arrays
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.low_water import LATE_COMMIT, FullScanPacer
 from tidewheel.postgres.session import Conn, Session
@@ -46,10 +46,8 @@ from tidewheel.relay.due_rows import (
     ids_of,
     position_columns,
 )
-from tidewheel.relay.held_report import HeldLane, HeldReport
-from tidewheel.relay.held_walk import HeldWalk
-from tidewheel.relay.staging import Staging, address_of, id_of, position_in
-from tidewheel.relay.window import Window
+from tidewheel.relay.held_report import HeldLane, HeldReport, HeldWalk
+from tidewheel.relay.staging import Staging, Window, address_of, id_of, position_in
 from tidewheel.runs import Move, sources
 
 _SQL = Statements("tidewheel.relay")
@@ -120,12 +118,7 @@ class HoldBack:
     """The windows of all topics of runs, and the topics that are held back."""
 
     def __init__(self, session: Session, url: str, runs_prefix: str, member_id: UUID | None = None) -> None:
-        """Hold no topic back yet.
-
-        Args:
-            runs_prefix: Of the topics that may be held back.
-            member_id: The relay whose row has the reports; None for no reports.
-        """
+        """Hold no topic of this prefix back yet; report in this relay's row, if any."""
         self._session, self._prefix = session, runs_prefix
         self._report = None if member_id is None else HeldReport(session, member_id)
         self._walk = HeldWalk(url)
@@ -313,11 +306,7 @@ class HoldBack:
     def _stage(
         self, topic: str, held: _Held, in_flight: Sequence[DueRow], limit: int, *, late: timedelta = timedelta()
     ) -> tuple[Mapping[Pair, list[bytes]], datetime]:
-        """Stage the due rows behind the marks, or up to so much before them.
-
-        Returns:
-            Their entries, and the database's clock before they were read.
-        """
+        """Stage due rows behind the marks; return their entries, and the database's clock before the read."""
         marks = {pair: (at - late, 0) for pair, (at, _) in held.marks.items()} if late else held.marks
         pairs = [*marks]
         known = chain(held.recent.values(), held.passed.values() if late else ())

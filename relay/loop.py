@@ -25,9 +25,8 @@ from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
-from tidewheel.relay.delete import Deleter
+from tidewheel.relay.delete import FAILED_SECONDS, Deleter, ExpiredReplies
 from tidewheel.relay.due_rows import PAIR_INDEX, PUBLISH_AT, Batch, DueRow, Published, counts_of
-from tidewheel.relay.expired_replies import FAILED_SECONDS, ExpiredReplies
 from tidewheel.relay.group_lag import GroupLag
 from tidewheel.relay.publish import Publisher
 from tidewheel.relay.read import Reader

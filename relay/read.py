@@ -5,7 +5,7 @@ A low-water mark is the position up to which all rows of a slice and lane have b
 committed within a second of reading the clock. Rows that were read and not published lower it again.
 
 Late rows lie behind the mark all the same. A full scan from the very start finds them, once a second and for a
-twentieth of the time at most. Slow full scans run in the background (`late_scan.py`). Where that makes them rare, short
+twentieth of the time at most. Slow full scans run in the background (`low_water.py`). Where that makes them rare, short
 scans run between them, over rows that lay behind the marks for less than 15 s.
 
 Marks are kept in memory only: a new relay first looks up the earliest row of each slice and lane.
@@ -46,8 +46,7 @@ from tidewheel.relay.due_rows import (
     position_of,
 )
 from tidewheel.relay.hold_back import HoldBack
-from tidewheel.relay.late_scan import LateRowScan
-from tidewheel.relay.low_water import OutboxMarks, just_before
+from tidewheel.relay.low_water import LateRowScan, OutboxMarks, just_before
 
 _PROBE_OUTBOX = Statements("tidewheel.relay")["probe_outbox"]
 

@@ -49,11 +49,7 @@ class Slices:
         self._next_refresh = 0.0
 
     def held(self) -> list[int]:
-        """Return the slices that this relay holds now.
-
-        Raises:
-            Unavailable: The session is lost, or the heartbeat is overdue. No slice is held.
-        """
+        """Return the slices that this relay holds now; raise Unavailable if it can hold none."""
         if self._membership.is_overdue():
             self.release()
             message = "this relay's heartbeat is overdue: another relay may take its slices"

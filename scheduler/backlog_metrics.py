@@ -14,17 +14,16 @@ import psycopg
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.lock_holders import find_lock_holders
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
 from tidewheel.postgres.background import BackgroundQuery
+from tidewheel.postgres.held_lock import find_lock_holders
 from tidewheel.postgres.low_water import FullScanPacer
-from tidewheel.postgres.pg_arrays import integers
+from tidewheel.postgres.pg_binary import integers
 from tidewheel.postgres.session import Conn, Session, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import OWNED, Move, sources
-from tidewheel.schedules.schedule import TICK
-from tidewheel.schedules.simple import FixedDelay
+from tidewheel.schedules.schedule import TICK, FixedDelay
 from tidewheel.schedules.timer_state import timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
 from tidewheel.transitions.installation import Installation

@@ -21,7 +21,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, Session, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Cause, Move, RunState, sources

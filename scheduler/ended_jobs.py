@@ -10,7 +10,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.jobs.values import LONGEST_DELAY
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.scheduler.pace import Pace

@@ -24,12 +24,12 @@ from tidewheel.process.failpoint import failpoint
 from tidewheel.process.fallbacks import Step, work
 from tidewheel.process.metrics import metrics
 from tidewheel.scheduler.decide_batch import BatchDecider
-from tidewheel.scheduler.freezing import hold_frozen
 from tidewheel.scheduler.job_faults import Breaker
 from tidewheel.scheduler.quarantine import free, postpone, quarantine
 from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.transitions.decision_inputs import read_decision_inputs
 from tidewheel.transitions.events import lifecycle_row
+from tidewheel.transitions.frozen_timers import hold_frozen
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import read_definitions
 from tidewheel.transitions.timers import LockedTimer, advance_timers, find_open_fixed_delay_runs

@@ -14,53 +14,34 @@ All other runs need no release: claims and sweeps see the thaw at once.
 """
 
 import logging
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, cast
+from typing import cast
 from uuid import UUID
 
-from psycopg.rows import class_row
-
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import ScheduleRefused, Unavailable
+from tidewheel.errors import Unavailable
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import instants, uuids
-from tidewheel.postgres.session import Conn, Session, read_ids
+from tidewheel.postgres.pg_binary import instants, uuids
+from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import HOLDS, Move, RunState, sources
-from tidewheel.schedules.decide import hold_for_run, on_resume
-from tidewheel.schedules.decision import Decision, HoldReason, SkipReason
-from tidewheel.schedules.timer_state import timer_state
-from tidewheel.transitions.decision_inputs import read_decision_inputs
+from tidewheel.schedules.decision import SkipReason
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.frozen_timers import decide_held, lock_held_timers, retract_frozen, undecided
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import (
-    LockedTimer,
-    advance_timers,
-    find_open_fixed_delay_runs,
-    move_timers,
-    retract_runs,
-)
+from tidewheel.transitions.timers import move_timers
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_LOCK_FREEZES = _SQL["lock_freezes"]
-_FIND_FROZEN_TIMERS = _SQL["find_frozen_timers"]
 _FIND_THAWS = _SQL["find_thaws"]
 _HAS_TIMER_BEHIND = _SQL["has_timer_behind"]
 _FIND_WRITTEN_AHEAD = _SQL["find_written_ahead"]
-_FIND_RUNS_WITHOUT_TIMER = _SQL["find_runs_without_timer"]
-_LOCK_TIMERS_WRITTEN_AHEAD = _SQL["lock_timers_written_ahead"]
-_LOCK_JOBS_WRITTEN_AHEAD = _SQL["lock_jobs_written_ahead"]
-_REWIND_TIMERS = _SQL["rewind_timers"]
-_REOPEN_JOBS = _SQL["reopen_jobs"]
+_FIND_RUNS_BEFORE_EDIT = _SQL["find_runs_before_edit"]
 _FIND_HELD_TIMERS = _SQL["find_held_timers"]
-_FIND_FREEZE_ENDS = _SQL["find_freeze_ends"]
-_LOCK_HELD_TIMERS = _SQL["lock_held_timers"]
 _DROP_THAWED = _SQL["drop_thawed"]
 _BEGIN_SETTLING = _SQL["begin_settling"]
 _FIND_SETTLED = _SQL["find_settled"]
@@ -74,58 +55,13 @@ _MAX_SETTLE_SECONDS = 60.0  # between two looks for the jobs of a transaction th
 _NOWHERE = UUID(int=0)
 
 
-class Frozen(NamedTuple):
-    """Timers that freezes concern.
+@dataclass(slots=True)
+class _Retraction:
+    """A pass over the jobs with runs that were written ahead, a page in each step."""
 
-    Args:
-        held: The jobs of those that come due under a freeze, which are held now.
-        earlier: Those that have instants before one, by its beginning.
-    """
-
-    held: list[UUID]
-    earlier: Mapping[datetime, list[LockedTimer]]
-
-
-def hold_frozen(connection: Conn, timers: Sequence[LockedTimer]) -> Frozen:
-    """Hold locked timers that come due under a freeze.
-
-    A timer whose freeze was deleted meanwhile is left as it is: it stays due.
-    """
-    connection.execute(_LOCK_FREEZES)
-    rows = connection.execute(_FIND_FROZEN_TIMERS, {"job_ids": uuids(timer.job_id for timer in timers)}, binary=True)
-    by_job = {timer.job_id: timer for timer in timers}
-    held: list[LockedTimer] = []
-    earlier: defaultdict[datetime, list[LockedTimer]] = defaultdict(list)
-    for job, began, hold_reason, is_held in cast("list[tuple[UUID, datetime, str | None, bool]]", rows.fetchall()):
-        if is_held:
-            held.append(by_job[job])
-        else:
-            earlier[began].append(by_job[job]._replace(hold_reason=hold_reason))
-    move_timers(
-        connection,
-        [
-            (
-                timer.job_id,
-                Decision(next_at=timer.scheduled_at, hold_reason=HoldReason.FREEZE, overridden=timer.overridden),
-            )
-            for timer in held
-        ],
-    )
-    return Frozen([timer.job_id for timer in held], earlier)
-
-
-class _Retracted(NamedTuple):
-    """A look for runs that were written ahead.
-
-    Args:
-        found: The jobs that have such runs.
-        done: The jobs whose runs were retracted, and the runs that were skipped.
-        is_cut: True if there may be more.
-    """
-
-    found: int
-    done: int
-    is_cut: bool
+    after: UUID = _NOWHERE
+    found: int = 0
+    done: int = 0  # jobs whose runs were retracted, and runs that were skipped
 
 
 @dataclass(slots=True)
@@ -145,7 +81,8 @@ class Thaws:
         self._looks: dict[int, _Look] = {}  # by freeze that is not settled
         self._pass: list[int] = []  # the freezes that were thawed when the current pass over the held timers began
         self._after, self._found, self._done = _NOWHERE, 0, 0
-        self._retracts = False  # until the runs written ahead are retracted, at the begin of a pass
+        self._retraction: _Retraction | None = None  # of the runs written ahead, at the begin of a pass
+        self._settling = _Retraction()  # of the freezes that are not settled
         self._is_behind = False  # whether firing had more to decide when it began
 
     def step(self) -> bool:
@@ -172,14 +109,11 @@ class Thaws:
                 columns = {"shards": self._installation.shards, "until": max(thawed.values())}
                 [(behind,)] = connection.execute(_HAS_TIMER_BEHIND, columns).fetchall()
             self._pass, self._after, self._found, self._done = list(thawed), _NOWHERE, 0, 0
-            self._is_behind, self._retracts = bool(behind), True
-        if self._retracts:
-            retracted = self._retract(self._pass)
-            self._found += retracted.found
-            self._done += retracted.done
-            if retracted.is_cut:
+            self._is_behind, self._retraction = bool(behind), _Retraction()
+        if self._retraction is not None:
+            if self._retract(self._pass, self._retraction):
                 return True
-            self._retracts = False
+            self._found, self._done, self._retraction = self._retraction.found, self._retraction.done, None
         with self._session.transaction() as connection:
             columns = {"after": self._after, "limit": _SCANNED}
             found = connection.execute(_FIND_HELD_TIMERS, columns, binary=True).fetchall()
@@ -204,37 +138,42 @@ class Thaws:
             _LOG.info("%d freezes are thawed, and their timers released", len(ended))
         return self._done > 0  # what another transaction holds is found again a second later
 
-    def _retract(self, freezes: Sequence[int]) -> _Retracted:
-        """Retract the runs of some jobs that were written ahead of instants under these freezes."""
+    def _retract(self, freezes: Sequence[int], retraction: _Retraction) -> bool:
+        """Retract the runs of the next jobs that were written ahead of instants under these freezes.
+
+        Returns:
+            True if there may be more, also behind jobs that another transaction holds.
+        """
+        columns: dict[str, object] = {
+            "ids": list(freezes), "sources": sources(Move.SKIP), "holds": HOLDS, "after": retraction.after,
+            "limit": _RELEASED,
+        }  # fmt: skip
         with self._session.transaction() as connection:
-            columns: dict[str, object] = {
-                "ids": list(freezes), "sources": sources(Move.SKIP), "holds": HOLDS, "limit": _RELEASED,
-            }  # fmt: skip
             found = connection.execute(_FIND_WRITTEN_AHEAD, columns, binary=True).fetchall()
-            if not found:
-                return _Retracted(0, 0, is_cut=False)
             began = dict(cast("list[tuple[UUID, datetime]]", found))
+            ended = self._end_before_edit(connection, began, columns) if began else 0
+        if not began:
+            return False
+        with self._session.transaction() as connection:
             jobs = retract_frozen(connection, began)
-        ended = self._end_without_timer(began, columns)
         if jobs or ended:
             _LOG.info("retracted the runs of %d jobs that were written ahead of a freeze, and ended %d", jobs, ended)
-        return _Retracted(len(found), jobs + ended, is_cut=len(found) == _RELEASED and jobs + ended > 0)
+        retraction.after = max(began)
+        retraction.found += len(began)
+        retraction.done += jobs + ended
+        return len(began) == _RELEASED
 
-    def _end_without_timer(self, began: Mapping[UUID, datetime], columns: Mapping[str, object]) -> int:
-        """Skip the runs written ahead of jobs that an edit has left without a timer."""
-        with self._session.transaction() as connection:
-            named = {**columns, "job_ids": uuids(began), "began": instants(began.values())}
-            found = connection.execute(_FIND_RUNS_WITHOUT_TIMER, named, binary=True).fetchall()
-            ends = [
-                RunEnd(run, 0, RunState.SKIPPED, reason=SkipReason.FROZEN)
-                for (run,) in cast("list[tuple[UUID]]", found)
-            ]
-            return len(finish_runs(connection, self._installation, ends).states)
+    def _end_before_edit(self, connection: Conn, began: Mapping[UUID, datetime], columns: Mapping[str, object]) -> int:
+        """Skip the runs written ahead that an edit has left, which did not see the freeze."""
+        named = {**columns, "job_ids": uuids(began), "began": instants(began.values())}
+        found = cast("list[tuple[UUID]]", connection.execute(_FIND_RUNS_BEFORE_EDIT, named, binary=True).fetchall())
+        ends = [RunEnd(run, 0, RunState.SKIPPED, reason=SkipReason.FROZEN) for (run,) in found]
+        return len(finish_runs(connection, self._installation, ends).states)
 
     def _release_batch(self, job_ids: Sequence[UUID]) -> int:
         try:
             with self._session.transaction() as connection:
-                return len(_release(connection, self._installation, job_ids))
+                return len(decide_held(connection, self._installation, job_ids))
         except Unavailable:
             raise
         except Exception as error:  # noqa: BLE001 - releasing one at a time finds the one that fails
@@ -243,8 +182,8 @@ class Thaws:
                 return sum(self._release_batch([job]) for job in job_ids)
             _LOG.exception("the timer of job %s cannot be decided; firing decides about it", job_ids[0])
             with self._session.transaction() as connection:
-                held, now = _lock(connection, job_ids), read_now(connection)
-                move_timers(connection, [(timer.job_id, _undecided(timer, now)) for timer in held])
+                held, now = lock_held_timers(connection, job_ids), read_now(connection)
+                move_timers(connection, [(timer.job_id, undecided(timer, now)) for timer in held])
             return len(held)
 
     def _settle(self, freezes: list[int]) -> bool:
@@ -259,9 +198,9 @@ class Thaws:
         with self._session.transaction() as connection:
             rows = cast("list[tuple[int]]", connection.execute(_FIND_SETTLED, {"ids": due}, binary=True).fetchall())
             connection.execute(_RESOLVE_FREEZES, {"ids": due})
-        retracted = self._retract(due)
-        if retracted.is_cut:
+        if self._retract(due, self._settling):
             return True
+        retracted, self._settling = self._settling, _Retraction()
         if not retracted.found:  # else the next look finds those whose rows another transaction held
             with self._session.transaction() as connection:
                 connection.execute(_SETTLE_FREEZES, {"ids": [number for (number,) in rows]})
@@ -270,59 +209,3 @@ class Thaws:
             seconds = self._looks[number].seconds
             self._looks[number] = _Look(now + seconds, min(seconds * 2, _MAX_SETTLE_SECONDS))
         return False
-
-
-def retract_frozen(connection: Conn, began: Mapping[UUID, datetime]) -> int:
-    """Retract the runs that were written ahead of instants under a freeze, and hold their timers there.
-
-    Jobs whose rows another transaction holds are left out.
-
-    Returns:
-        The number of jobs.
-    """
-    columns: dict[str, object] = {"job_ids": uuids(began)}
-    columns["locked"] = uuids(read_ids(connection, _LOCK_TIMERS_WRITTEN_AHEAD, columns))
-    locked = read_ids(connection, _LOCK_JOBS_WRITTEN_AHEAD, columns)
-    by_instant: defaultdict[datetime, list[UUID]] = defaultdict(list)
-    for job in sorted(locked):
-        by_instant[began[job]].append(job)
-    earliest: dict[UUID, datetime] = {}
-    for at, jobs in by_instant.items():
-        earliest |= retract_runs(connection, jobs, now=at)
-    back = {"job_ids": uuids(earliest), "instants": instants(earliest.values())}
-    connection.execute(_REWIND_TIMERS, back)
-    connection.execute(_REOPEN_JOBS, back)
-    return len(locked)
-
-
-def _release(connection: Conn, installation: Installation, job_ids: Sequence[UUID]) -> list[Decision]:
-    locked = _lock(connection, job_ids)
-    columns = {"job_ids": uuids(timer.job_id for timer in locked)}
-    rows = connection.execute(_FIND_FREEZE_ENDS, columns, binary=True).fetchall()
-    ends = dict(cast("list[tuple[UUID, datetime | None]]", rows))
-    timers = [timer for timer in locked if timer.job_id in ends]
-    inputs, waiting = read_decision_inputs(connection, timers), find_open_fixed_delay_runs(connection, timers)
-    now = read_now(connection)
-
-    def decide_by(timer: LockedTimer) -> Decision:
-        until = ends[timer.job_id] or now
-        try:
-            state = timer_state(timer, inputs.day_sets, inputs.of(timer))
-        except ScheduleRefused:
-            return _undecided(timer, until)  # firing quarantines the job
-        decision = on_resume(state, now=until, reason=SkipReason.FROZEN)
-        if decision.next_at is not None and decision.next_at <= until:
-            # All up to here is decided: the freeze, whose row may still be there, does not hold it again.
-            decision = decision._replace(catch_up_end=until)
-        return hold_for_run(decision) if timer.job_id in waiting else decision
-
-    return advance_timers(connection, installation, timers, decide_by, now=now)
-
-
-def _undecided(timer: LockedTimer, until: datetime) -> Decision:
-    return Decision(next_at=timer.scheduled_at, overridden=timer.overridden, catch_up_end=until)
-
-
-def _lock(connection: Conn, job_ids: Sequence[UUID]) -> list[LockedTimer]:
-    with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
-        return cursor.execute(_LOCK_HELD_TIMERS, {"job_ids": uuids(job_ids)}).fetchall()

@@ -14,7 +14,7 @@ import psycopg
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import UndecodableMessage
-from tidewheel.postgres.alike import MAX_ALIKE, cause_of, kind_of
+from tidewheel.postgres.faults import MAX_ALIKE, cause_of, kind_of
 from tidewheel.postgres.session import is_data_fault
 from tidewheel.process.faults import faults
 from tidewheel.process.metrics import metrics

@@ -31,7 +31,6 @@ from tidewheel.scheduler.key_duties import KeyDuties
 from tidewheel.scheduler.key_repair import KeyRepair
 from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.poller import TimerPoller
-from tidewheel.scheduler.redrive_loop import RedriveLoop
 from tidewheel.scheduler.releases import Releases
 from tidewheel.scheduler.repair import ActiveRunRepair, mend_workflows, release_stuck_chains, repair_missing_timers
 from tidewheel.scheduler.retention import Retention
@@ -40,6 +39,7 @@ from tidewheel.scheduler.standby_batches import StandbyBatches
 from tidewheel.scheduler.tenant_deletions import TenantDeletions
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.unhandled import UnhandledWatch
+from tidewheel.scheduler.work_loop import WorkLoop
 from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.deferred_effects import MAX_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
@@ -131,7 +131,7 @@ class Scheduler:
         self._workflow_deadlines = WorkflowDeadlines(self._session)
         self._releases = Releases(self._session, installation)
         self._backfills = BackfillLoop(self._session, installation)
-        self._redrives = RedriveLoop(self._session, installation)
+        self._works = WorkLoop(self._session, installation)
         self._tenant_deletions = TenantDeletions(
             Session(url, "tidewheel-scheduler-tenants", options=BY_KEY), installation, settings.retention
         )
@@ -162,7 +162,7 @@ class Scheduler:
             ("thaws", _EACH_STEP, self._thaw),
             ("deadlines", _EACH_STEP, self._time_out),
             ("backfills", _EACH_STEP, self._backfill),
-            ("redrives", _EACH_STEP, self._redrive),
+            ("works", _EACH_STEP, self._work),
             ("deletions of tenants", _EACH_STEP, self._delete_tenants),
             ("standby", _SELDOM, self._start_standby),
         )
@@ -324,9 +324,9 @@ class Scheduler:
             self._notifier.notify(Channel.OUTBOX)
         return until_next
 
-    def _redrive(self) -> float:
-        redriven, until_next = self._redrives.step()
-        if redriven:
+    def _work(self) -> float:
+        processed, until_next = self._works.step()
+        if processed:
             self._notifier.notify(Channel.OUTBOX)
         return until_next
 

@@ -13,7 +13,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.errors import Unavailable
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Session, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Cause, Move, RunState, sources

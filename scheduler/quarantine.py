@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from tidewheel.outbox import append
-from tidewheel.postgres.alike import kind_of
+from tidewheel.postgres.faults import kind_of
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint

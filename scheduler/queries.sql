@@ -29,6 +29,12 @@ DELETE FROM audit_log
 DELETE FROM redrives
  WHERE redrive_id IN (SELECT redrive_id FROM redrives WHERE finished_at < %(before)s::timestamptz LIMIT %(limit)s)
 
+-- name: delete_old_works
+-- Deletes some works that ended longer ago than the retention of runs.
+-- No index: a row for each request of an operator, once an hour. Lock: the deleted rows, which have ended.
+DELETE FROM works
+ WHERE work_id IN (SELECT work_id FROM works WHERE finished_at < %(before)s::timestamptz LIMIT %(limit)s)
+
 -- name: delete_old_backfills
 -- Deletes some backfills that ended longer ago than the retention of runs.
 -- No index: a row for each request of an operator, once an hour. Lock: the deleted rows, which have ended.
@@ -164,7 +170,7 @@ SELECT d.day, coalesce(c.reltuples::bigint, 0), d.after_job, d.after_at
 SELECT day FROM run_days WHERE counted_at IS NOT NULL
 
 -- part: bucket(x)
--- The bucket of a number of milliseconds: tidewheel/buckets.py has the same bounds.
+-- The bucket of a number of milliseconds: tidewheel/activity.py has the same bounds.
 CASE WHEN x.ms <= 1 THEN 0 ELSE ceil(ln(x.ms) / ln(1.1))::bigint END
 
 -- part: merged(x)
@@ -633,21 +639,6 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, 
  WHERE t.job_id = %(job_id)s AND t.due_at <= %(horizon)s AND (t.hold_reason IS NULL OR t.due_at <= %(now)s)
    FOR UPDATE OF t SKIP LOCKED
 
--- name: lock_freezes
--- Locks the freezes for a firing that holds timers by them: a thaw comes wholly before, or sees these timers.
--- Index: freezes_pkey. Lock: each row, shared, in id order; waits for a thaw under way.
-SELECT id FROM freezes ORDER BY id FOR SHARE
-
--- name: find_frozen_timers
--- Returns those of these timers that a freeze concerns: the begin of the first one, what holds the timer so far, and whether the
--- timer comes due under the freeze or has instants before it. A later statement than lock_freezes.
--- Index: timers_pkey, job_versions_pkey, freezes_pkey, frozen_jobs_pkey. No lock; the caller has locked the timers.
-SELECT t.job_id, f.began, t.hold_reason, t.catch_up_end IS NULL AND {{tidewheel.transitions.position(t)}} > f.began
-  FROM timers AS t
-  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
- CROSS JOIN LATERAL (SELECT min(z.created_at) AS began FROM freezes AS z WHERE {{tidewheel.transitions.holds(t)}}) AS f
- WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND f.began IS NOT NULL
-
 -- name: find_thaws
 -- Returns the freezes that are thawed, and those of which not all jobs and runs written ahead are known to be held.
 -- Index: freezes_pkey; a few rows. No lock.
@@ -663,7 +654,7 @@ SELECT EXISTS (SELECT FROM generate_series(0, %(shards)s::integer - 1) AS s (sha
                                      LIMIT 1) AS due)
 
 -- name: find_written_ahead
--- Returns jobs with runs that were written ahead of instants under these freezes, each with the begin of the first such freeze.
+-- Returns the next jobs with runs that were written ahead of instants under these freezes, each with the begin of the first such freeze.
 -- Index: freezes_pkey; job_runs_by_job for a freeze by jobs, else the runs of job_runs_due that are due since its begin;
 -- overrides_pkey. No lock.
 SELECT n.job_id, min(n.created_at)
@@ -673,91 +664,35 @@ SELECT n.job_id, min(n.created_at)
           JOIN job_runs AS r ON r.job_id = k.job_id
          WHERE z.id = ANY (%(ids)s) AND z.by_job
            AND (z.queue IS NULL OR z.queue = r.queue)
-           AND r.state = ANY (%(sources)s) AND r.gates & %(holds)s = 0 AND {{tidewheel.transitions.written_ahead(r)}}
+           AND r.state = ANY (%(sources)s) AND r.gates & %(holds)s = 0 AND r.job_id > %(after)s AND {{tidewheel.transitions.written_ahead(r)}}
         UNION ALL
         SELECT r.job_id, z.created_at
           FROM freezes AS z
           JOIN job_runs AS r ON r.publish_at >= z.created_at
          WHERE z.id = ANY (%(ids)s) AND NOT z.by_job
            AND (z.queue IS NULL OR z.queue = r.queue) AND (z.tenant IS NULL OR z.tenant = r.tenant)
-           AND r.state = ANY (%(sources)s) AND r.gates & %(holds)s = 0 AND {{tidewheel.transitions.written_ahead(r)}}) AS n
+           AND r.state = ANY (%(sources)s) AND r.gates & %(holds)s = 0 AND r.job_id > %(after)s AND {{tidewheel.transitions.written_ahead(r)}}) AS n
  GROUP BY n.job_id
  ORDER BY n.job_id
  LIMIT %(limit)s
 
--- name: find_runs_without_timer
--- Returns the runs of these jobs that were written ahead of instants since the begin of a freeze, where an edit has left the job no timer.
+-- name: find_runs_before_edit
+-- Returns the runs of these jobs that were written ahead of instants since the begin of a freeze, by a version that an edit has replaced,
+-- or has left without a timer.
 -- Index: jobs_pkey, job_runs_by_job, overrides_pkey. No lock.
 SELECT r.run_id
   FROM unnest(%(job_ids)s::uuid[], %(began)s::timestamptz[]) AS given (job_id, began)
-  JOIN jobs AS j ON j.job_id = given.job_id AND j.deleted_at IS NULL AND j.schedule_kind IN ('manual', 'after')
-  JOIN job_runs AS r ON r.job_id = j.job_id
+  JOIN jobs AS j ON j.job_id = given.job_id AND j.deleted_at IS NULL
+  JOIN job_runs AS r ON r.job_id = j.job_id AND (r.job_version < j.version OR j.schedule_kind IN ('manual', 'after'))
  WHERE r.cause = 'timer' AND r.attempt = 0 AND r.state = ANY (%(sources)s) AND r.gates & %(holds)s = 0
    AND coalesce((SELECT m.moved_to FROM overrides AS m WHERE m.job_id = r.job_id AND m.scheduled_at = r.scheduled_at),
                 r.scheduled_at) > greatest(given.began, r.created_at)
  LIMIT %(limit)s
 
--- name: lock_timers_written_ahead
--- Locks the timers of these jobs, before the jobs.
--- Index: timers_pkey. Lock: each timer in job_id order; rows that another transaction holds are skipped, and found again.
-SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR UPDATE SKIP LOCKED
-
--- name: lock_jobs_written_ahead
--- Locks the rows of these jobs, after their timers, and returns those without an own timer too.
--- Index: jobs_pkey, timers_pkey. Lock: each job in job_id order; rows that another transaction holds are skipped, and found again.
-SELECT j.job_id
-  FROM jobs AS j
- WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND j.deleted_at IS NULL
-   AND (j.job_id = ANY (%(locked)s::uuid[]) OR j.finished_at IS NOT NULL)
- ORDER BY j.job_id
-   FOR NO KEY UPDATE SKIP LOCKED
-
--- name: rewind_timers
--- Holds timers at the first instant whose run was retracted. A job whose last occurrence it was gets its timer back.
--- Index: timers_pkey, jobs_pkey; timers_due and timers_frozen change. Lock: rows that are locked already, or new.
--- Why: a timer that lies before this instant decides it in its turn, and a paused or quarantined one stays so.
--- Why repeats_until: as put_timers of intake.
-INSERT INTO timers AS t (job_id, tenant, shard, due_at, scheduled_at, version, hold_reason, overridden, repeats_until)
-SELECT j.job_id, j.tenant, j.shard, 'infinity', back.at, j.version, 'freeze', true, (SELECT tidewheel_now()) + interval '5 minutes'
-  FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS back (job_id, at)
-  JOIN jobs AS j USING (job_id)
-    ON CONFLICT (job_id) DO UPDATE
-   SET scheduled_at = least(t.scheduled_at, excluded.scheduled_at),
-       hold_reason = CASE WHEN t.scheduled_at < excluded.scheduled_at OR t.hold_reason IN ('pause', 'quarantine') THEN t.hold_reason
-                          ELSE 'freeze' END,
-       due_at = CASE WHEN t.scheduled_at < excluded.scheduled_at OR t.hold_reason IN ('pause', 'quarantine') THEN t.due_at
-                     ELSE 'infinity' END,
-       overridden = true,
-       repeats_until = CASE WHEN excluded.scheduled_at < t.scheduled_at THEN greatest(t.repeats_until, t.scheduled_at)
-                            ELSE t.repeats_until END
-
--- name: reopen_jobs
--- Marks jobs as unfinished whose timer has come back.
--- Index: jobs_pkey. Lock: rows that are locked already.
-UPDATE jobs SET finished_at = NULL WHERE job_id = ANY (%(job_ids)s::uuid[]) AND finished_at IS NOT NULL
-
--- part: freeze_ended(timer)
--- The first instant after the held timer's cursor at which no freeze names its version; null while a freeze is in force.
--- Index: freezes_pkey, frozen_jobs_pkey. No lock.
-(SELECT min(e.thawed_at)
-   FROM (SELECT z.thawed_at
-           FROM freezes AS z
-          WHERE z.thawed_at >= timer.scheduled_at AND {{tidewheel.transitions.named(v)}}) AS e
-  WHERE NOT EXISTS (SELECT FROM freezes AS z
-                     WHERE z.created_at <= e.thawed_at AND coalesce(z.thawed_at > e.thawed_at, true)
-                       AND {{tidewheel.transitions.named(v)}}))
-
--- part: is_released(timer)
--- True if the freezes that hold the timer have ended, or none is left.
--- Index: freezes_pkey, frozen_jobs_pkey. No lock.
-({{freeze_ended(timer)}} IS NOT NULL
- OR NOT EXISTS (SELECT FROM freezes AS z
-                 WHERE coalesce(z.thawed_at >= timer.scheduled_at, true) AND {{tidewheel.transitions.named(v)}}))
-
 -- name: find_held_timers
 -- Returns some timers that a freeze has held, in job_id order, and whether they are released.
 -- Index: timers_frozen, job_versions_pkey, freezes_pkey, frozen_jobs_pkey. No lock.
-SELECT t.job_id, {{is_released(t)}}
+SELECT t.job_id, {{tidewheel.transitions.is_released(t)}}
   FROM (SELECT h.job_id, h.version, h.scheduled_at
           FROM timers AS h
          WHERE h.hold_reason = 'freeze' AND h.job_id > %(after)s
@@ -765,28 +700,6 @@ SELECT t.job_id, {{is_released(t)}}
          LIMIT %(limit)s) AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  ORDER BY t.job_id
-
--- name: find_freeze_ends
--- Returns those of these timers that are released, each with the end of its freezes; null if no freeze is left.
--- Index: timers_pkey, job_versions_pkey, freezes_pkey, frozen_jobs_pkey. No lock; the caller has locked the timers.
--- Why max: a timer that was held ahead of its instant may lie behind the thaw.
-SELECT t.job_id,
-       coalesce({{freeze_ended(t)}}, (SELECT max(z.thawed_at) FROM freezes AS z WHERE {{tidewheel.transitions.named(v)}}))
-  FROM timers AS t
-  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
- WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND {{is_released(t)}}
-
--- name: lock_held_timers
--- Locks timers to release.
--- Index: timers_pkey, job_versions_pkey. Lock: each timer; rows that another transaction holds are skipped, and found again.
-SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason,
-       t.overridden, t.repeats_until
-  FROM timers AS t
-  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
- WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND t.hold_reason = 'freeze'
- ORDER BY t.job_id
-   FOR UPDATE OF t SKIP LOCKED
 
 -- name: drop_thawed
 -- Deletes thawed freezes that hold no timer any more, and their jobs.
@@ -1716,10 +1629,14 @@ UPDATE tenant_deletions SET jobs = jobs + %(jobs)s, runs = runs + %(runs)s WHERE
 UPDATE backfills SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
  WHERE tenant = %(tenant)s AND state IN ('running', 'paused')
 
--- name: stop_redrives_of
--- Cancels the redrives of a tenant.
--- Index: redrives_by_tenant. Lock: the rows; waits for a batch of theirs.
-UPDATE redrives SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
+-- name: stop_works_of
+-- Cancels the works of a tenant, and their rows in redrives.
+-- Index: redrives_by_tenant, works_by_tenant. Lock: the rows; waits for a batch of theirs.
+  WITH old AS (
+    UPDATE redrives SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
+     WHERE tenant = %(tenant)s AND state IN ('running', 'paused')
+  )
+UPDATE works SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
  WHERE tenant = %(tenant)s AND state IN ('running', 'paused')
 
 -- name: find_jobs_of

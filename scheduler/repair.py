@@ -12,14 +12,13 @@ from uuid import UUID
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import first_ids, job_range
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import RunState
 from tidewheel.schedules.parse import schedule_from_text
-from tidewheel.schedules.schedule import Schedule
-from tidewheel.schedules.simple import FixedDelay, Once
+from tidewheel.schedules.schedule import FixedDelay, Once, Schedule
 from tidewheel.transitions.active_runs import NO_RUN, mark_waiters, release_stale_active_runs, settle_places
 from tidewheel.transitions.cancel_signals import Signal
 from tidewheel.transitions.installation import Installation

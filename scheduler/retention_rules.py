@@ -121,6 +121,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "attempts": Days(Period.RUNS),
         "attempt_outputs": Days(Period.OUTPUTS),
         "audit_log": Rows(_SQL["delete_old_audit"], Period.AUDIT),
+        "works": Rows(_SQL["delete_old_works"]),
         "redrives": Rows(_SQL["delete_old_redrives"]),
         "backfills": Rows(_SQL["delete_old_backfills"]),
         "cancellations": Rows(_SQL["delete_old_cancellations"]),

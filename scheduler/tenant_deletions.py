@@ -26,7 +26,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import InstallationFault, Unavailable
 from tidewheel.postgres.background import BackgroundQuery
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, RowsLocked, Session, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -49,7 +49,7 @@ _LOCK_DELETION = _SQL["lock_deletion"]
 _BEGIN_DELETION = _SQL["begin_deletion"]
 _COUNT_STOPPED = _SQL["count_stopped"]
 _STOP_BACKFILLS_OF = _SQL["stop_backfills_of"]
-_STOP_REDRIVES_OF = _SQL["stop_redrives_of"]
+_STOP_WORKS_OF = _SQL["stop_works_of"]
 _FIND_JOBS_OF = _SQL["find_jobs_of"]
 _LOCK_TIMERS_TO_DROP = _SQL["lock_timers_to_drop"]
 _LOCK_JOBS_TO_DROP = _SQL["lock_jobs_to_drop"]
@@ -92,7 +92,7 @@ class _Part(Enum):
     """The parts of a pass that stops a tenant, in their order."""
 
     ORIGINS = auto()
-    """What makes runs without a timer: backfills, redrives, occurrences of workflows, batches."""
+    """What makes runs without a timer: backfills, works, occurrences of workflows, batches."""
     JOBS = auto()
     RUNS = auto()
     END = auto()
@@ -252,7 +252,7 @@ class TenantDeletions:
                 elif not at.settled:
                     at.settled = _is_true(connection, _HAS_SETTLED, columns)
                 stopped = connection.execute(_STOP_BACKFILLS_OF, columns).rowcount
-                stopped += connection.execute(_STOP_REDRIVES_OF, columns).rowcount
+                stopped += connection.execute(_STOP_WORKS_OF, columns).rowcount
                 roots = _cancel_workflows(connection, deletion.tenant, at.root_id)
                 at.found += stopped + len(roots)
                 at.stopped += stopped + len(roots)

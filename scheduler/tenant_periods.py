@@ -14,7 +14,7 @@ from psycopg.rows import class_row
 
 from tidewheel.postgres.held_lock import try_table_lock
 from tidewheel.postgres.partitions import day_of, start_of
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint

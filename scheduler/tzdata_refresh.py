@@ -23,7 +23,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import instants, uuids
+from tidewheel.postgres.pg_binary import instants, uuids
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics

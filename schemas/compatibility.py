@@ -29,11 +29,7 @@ def check() -> list[str]:
 
 
 def problems(versions: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the problems of a history of schemas.
-
-    Args:
-        versions: The texts of each version by the file's stem, oldest first; the last one is checked.
-    """
+    """Return the problems of the last of several schema versions, given oldest first by file stem."""
     found = [problem for name, text in list(versions.values())[-1].items() for problem in _unfit(name, text)]
     for (old, olds), (new, news) in combinations(versions.items(), 2):
         for name, text in olds.items():

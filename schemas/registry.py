@@ -48,11 +48,7 @@ class Registry:
         self._open = build_opener(_NoRedirect).open
 
     def register(self, subject: str, schema: str) -> int:
-        """Register a schema under a subject; return its id, the same for a schema that is registered already.
-
-        Raises:
-            SettingsError: The registry refuses the schema.
-        """
+        """Register a schema under a subject; return its id, the same for a schema that is registered already."""
         body = json.dumps({"schema": schema, "schemaType": "AVRO"}).encode()
         status, answer = self._send(f"/subjects/{quote(subject, safe='')}/versions", body)
         if status in (409, 422):

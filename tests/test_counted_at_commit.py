@@ -40,5 +40,6 @@ def counted_within(node: ast.AST, within: bool = False) -> Iterator[int]:  # noq
 
 
 def test_counters_are_raised_after_the_commit() -> None:
-    found = [f"{path}:{line}" for path in FILES for line in counted_within(ast.parse(path.read_text(encoding="utf-8")))]
+    texts = [(path, text) for path in FILES if "metrics" in (text := path.read_text(encoding="utf-8"))]
+    found = [f"{path}:{line}" for path, text in texts for line in counted_within(ast.parse(text))]
     assert not found

@@ -2,12 +2,17 @@
 
 ADR 0086 has the reasons. Each process has one set of counts, and `Presence` writes it. A process that dies loses those
 of its last seconds.
+
+Durations are counted in logarithmic buckets, whose sums give the quantiles of any span of days. Bucket n holds
+durations above 1.1^(n-1) ms and up to 1.1^n ms, bucket 0 those of at most 1 ms. So an estimate is within 5 % of a
+duration with the rank of the quantile. The bounds are fixed, since counts of years are stored by them. SQL has them too
+(`bucket` in scheduler/queries.sql).
 """
 
 import math
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -19,19 +24,17 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
 _ADD_ACTIVITY = Statements("tidewheel")["add_activity"]
-
 GRAINS: Final = (timedelta(seconds=5), timedelta(minutes=1), timedelta(hours=1))
 """The time that a row counts, by its column `grain`."""
-
 SLOWEST: Final = 3
 """The runs whose ids a row keeps."""
-
 MOST: Final = 10_000
 """The classes that are counted before they are written: about 10 MB. A process without `Presence` writes none."""
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_STAGE_BITS, _COUNT_BITS = 16, 32
-_BY_RATIO = 1 / math.log(1.1)  # of the buckets of tidewheel/buckets.py
+_STAGE_BITS = 16
+_COUNT_BITS = 32
+_BY_RATIO = 1 / math.log(1.1)  # of the buckets of tidewheel/activity.py
+_RATIO = 1.1
 
 
 class Stage(IntEnum):
@@ -137,3 +140,30 @@ def _row(counted: Class, figures: Figures) -> dict[str, object]:
 
 activity: Final = Activity()
 """The counts of this process."""
+
+
+def unpack(packed: Iterable[int]) -> Counter[int]:
+    """Return the count of each bucket, from the form in which a column has them.
+
+    >>> unpack([(3 << 32) + 7, (4 << 32) + 1, (3 << 32) + 1])
+    Counter({3: 8, 4: 1})
+    """
+    counts = Counter[int]()
+    for each in packed:
+        counts[each >> _COUNT_BITS] += each & ((1 << _COUNT_BITS) - 1)
+    return counts
+
+
+def quantile(counts: Mapping[int, int], part: float) -> float | None:
+    """Return the seconds that so large a part of the durations does not exceed; None without durations.
+
+    >>> f"{quantile({0: 1, 100: 8, 120: 1}, 0.5):.2f}"
+    '13.12'
+    """
+    rank = part * sum(counts.values())
+    for bucket in sorted(counts):
+        rank -= counts[bucket]
+        if rank <= 0:
+            # The value that is as near to the one bound of the bucket as to the other, in proportion.
+            return 2 * _RATIO**bucket / (1 + _RATIO) / 1000 if bucket else 0.001
+    return None

@@ -92,12 +92,7 @@ def read_key(text: str) -> ApiKey | None:
 
 
 class Bucket:
-    """A token bucket: a number of requests a second, and those of two seconds at once.
-
-    Args:
-        rate: Requests a second.
-        now: Seconds of a monotonic clock.
-    """
+    """A token bucket on a monotonic clock: requests a second, and those of two seconds at once."""
 
     def __init__(self, rate: float, now: float) -> None:
         self._rate, self._most = rate, max(2 * rate, 1.0)

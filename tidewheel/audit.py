@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import cache
 from typing import TypeAlias, cast
 
-from tidewheel.postgres.pg_copy import NULL, columns, copy_rows, int4, int8, text
+from tidewheel.postgres.pg_binary import NULL, columns, copy_rows, int4, int8, text
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
@@ -80,7 +80,6 @@ class Actor:
 
     Args:
         name: The name of the key or the user, or the coordinates of the message.
-        named: The person that the sender has named.
         tenant: The one tenant that an API key opens; None for an actor with the rights of all.
     """
 

@@ -13,7 +13,7 @@
     │   ├── UnknownBatch         no such batch in this tenant
     │   ├── UnknownCancellation  no such cancellation by filter in this tenant
     │   ├── UnknownDeadLetter    no such dead letter in this tenant
-    │   ├── UnknownRedrive       no such redrive in this tenant
+    │   ├── UnknownWork          no such bulk work in this tenant
     │   ├── UnknownCalendar      no such calendar in this tenant
     │   ├── UnknownApiKey        no such API key
     │   ├── UnknownTenant        no such tenant in this installation
@@ -257,15 +257,15 @@ class UnknownDeadLetter(Refused):
         super().__init__((FieldError("id", _no("dead letter", number), remedy),))
 
 
-class UnknownRedrive(Refused):
-    """No redrive of this id in this tenant."""
+class UnknownWork(Refused):
+    """No bulk work of this id in this tenant."""
 
-    code = "unknown_redrive"
+    code = "unknown_work"
 
-    def __init__(self, redrive_id: str) -> None:
-        self.redrive_id = redrive_id
-        remedy = "copy the id from the list of redrives"
-        super().__init__((FieldError("redrive_id", f"there is no redrive {redrive_id}", remedy),))
+    def __init__(self, work_id: str) -> None:
+        self.work_id = work_id
+        remedy = "copy the id from the list of bulk work"
+        super().__init__((FieldError("work_id", f"there is no bulk work {work_id}", remedy),))
 
 
 class UnknownCalendar(Refused):

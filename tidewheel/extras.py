@@ -22,15 +22,7 @@ def is_installed(extra: str) -> bool:
 
 
 def require(extra: str, what: str) -> None:
-    """Refuse to go on without the packages of an extra.
-
-    Args:
-        extra: Its name.
-        what: The command, setting or fixture that needs them, for the message.
-
-    Raises:
-        ExtraMissing: A package is missing; the message says how to install it.
-    """
+    """Refuse to go on without the packages of an extra."""
     if not is_installed(extra):
         message = f"{what} needs packages that are not installed: {install_command(extra)}"
         raise ExtraMissing(message)

@@ -1,7 +1,16 @@
-"""Secrets that HTTP targets send as a header, each for the hosts that it names."""
+"""Secrets of HTTP targets: headers for the hosts that they name, and signatures of requests.
 
-from collections.abc import Iterable, Mapping
+Signatures of HTTP requests: the receiver can verify origin, time and content. Source: Standard Webhooks specification,
+"Signature scheme" and "Webhook headers".
+"""
+
+import hmac
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
 from typing import Final
 
 from tidewheel.errors import SettingsError
@@ -13,6 +22,8 @@ from tidewheel.redaction import protect
 PREFIX: Final = "TIDEWHEEL_SECRET_"
 MAX_VALUE: Final = 8192  # a token with many claims has 4 KiB; servers refuse a head of more than 8 or 16 KiB
 _NOT_PASSED: Final = (PREFIX, "TIDEWHEEL_WEBHOOK_SECRETS")
+_PREFIX = "whsec_"
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")  # an international name in its ASCII form, xn--…
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,62 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.upper().startswith(_NOT_PASSED)}
 
 
+def signature_headers(secrets: Sequence[bytes], *, name: str, at: datetime, body: bytes) -> dict[str, str]:
+    """Return the headers that sign a request; none if there is no secret.
+
+    Args:
+        secrets: Each signs, so that secrets can be rotated: the receiver accepts any signature that it can verify.
+        name: The message's id, the same when the message is sent again.
+        at: The present instant; receivers refuse old requests by it.
+
+    >>> from datetime import UTC
+    >>> signed = signature_headers([b"k" * 24], name="m", at=datetime(2026, 1, 1, tzinfo=UTC), body=b"{}")
+    >>> signed["webhook-timestamp"], signed["webhook-signature"]
+    ('1767225600', 'v1,gSUYSW/XqG0VPKsQ7rRaXjKqXEtTOZO62itvmvneW4M=')
+    """
+    if not secrets:
+        return {}
+    timestamp = str(int(at.timestamp()))
+    signed = f"{name}.{timestamp}.".encode() + body
+    signatures = [f"v1,{b64encode(hmac.digest(secret, signed, sha256)).decode()}" for secret in secrets]
+    return {"webhook-id": name, "webhook-timestamp": timestamp, "webhook-signature": " ".join(signatures)}
+
+
+def read_secrets(written: str) -> dict[str, tuple[bytes, ...]]:
+    """Return the secrets of a setting by host: each `host=whsec_…`, separated by blanks.
+
+    A secret belongs to one host. Each receiver knows the secret that it verifies with, so with a common one it could
+    sign requests to all others.
+
+    Raises:
+        ValueError: An entry is invalid; the message does not show it.
+
+    >>> read_secrets("api.example.org=whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz")
+    {'api.example.org': (b'012345678901234567890123',)}
+    """
+    secrets: dict[str, tuple[bytes, ...]] = {}
+    for number, entry in enumerate(written.split(), start=1):
+        host, equals, secret = entry.partition("=")
+        if not equals or not _HOST.fullmatch(host):
+            message = (
+                f"entry {number} names no host: write <host>=whsec_…, with the host as in URLs of targets, without a"
+                " port and without *; several entries are separated by blanks"
+            )
+            raise ValueError(message)
+        host = host_key(host)
+        secrets[host] = (*secrets.get(host, ()), _secret(secret, number))
+    return secrets
+
+
+def host_key(host: str) -> str:
+    """Return the form of a URL's host in which secrets are looked up.
+
+    >>> host_key("API.example.org."), host_key("[::1]")
+    ('api.example.org', '::1')
+    """
+    return host.lower().strip("[]").removesuffix(".")
+
+
 def _host(written: str, number: int) -> str:
     bracketed = written.startswith("[") and written.endswith("]")
     try:
@@ -98,3 +165,16 @@ def _value(value: str) -> str:
         message = "the value begins or ends with a blank, which no header keeps: leave it out"
         raise ValueError(message)
     return value
+
+
+def _secret(word: str, number: int) -> bytes:
+    try:
+        secret = b64decode(word.removeprefix(_PREFIX), validate=True)
+    except ValueError:
+        secret = b""
+    if not word.startswith(_PREFIX) or not 24 <= len(secret) <= 64:  # Source: "Signing secret" there
+        message = (
+            f"entry {number} has no secret: write {_PREFIX} and the base64 of 24 to 64 random bytes after the host"
+        )
+        raise ValueError(message)
+    return secret

@@ -116,12 +116,7 @@ class MessageKeys:
         return self._signing.sign(topic, key, digest_of(value))
 
     def flaw(self, signature: bytes | None, topic: str, key: bytes, digest: bytes) -> SignatureFlaw | None:
-        """Return the flaw of a signature that was read; None if a relay has published its message.
-
-        Args:
-            signature: The header's content; None where there is none.
-            digest: `digest_of` its value.
-        """
+        """Return the flaw of a signature that was read; None if a relay has published its message."""
         if signature is None:
             return SignatureFlaw.MISSING
         signing = self._by_head.get(signature[:_ID_CHARACTERS])

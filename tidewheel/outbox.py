@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from tidewheel.postgres.pg_copy import NULL, bytea, byteas, columns, copy_rows, instant, int2, text
+from tidewheel.postgres.pg_binary import NULL, bytea, byteas, columns, copy_rows, instant, int2, text
 from tidewheel.postgres.session import Conn, OwnConnection
 
 SLICES = 8  # ranges of shards, each published by one relay at a time; the most relays that can share the work
@@ -44,7 +44,6 @@ class OutboxRow(NamedTuple):
 
     Args:
         shard: The shard of its job; determines the slice, and so the relay.
-        lane: Its class of service; lanes' names are classes too.
         publish_at: Not before this instant of the database's clock.
         headers: Name and value of each header, or the result of `pack` where many rows share headers.
         tenant: Of a run, for fairness while its topic is held back. None for all other messages.

@@ -25,7 +25,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.fallbacks import work
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.settings.connections import Connections
-from tidewheel.settings.shared import shared_settings
+from tidewheel.settings.services import shared_settings
 
 _LOG = logging.getLogger("tidewheel.presence")
 

@@ -92,12 +92,7 @@ _FORMS = (
 
 
 class Redactor:
-    """Replaces exact values in texts, the longest first.
-
-    Args:
-        values: What to write in the place of each secret.
-        shortest: Values with fewer characters stay.
-    """
+    """Replaces exact values in texts, the longest first; values that are too short stay."""
 
     def __init__(self, values: Mapping[str, str], *, shortest: int = 1) -> None:
         places = {part: place for value, place in values.items() for part in _parts(value) if len(part) >= shortest}

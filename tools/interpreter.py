@@ -20,13 +20,7 @@ _FLAGS = ("PY_CFLAGS_NODIST", "PY_CORE_CFLAGS", "PY_LDFLAGS_NODIST", "PY_CORE_LD
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One interpreter's build; its fields are keys of the JSON document.
-
-    Args:
-        version: Such as `3.11.2`.
-        pgo: Profile-guided optimization: `--enable-optimizations`, `make profile-opt`.
-        lto: Link-time optimization: `--with-lto`.
-    """
+    """One interpreter's profile-guided and link-time optimization, as keys of the JSON document."""
 
     version: str
     pgo: bool

@@ -83,14 +83,7 @@ def idempotency_key(request: Request) -> str | None:
 
 
 def expected_version(request: Request, *, creates: bool = False) -> int | None:
-    """Return the version that the caller expects: 0 for none, None for any.
-
-    Args:
-        creates: True if the call creates a job that does not exist.
-
-    Raises:
-        InvalidInput: A precondition is neither an ETag of this API nor `*`.
-    """
+    """Return the version that a caller expects: 0 for none, if the call may create a job; None for any."""
     given, only_new = request.headers.get("if-match"), request.headers.get("if-none-match")
     if only_new is not None:
         if only_new.strip() != "*":

@@ -1,8 +1,16 @@
-"""Create the ASGI application: routes, authorization, errors as problem documents, OpenAPI."""
+"""The API process, and the ASGI application that it serves.
 
+The process has its socket, the server's thread, the workers, and a reaper that ends the leases of executors where no
+Python executor runs. The application has routes, authorization, errors as problem documents, and OpenAPI.
+"""
+
+import logging
+import socket
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+import uvicorn
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -14,56 +22,72 @@ from tidewheel.control.api.ask import AskApi
 from tidewheel.control.api.backfills import BackfillsApi
 from tidewheel.control.api.bearer import Guard
 from tidewheel.control.api.cancellations import CancellationsApi
-from tidewheel.control.api.doctor import DoctorApi
+from tidewheel.control.api.connections import connection_type
 from tidewheel.control.api.executors import ExecutorsApi
-from tidewheel.control.api.fleet import FleetApi
+from tidewheel.control.api.fleet import DoctorApi, FleetApi, StatusApi
 from tidewheel.control.api.health import HealthApi
 from tidewheel.control.api.job_times import JobTimesApi
 from tidewheel.control.api.jobs import JobsApi
 from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.keys import KeysApi
-from tidewheel.control.api.limits import LimitsApi
+from tidewheel.control.api.limits import LimitsApi, OrderingKeysApi
 from tidewheel.control.api.now import NowApi
 from tidewheel.control.api.openapi import add_route, openapi
-from tidewheel.control.api.ordering_keys import OrderingKeysApi
 from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.run_events import RunEventsApi
 from tidewheel.control.api.run_places import RunPlacesApi
 from tidewheel.control.api.runs import RunsApi
 from tidewheel.control.api.schemas import SchemasApi
-from tidewheel.control.api.status import StatusApi
 from tidewheel.control.api.task_tokens import TaskTokensApi
 from tidewheel.control.api.tenants import TenantsApi
 from tidewheel.control.api.workers import Pools
 from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.live import Live
-from tidewheel.control.doctor.kept import Doctor
+from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.doors.rest import Route, add_routes
+from tidewheel.errors import SettingsError
 from tidewheel.executor.message_check import MessageCheck
+from tidewheel.executor.reaper import Reaper
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.batches.routes import BATCHES
-from tidewheel.nouns.dead_letters import routes
-from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
+from tidewheel.nouns.dead_letters.operations import DeadLetters
+from tidewheel.nouns.dead_letters.routes import DEAD_LETTERS
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.freezes.routes import FREEZES
 from tidewheel.nouns.operation import Noun
+from tidewheel.nouns.runs.operations import FailedRuns
+from tidewheel.nouns.runs.pages import FAILED_RUNS
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.workflows.routes import WORKFLOWS
+from tidewheel.nouns.works.operations import Works
+from tidewheel.nouns.works.routes import WORKS
+from tidewheel.postgres.session import Session
 from tidewheel.process.service import Shutdown
 from tidewheel.settings.api import ApiSettings
 from tidewheel.transitions.installation import Installation
 
 NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
-    (DeadLetters, routes.DEAD_LETTERS),
-    (Redrives, routes.REDRIVES),
+    (DeadLetters, DEAD_LETTERS),
     (Freezes, FREEZES),
     (Batches, BATCHES),
     (Workflows, WORKFLOWS),
+    (FailedRuns, FAILED_RUNS),
+    (Works, WORKS),
 )
 """The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
+_LOG = logging.getLogger("tidewheel.api")
+
+_ONE_FOR_ALL = (
+    "TIDEWHEEL_API_TOKEN opens the calls of executors for all tenants and queues until release 0.3: give each executor"
+    " a key of `tidewheel admin api-key create NAME --scope execute` in its place"
+)
+_CONNECTIONS = 1000  # open at once; with so many requests in progress, the server answers others with 503
+_IDLE_SECONDS = 75  # from the opening or the last response to a complete head: longer than any heartbeat interval
+_GRACE_SECONDS = 5  # for requests in progress at a stop
+_HEAD_BYTES = 16 * 1024  # limit of a request's line and headers
 
 
 def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *, stop: Shutdown) -> FastAPI:
@@ -124,3 +148,72 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         example={"openapi": "3.1.0", "paths": {}},
     )  # fmt: skip
     return app
+
+
+class Api:
+    """The HTTP API as a service."""
+
+    def __init__(self, settings: ApiSettings, url: str, installation: Installation, stop: Shutdown) -> None:
+        self._settings, self._stop, self._rates = settings, stop, installation.rates
+        self._socket = _listen(settings)
+        self._pools = Pools(url, installation, threads=settings.api_threads, stop=stop)
+        self._reaper = Reaper(
+            Session(url, "tidewheel-api-reap"),
+            installation,
+            lease=settings.lease,
+            max_lost=settings.max_lost,
+            stop=stop,
+        )
+        config = uvicorn.Config(
+            make_app(settings, installation, self._pools, stop=stop),
+            http=connection_type(settings.api_connections_per_address, settings.api_trusted_proxies),
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=settings.api_trusted_proxies is not None,
+            forwarded_allow_ips=settings.api_trusted_proxies,
+            ws="none",
+            lifespan="off",
+            limit_concurrency=_CONNECTIONS,
+            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+            h11_max_incomplete_event_size=_HEAD_BYTES,
+        )
+        self._server = uvicorn.Server(config)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._socket.getsockname()[1])
+
+    def run(self) -> None:
+        """Serve until a stop is requested."""
+        # Not on the main thread: uvicorn would replace the signal handlers of `stop` there.
+        serving = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
+        serving.start()
+        self._reaper.start()
+        _LOG.info("listening on %s port %d", self._settings.api_host, self.port)
+        if self._settings.api_token is not None:
+            _LOG.warning(_ONE_FOR_ALL)
+        while not self._stop.wait(1.0) and serving.is_alive():
+            pass
+        self._server.should_exit = True
+        serving.join(timeout=_GRACE_SECONDS * 2)
+        self._stop.request()
+        self._reaper.join()
+        self._pools.close()
+        self._rates.close()
+
+
+def _listen(settings: ApiSettings) -> socket.socket:
+    """Return the listening socket."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            settings.api_host, settings.api_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(address, family=family)
+    except OSError as error:
+        where = f"{settings.api_host} port {settings.api_port}"
+        message = f"TIDEWHEEL_API_HOST, TIDEWHEEL_API_PORT: cannot listen on {where}: {error}"
+        raise SettingsError(message) from error

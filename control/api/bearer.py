@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.api_keys import PREFIX, ApiKey, read_key
 from tidewheel.api_keys import Scope as Right
-from tidewheel.control.api.bodies import in_time
-from tidewheel.control.api.body_memory import BodyMemory, Sharer
+from tidewheel.control.api.bodies import BodyMemory, Sharer, in_time
 from tidewheel.control.api.key_check import KeyCheck, KeyUse, ShownKey
 from tidewheel.control.api.problems import PAGE, on_http, on_unavailable, problem, unauthorized
 from tidewheel.control.api.turns import Turnstile

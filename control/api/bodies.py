@@ -1,15 +1,22 @@
-"""Read a request's body: bounded in size and time, strict JSON, validated by a model."""
+"""Read a request's body, bounded in size, time and memory: strict JSON, validated by a model.
+
+Each kind of caller has memory for bodies, shared by those who send them. A sharer, which is a tenant, an address or an
+executor, may take as much as all of its kind leave free: half of the memory if it is alone. So there is always room for
+a body of another one. A key may take nine tenths of that.
+"""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive
 
-from tidewheel.control.api.problems import UnreadableBody
+from tidewheel.control.api.problems import Overloaded, UnreadableBody
 from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage
 from tidewheel.jobs.invalid import InvalidValue
@@ -17,13 +24,10 @@ from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, read_object
 from tidewheel.jobs.validation import StrictModel, shown, validate
 
 M = TypeVar("M", bound=StrictModel)
-
 MAX_REPORT_BYTES = 512 * 1024  # a result of 64 KiB, with every character escaped
-
 _SECONDS = 10.0  # for a body of at most 1 MiB: a slower client is stuck or malicious
-
-
 _JSON = ("application/json",)
+
 ELSEWHERE: Mapping[str, str] = {
     "type": "leave it out: the address names it",
     "tenant": "write it in the query, as ?tenant=",
@@ -31,16 +35,15 @@ ELSEWHERE: Mapping[str, str] = {
     "if_version": "send it as the header If-Match",
 }
 
+# Bytes at once. A parsed document takes up to twenty times as much as its text.
+ALLOWANCES = {"executors": 8 << 20, "keys": 8 << 20, "reports": 4 << 20, "strangers": 4 << 20}
+_OF_KEY = 0.45  # 3.6 MiB: a form that is too long is read up to 3 MiB before it is refused, as browsers need it
+
 
 async def read_document(
     request: Request, limit: int = MAX_DOCUMENT_BYTES, *, kinds: Sequence[str] = _JSON
 ) -> dict[str, object]:
-    """Return the JSON object of the body; an empty body is an empty object.
-
-    Raises:
-        HTTPException: Its content type is not JSON, it is too long, or it does not arrive in time.
-        UnreadableBody: It is no JSON object.
-    """
+    """Return the JSON object of the body; an empty body is an empty object."""
     body = await _read(request, limit)
     if not body:
         return {}
@@ -63,14 +66,7 @@ async def read_body(request: Request, model: type[M]) -> M:
 
 
 async def read_verb(request: Request, kind: str, **fields: object) -> dict[str, object]:
-    """Return the request of intake that a body and an address describe; the query has the tenant at most.
-
-    Args:
-        **fields: The fields that the address and the headers give.
-
-    Raises:
-        InvalidInput: The body has a field of these, or the query has one that is not documented.
-    """
+    """Return the request that a body and an address describe; refuse what neither of them may have."""
     read_query(request, TenantQuery)
     body = await read_document(request)
     wrong = [name for name in body if name in ELSEWHERE or name in fields]
@@ -89,6 +85,60 @@ async def in_time() -> AsyncGenerator[None]:
     except (TimeoutError, ClientDisconnect) as error:
         detail = f"the body did not come within {_SECONDS:g} s"
         raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, detail, {"Connection": "close"}) from error
+
+
+class BodyMemory:
+    """The bodies that are in memory."""
+
+    def __init__(self) -> None:
+        self._held = Counter[str]()  # bytes by kind of caller
+        self._held_by = Counter[Sharer]()
+
+    def body(self, sharer: "Sharer", receive: Receive) -> "Body":
+        """Return the body of a request, of which nothing has been read."""
+        return Body(self, sharer, receive)
+
+    def add(self, sharer: "Sharer", size: int) -> None:
+        """Count bytes, or take back a negative `size`; raise Overloaded beyond the sharer's part."""
+        kind, whole = sharer.kind, sharer._replace(key=None)
+        self._held[kind] += size
+        for each in {whole, sharer}:
+            self._held_by[each] += size
+            if not self._held_by[each]:
+                del self._held_by[each]
+        of_key = self._held_by[sharer] if sharer.key else 0
+        left = ALLOWANCES[kind] - self._held[kind]
+        if size > 0 and (self._held_by[whole] > left or of_key > ALLOWANCES[kind] * _OF_KEY):
+            text = "the bodies of other requests take all the memory for them; repeat the request in a moment"
+            raise Overloaded(text)
+
+
+class Sharer(NamedTuple):
+    """A sender of bodies: its kind of caller, its name in it, and its key if it has one."""
+
+    kind: str
+    name: str
+    key: str | None = None
+
+
+class Body:
+    """The body of one request."""
+
+    def __init__(self, memory: BodyMemory, sharer: Sharer, receive: Receive) -> None:
+        self._memory, self._sharer, self._receive = memory, sharer, receive
+        self._size = 0
+
+    async def receive(self) -> Message:
+        """Return the next message of the request."""
+        message = await self._receive()
+        size = len(message.get("body", b""))
+        self._size += size
+        self._memory.add(self._sharer, size)
+        return message
+
+    def free(self) -> None:
+        """Give its memory back."""
+        self._memory.add(self._sharer, -self._size)
 
 
 async def _read(request: Request, limit: int) -> bytes:

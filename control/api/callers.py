@@ -58,11 +58,7 @@ _BEARER = {"WWW-Authenticate": "Bearer"}
 
 
 def ensure_all_tenants(found: Caller, needed: Scope = Scope.ADMIN) -> None:
-    """Refuse a call about the whole installation to a caller without its rights.
-
-    Raises:
-        HTTPException: It lacks the scope, or its key belongs to one tenant.
-    """
+    """Refuse a call about the whole installation to a caller without its rights."""
     if needed not in found.scopes:
         raise _lacks(needed)
     if not found.all_tenants:

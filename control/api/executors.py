@@ -159,16 +159,7 @@ class RecordedOutcomes:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorsApi:
-    """Calls of executors.
-
-    Args:
-        workers: The threads of the database work.
-        installation: For topics and task tokens.
-        settings: For intervals.
-        keys: The keys of run messages.
-        check: Checks the signatures of claimed messages by these keys.
-        stop: Ends the waits for locked rows.
-    """
+    """Calls of executors."""
 
     workers: Workers
     installation: Installation

@@ -52,8 +52,7 @@ from tidewheel.control.api.queries import (
 )
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection, drop_none
-from tidewheel.control.client.job_patch import patch_job
-from tidewheel.control.client.release import ReleaseResult, release
+from tidewheel.control.client.jobs import ReleaseResult, patch_job, release
 from tidewheel.control.client.results import BackfillResult, backfill_of, job_of
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation

@@ -14,8 +14,8 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode, JsonSchemaValue
 from pydantic_core import core_schema
 
-from tidewheel.jobs.schema_forms import Forms, allow_short_forms
 from tidewheel.jobs.strict_json import as_list, as_object
+from tidewheel.jobs.validation import Forms, allow_short_forms
 
 # Fields of a request of intake that the address, the query or a header gives.
 IN_ADDRESS = ("type", "tenant", "request_id", "traceparent", "key", "run_id", "if_version")

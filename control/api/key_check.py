@@ -99,13 +99,7 @@ class StoredKey:
 
 
 class KeyUse:
-    """The use of one key in this process.
-
-    Attributes:
-        stored: The key.
-        read_at: When it was read.
-        in_progress: Its requests in progress.
-    """
+    """The use of one key in this process."""
 
     def __init__(self, stored: StoredKey, rate: float, now: float) -> None:
         self.stored, self.read_at, self.in_progress = stored, now, 0
@@ -130,7 +124,6 @@ class KeyCheck:
     """The keys that this process has seen.
 
     Args:
-        workers: The threads that read keys.
         rate: Requests a second of a key without a rate of its own.
     """
 
@@ -146,11 +139,7 @@ class KeyCheck:
         return use.stored if use is not None and use.stored.opens_to(key) else None
 
     async def begin(self, key: ShownKey) -> KeyUse | Response:
-        """Return the use of a key, with one more request in progress; or the refusal.
-
-        Raises:
-            Unavailable: The database does not answer, or too many keys are being read.
-        """
+        """Return the use of a key, with one more request in progress; refuse it if too many are being read."""
         use = await self._read(key)
         if use is None or not use.stored.opens_to(key):
             return unauthorized(

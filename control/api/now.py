@@ -20,11 +20,17 @@ from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Flag, LimitQuery, TenantQuery, read_query, whole
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.reads.activity import ActivityFigures, SlowRun, read_activity, slowest_runs
+from tidewheel.control.reads.activity import (
+    ActivityFigures,
+    SlowRun,
+    UpcomingJobs,
+    read_activity,
+    read_upcoming,
+    slowest_runs,
+)
 from tidewheel.control.reads.backlog import Backlog, read_open_runs
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.status import FleetStatus, read_status
-from tidewheel.control.reads.upcoming import UpcomingJobs, read_upcoming
 from tidewheel.errors import refuse
 from tidewheel.jobs.values import Instant, Queue
 from tidewheel.postgres.database_clock import read_now
@@ -191,11 +197,7 @@ def sees_fleet(caller: Caller) -> bool:
 
 
 def edges_of(since: datetime, until: datetime, step: timedelta) -> Sequence[datetime]:
-    """Return the edges of bins; the last one may be longer than the span.
-
-    Raises:
-        InvalidInput: The span is empty, or has too many bins.
-    """
+    """Return the edges of bins; the last one may be longer than the span."""
     if until <= since:
         refuse("until", "it is not after the begin", "name a later instant")
     count = -((since - until) // step)

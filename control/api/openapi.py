@@ -33,7 +33,7 @@ _PATH_SCHEMAS: Mapping[str, dict[str, object]] = {
     "tenant": {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,62}$"},
     "run_id": {"type": "string", "format": "uuid"},
     "executor_id": {"type": "string", "format": "uuid"},
-    "redrive_id": {"type": "string", "format": "uuid"},
+    "work_id": {"type": "string", "format": "uuid"},
     "backfill_id": {"type": "string", "format": "uuid"},
     "batch_id": {"type": "string", "format": "uuid"},
     "number": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
@@ -75,10 +75,7 @@ def add_route(
     Args:
         scope: The scope that its caller's API key needs; None for calls with other authorization.
         shows: The token that authorizes a call without an API key, if it needs one.
-        answer: The type of its answer, or a JSON schema.
-        example: An answer.
         also: Another status of success, with the same answer.
-        sent: A body.
         headers: The names of further request headers, each with a description.
         sets: The names of headers of its answer, each with a description.
     """

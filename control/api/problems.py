@@ -35,20 +35,20 @@ from tidewheel.errors import (
     UnknownExecutor,
     UnknownFreeze,
     UnknownJob,
-    UnknownRedrive,
     UnknownRun,
     UnknownTenant,
+    UnknownWork,
     UnknownWorkflow,
     VersionConflict,
 )
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.jobs.validation import shown
 
 PAGE = "tidewheel.page"  # in a request's scope: it is one for the console, and errors are pages
 
 _UNKNOWN = (
     UnknownApiKey, UnknownBackfill, UnknownBatch, UnknownCalendar, UnknownCancellation, UnknownDeadLetter,
-    UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRedrive, UnknownRun, UnknownTenant, UnknownWorkflow,
+    UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRun, UnknownTenant, UnknownWork, UnknownWorkflow,
 )  # fmt: skip
 STATUSES: Mapping[str, HTTPStatus] = {
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -103,12 +103,8 @@ def read_query(request: Request, model: type[M], *, names: Collection[str] | Non
     """Return the query as a model.
 
     Args:
-        request: The request.
         model: The model; a field that may be repeated is a tuple or labels.
         names: Only these parameters; others are not looked at.
-
-    Raises:
-        InvalidInput: The query does not fit the model.
     """
     items = request.query_params.multi_items()
     if len(items) > _MAX_PARAMETERS:
@@ -130,11 +126,7 @@ def read_query(request: Request, model: type[M], *, names: Collection[str] | Non
 
 
 def ensure_known_conditions(request: Request, known: Collection[str]) -> None:
-    """Refuse a header that a caller relies on and that this call would not read, or only in part.
-
-    Raises:
-        InvalidInput: A header of those is not known here, or is given twice.
-    """
+    """Refuse a header that a caller relies on and that this call would not read, or only in part."""
     for name, problem in _RELIED_ON.items():
         given = request.headers.getlist(name)
         if given and name not in known:
@@ -151,11 +143,7 @@ _RELIED_ON: Mapping[str, str] = {
 
 
 def read_key(request: Request) -> str:
-    """Return the key of a job in the path, which is percent-encoded.
-
-    Raises:
-        InvalidInput: It is no key.
-    """
+    """Return the key of a job in the path, which is percent-encoded."""
     try:
         key = unquote_to_bytes(str(request.path_params["key"])).decode()
     except UnicodeDecodeError:
@@ -164,11 +152,7 @@ def read_key(request: Request) -> str:
 
 
 def as_key(text: str, path: str) -> str:
-    """Return a text that is a key, or a request_id.
-
-    Raises:
-        InvalidInput: It is none; the error has this path.
-    """
+    """Return a text that is a key, or a request_id."""
     try:
         return validate(_Key, {"key": text}).key
     except InvalidValue as error:
@@ -181,12 +165,7 @@ class _Key(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Cursors:
-    """The cursors of one list: its address, its tenant and its filters, of which they have a digest.
-
-    Args:
-        given: The cursor of the request.
-        list: The digest.
-    """
+    """The cursors of one list: its address, its tenant and its filters, of which they have a digest."""
 
     given: str | None
     list: str
@@ -204,11 +183,7 @@ class Cursors:
         return cls(query.cursor, sha256(named).hexdigest()[:16])
 
     def read(self, *kinds: Any) -> Sequence[Any] | None:  # noqa: ANN401 - as of TypeAdapter
-        """Return the parts of the request's cursor; None if it has none.
-
-        Raises:
-            InvalidInput: It is no cursor of this list.
-        """
+        """Return the parts of the request's cursor; None if it has none."""
         if self.given is None:
             return None
         try:

@@ -21,8 +21,8 @@ from tidewheel.control.api.queries import Flag, TenantQuery, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.reads.claim_message import ClaimMessage, claim_message
 from tidewheel.control.reads.run_detail import RunDetail
+from tidewheel.control.reads.run_stages import ClaimMessage, claim_message
 from tidewheel.control.run_places import MessagePlace, PendingMessage, RunPlaces, find_places
 from tidewheel.errors import UnknownRun
 from tidewheel.settings.api import ApiSettings
@@ -88,11 +88,7 @@ def run_where(connection: Connection, settings: ApiSettings, tenant: str, run_id
 def stored_places(
     connection: Connection, settings: ApiSettings, tenant: str, run_id: UUID, *, kafka: bool
 ) -> RunPlaces:
-    """Return the places of a run that the database has; one call at a time looks on Kafka.
-
-    Raises:
-        UnknownRun: It has no run of this id of the tenant.
-    """
+    """Return the places of a run that the database has; one call at a time looks on Kafka."""
     # The role of a tenant may not read the outbox. The statements name the tenant.
     snapshot = partial(connection.snapshot, all_tenants=True)
     with looking(wanted=kafka) as looks:

@@ -23,8 +23,7 @@ from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, read_
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.tenants import GRACE, MAX_GRACE, Tenants
-from tidewheel.control.reads.tenant_periods import KeptState, TenantPeriod
-from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants
+from tidewheel.control.reads.tenants import KeptState, TenantPeriod, TenantSummary, TenantUsage, list_tenants
 from tidewheel.errors import UnknownTenant, refuse
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import Reason, Tenant, is_tenant, span

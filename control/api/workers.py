@@ -22,7 +22,7 @@ from tidewheel.control.api.problems import Busy, Overloaded
 from tidewheel.control.api.turns import Turns
 from tidewheel.control.client.connection import Connection
 from tidewheel.executor.remote_executors import RemoteExecutors
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.postgres.notify import Notifier
 from tidewheel.postgres.session import RowsLocked, Session
 from tidewheel.process.service import Shutdown
@@ -51,7 +51,6 @@ class Turn:
 
     Args:
         tenant: Its tenant; where none is known, what takes its place, such as an address.
-        key: Its key within the tenant.
     """
 
     tenant: str = ""
@@ -66,10 +65,7 @@ class _Work(Generic[T]):
     """Work that waits for a thread, or has one.
 
     Args:
-        run: The work.
-        turn: Whose it is.
         blocks_claims: True if no run starts while it writes.
-        result: Its result.
         blocked_at: When claims began to wait for it, or for its try.
     """
 
@@ -98,11 +94,7 @@ class WorkerState:
     def connection(
         self, tenant: str = "default", actor: Actor | None = None, traceparent: str | None = None
     ) -> Connection:
-        """Return the connection for requests of a tenant, an actor and a trace; opened on first use.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Return the connection for requests of a tenant, an actor and a trace; opened on first use."""
         if self._connection is None:
             self._connection = Connection(
                 self._url, application="tidewheel-api", options=self._options, shared=self._shared, lock_seconds=0.0
@@ -174,11 +166,6 @@ class Workers:
 
         Args:
             work: The work, which is repeated only if it has committed nothing.
-            turn: Whose it is.
-
-        Raises:
-            Overloaded: The queue is full.
-            Busy: Another transaction holds a row that the work needs.
         """
         now = asyncio.get_running_loop().time
         until, pause, blocks_claims = now() + _PARKED_SECONDS, _FIRST_PAUSE_SECONDS, False

@@ -39,12 +39,7 @@ SCHEMAS = {
 
 
 class Parts:
-    """The files of one kind of a day, each closed when it is large enough.
-
-    Args:
-        kind: `runs` or `facts`.
-        keep: Takes a finished file, with its name in the archive.
-    """
+    """The files of one kind of a day, `runs` or `facts`: `keep` takes each once it is large enough."""
 
     def __init__(self, day: str, kind: str, scratch: Path, keep: Callable[[Path, str], None]) -> None:
         self._kind, self._scratch, self._keep = kind, scratch, keep

@@ -66,12 +66,7 @@ _ALWAYS = "-infinity"
 
 
 class Exported(NamedTuple):
-    """Result of archiving.
-
-    Args:
-        days: The days that were archived.
-        adopted: Those of them whose files were there already.
-    """
+    """Result of archiving: the archived days, and those adopted because their files were there already."""
 
     days: list[ArchivedDay]
     adopted: list[date]
@@ -86,12 +81,7 @@ def archive_session(url: str) -> Session:
 
 
 def export_days(connection: Conn, store: Store, url: str, lock: HeldLock) -> Exported:
-    """Archive each closed day that is not archived yet, the oldest first.
-
-    Args:
-        connection: With autocommit.
-        lock: Of the archive.
-    """
+    """Archive each closed day that is not archived yet, the oldest first, by an autocommit connection."""
     result = Exported([], [])
     recorded = list_days(connection)
     if recorded:
@@ -155,11 +145,7 @@ def _without_retention(url: str) -> Generator[HeldLock]:
 
 
 def _adopt_dropped(connection: Conn, store: Store, result: Exported, lock: HeldLock) -> None:
-    """Record the days of an archive without records that only the archive has.
-
-    Args:
-        connection: In a transaction, so that all are recorded at once, or none.
-    """
+    """Record the days that only the archive has, in the caller's transaction: all at once, or none."""
     stored = {each.day for each in stored_days(connection) if each.table == "finished_runs"}
     stored -= set(_days(connection, _FIND_DROPPED_DAYS))
     for name in store.days():

@@ -6,6 +6,7 @@ the one before, for runs of timers. So one or two manifests are read, and one bl
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import date, timedelta
 from functools import lru_cache
 from uuid import UUID
@@ -15,7 +16,7 @@ from tidewheel.control.archive.manifest import damaged, read_manifest
 from tidewheel.control.archive.records import days_of_run
 from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, open_store
 from tidewheel.control.reads.retry_chain import retry_chain_of
-from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
+from tidewheel.control.reads.run_detail import PastAttempt, RunDetail, remains_of
 from tidewheel.control.reads.run_stages import run_stages
 from tidewheel.control.reads.runs import RunSummary
 from tidewheel.errors import ArchiveDamaged, UnknownRun
@@ -29,12 +30,7 @@ _COUNTED = (AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT)
 def show_archived_run(
     snapshot: Callable[[], AbstractContextManager[Conn]], archive: str | None, tenant: str, run_id: UUID
 ) -> RunDetail:
-    """Return a run of the archive.
-
-    Args:
-        snapshot: Opens a transaction; none is open while the archive answers.
-        archive: The setting; without one no archive is read.
-    """
+    """Return a run of the archive, if one is set; no transaction is open while the archive answers."""
     if archive is not None:
         with snapshot() as connection:
             days = days_of_run(connection, run_id)
@@ -108,37 +104,21 @@ def _detail(record: Record) -> RunDetail:
         concurrency_key=record["concurrency_key"],
         why=None,
     )
-    return RunDetail(
-        summary=summary,
-        handler=record["handler"] or "",
-        labels={**record["job_labels"], **inputs.get("labels", {})},
-        max_attempts=record["max_attempts"] or 0,
+    labels = {**record["job_labels"], **inputs.get("labels", {})}
+    return replace(
+        remains_of(summary, record["handler"] or "", labels, record["max_attempts"] or 0),
         failed_attempts=sum(outcome in _COUNTED for outcome in outcomes),
         lost_attempts=outcomes.count(AttemptOutcome.LOST),
-        deadline_at=None,
-        schedule_to_close_at=None,
-        external_deadline_at=None,
-        executor_id=None,
-        executor=None,
-        claimed_from=None,
-        progress=None,
-        progress_at=None,
-        checkpoint=None,
-        checkpoint_attempt=None,
         error_message=next(
             (each["error_message"] for each in record["attempts"] if each["attempt"] == record["attempt"]), None
         ),
-        result=None,
         late=None if late_ms is None else timedelta(milliseconds=late_ms),
         request_id=record["request_id"],
         traceparent=inputs.get("traceparent"),
-        dead_letter=None,
-        workflow_run_id=None,
         retry_chain=retry_chain_of(
             UUID(record["run_id"]), _uuid(record["parent_run_id"]), _uuid(record["root_run_id"]), []
         ),
         attempts=attempts[-_ATTEMPTS:],
-        payload=None,
         stages=run_stages(summary, attempts[-_ATTEMPTS:], None),
         archived=True,
     )

@@ -47,7 +47,6 @@ class ArchiveFile:
     Args:
         name: Its name in the day's folder, which ends with the first digits of its checksum.
         kind: `runs` or `facts`.
-        size: Its bytes.
         header: The bytes before its first block.
     """
 
@@ -70,7 +69,6 @@ class Manifest:
         tzdata: The version of the time zones by which schedulers computed when it was archived.
         tenants: The runs of each tenant, in the order of the files; tenants that have only facts have none.
         id_days: The days in the ids of its runs, as days since 1970.
-        files: Its files, those of runs first and in their order.
     """
 
     day: date
@@ -107,11 +105,7 @@ class Manifest:
 
 
 def read_manifest(day: str, text: bytes) -> Manifest:
-    """Return the manifest of a day.
-
-    Raises:
-        ArchiveDamaged: Its text is not what was written, or of a newer release.
-    """
+    """Return the manifest of a day."""
     where = f"the manifest of {day}"
     try:
         document: dict[str, Any] = json.loads(text)

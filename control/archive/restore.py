@@ -70,7 +70,6 @@ def restore_day(connection: Conn, store: Store, manifest: Manifest) -> None:
 
     Raises:
         ArchiveDamaged: A block is not what was written; nothing was restored.
-        SettingsError: The database refuses the schema.
     """
     day = manifest.day
     try:

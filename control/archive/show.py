@@ -17,9 +17,6 @@ def show_run_anywhere(
 
     Args:
         archive: The setting; without one no archive is read, and the error names the archived days that may have it.
-
-    Raises:
-        ArchiveDamaged: Its file in the archive is not what was written.
     """
     try:
         with snapshot() as connection:

@@ -27,7 +27,7 @@ from tidewheel.control.client.bulk_load import (
 )
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.errors import FieldError, UndecodableMessage, refuse
-from tidewheel.jobs.cycles import cycle_text, find_cycle
+from tidewheel.jobs.batches import cycle_text, find_cycle
 from tidewheel.jobs.strict_json import as_list, as_object, read_object
 
 _LISTED = 50  # changed jobs of a dry run, or deleted jobs; of more, the count

@@ -11,11 +11,10 @@ import typer
 from tidewheel.control.archive.records import ArchivedDay, forget_days, is_locked, list_days, locked_archive
 from tidewheel.control.archive.stores import MANIFEST, SETTING, MissingFile, open_store
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url, reading
+from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, Tz, checked_url, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
 from tidewheel.control.cli.run_ids import RunId
 from tidewheel.control.cli.runs import print_run
-from tidewheel.control.cli.time_options import Tz
 from tidewheel.errors import SettingsError, refuse
 from tidewheel.settings.connections import Connections
 

@@ -10,9 +10,8 @@ from typing import Annotated, TextIO, cast
 import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import DEFAULT_TENANT, checked_url, complete_key
+from tidewheel.control.cli.options import DEFAULT_TENANT, Tz, checked_url, complete_key, rfc3339
 from tidewheel.control.cli.output import Output, OutputOption, count_text, print_document, print_facts, wrapped
-from tidewheel.control.cli.time_options import Tz, rfc3339
 from tidewheel.control.instants import read_instant
 from tidewheel.control.occurrence_audit.archived_days import ARCHIVE
 from tidewheel.control.occurrence_audit.result import AuditResult, JobFinding, run_audit

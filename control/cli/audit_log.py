@@ -4,10 +4,9 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading
+from tidewheel.control.cli.options import DEFAULT_TENANT, After, Limit, Tenant, Tz, place_text, read_place, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_table
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.cli.time_options import After, Tz, place_text, read_place
 from tidewheel.control.instants import read_instant
 from tidewheel.control.reads.audit_log import AuditEntry, list_audit_log
 

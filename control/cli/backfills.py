@@ -7,7 +7,18 @@ from uuid import UUID
 import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Limit, Reason, RequestId, Tenant, reading, requesting
+from tidewheel.control.cli.options import (
+    DEFAULT_TENANT,
+    Key,
+    Limit,
+    Reason,
+    RequestId,
+    Tenant,
+    Tz,
+    reading,
+    requesting,
+    utc_and_local,
+)
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -18,7 +29,6 @@ from tidewheel.control.cli.output import (
     print_result,
     print_table,
 )
-from tidewheel.control.cli.time_options import Tz, utc_and_local
 from tidewheel.control.cli.waiting import Follow, Wait, wait_for_backfill
 from tidewheel.control.client.results import BackfillResult
 from tidewheel.control.instants import read_instant

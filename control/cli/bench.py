@@ -1,7 +1,6 @@
 """`tidewheel admin bench`: measure this machine, from a checkout: `tools/` is not in the wheel."""
 
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,10 +23,6 @@ Rate = Annotated[
     float | None, typer.Option(metavar="N", min=1, help="Runs per second of a steady load: latency, growth, pipeline.")
 ]
 Minutes = Annotated[float | None, typer.Option(metavar="MINUTES", min=0.01, help="Duration of growth and limits.")]
-Against = Annotated[
-    Path | None,
-    typer.Option(metavar="CHECKOUT", help="Compare with another checkout: both builds in turns, by their ratios."),
-]
 
 
 def bench(
@@ -38,7 +33,6 @@ def bench(
     seconds: Seconds = None,
     rate: Rate = None,
     minutes: Minutes = None,
-    against: Against = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Measure this machine, from a checkout.
@@ -56,9 +50,7 @@ def bench(
     measurement = import_module("tools.bench.measurement")
     options = measurement.Options(jobs=jobs, seconds=seconds, rate=rate, minutes=minutes)
     try:
-        reached = command.run(
-            scenarios or [], rounds=rounds, options=options, as_json=output is not Output.TEXT, other=against
-        )
+        reached = command.run(scenarios or [], rounds=rounds, options=options, as_json=output is not Output.TEXT)
     except KeyboardInterrupt:
         typer.echo("interrupted: everything the benchmark had started is stopped and removed", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None

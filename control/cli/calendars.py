@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tidewheel.clock import SystemClock
-from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, reading, requesting
+from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, reading, requesting, rfc3339
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -16,7 +16,6 @@ from tidewheel.control.cli.output import (
     print_table,
     wrapped,
 )
-from tidewheel.control.cli.time_options import rfc3339
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars, show_calendar
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse

@@ -27,7 +27,9 @@ _PACKAGE = "tidewheel.control.cli"
 _LETTERS = "tidewheel.nouns.dead_letters.commands"
 _BATCHES = "tidewheel.nouns.batches.commands"
 _WORKFLOWS = "tidewheel.nouns.workflows.commands"
+_RUNS = "tidewheel.nouns.runs.commands"
 _FREEZES = "tidewheel.nouns.freezes.commands"
+_WORKS = "tidewheel.nouns.works.commands"
 
 
 class Command(NamedTuple):
@@ -35,11 +37,7 @@ class Command(NamedTuple):
 
     Args:
         module: Its module in this package, or with a dot that of a noun.
-        function: Its function there.
-        help: The first line of the function's docstring.
-        extra: The extra whose packages it needs.
         passes_arguments: True if unknown options are arguments, which it passes on.
-        hidden: True if no help shows it.
     """
 
     module: str
@@ -56,13 +54,7 @@ class Command(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group of commands.
-
-    Args:
-        help: Its help line.
-        commands: Its commands and groups by name.
-        by_flags: The command if the first argument is a flag.
-    """
+    """A group of commands; `by_flags` is the command if the first argument is a flag."""
 
     help: str
     commands: Mapping[str, "Command | Group"]
@@ -99,7 +91,7 @@ COMMANDS: Mapping[str, Command | Group] = {
     "status": Command(
         "status", "status", "Show services, what is due and not done, and what is wrong. Exit code 1 if something is."
     ),
-    "doctor": Command("doctor", "doctor", "Check the installation; print each finding with its evidence and a remedy."),
+    "doctor": Command("status", "doctor", "Check the installation; print each finding with its evidence and a remedy."),
     "job": Group(
         "Jobs, their occurrences and versions.",
         {
@@ -114,7 +106,7 @@ COMMANDS: Mapping[str, Command | Group] = {
             "pause": Command("job_edit", "pause", "Pause a job's schedule; triggers still run."),
             "resume": Command("job_edit", "resume", "Resume a paused job."),
             "release": Command(
-                "release",
+                "job_edit",
                 "release",
                 "Let quarantined jobs fire again, once the cause of their error is corrected.",
             ),
@@ -127,7 +119,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "occurrences", "next_occurrences", "Show a job's next occurrences, skipped and moved ones too."
             ),
             "stats": Command(
-                "job_stats", "stats", "Show a job's runs by day: counts, durations and lateness, kept for two years."
+                "jobs", "stats", "Show a job's runs by day: counts, durations and lateness, kept for two years."
             ),
             "preview": Command(
                 "occurrences", "preview", "Show what an unsaved job would do, from a file or from flags."
@@ -157,6 +149,9 @@ COMMANDS: Mapping[str, Command | Group] = {
             "retry": Command(
                 "runs", "retry", "Create a new run of a finished one, or start the next attempt of a retrying one now."
             ),
+            "retry-failed": Command(
+                _RUNS, "retry_failed", "Retry failed and timed-out runs that match a filter, the oldest first."
+            ),
             "logs": Command("runs", "logs", "Print the output of a run's attempts: the last 64 KiB of each."),
         },
         by_flags=_SERVE._replace(hidden=True),
@@ -181,16 +176,14 @@ COMMANDS: Mapping[str, Command | Group] = {
             "purge": Command(_LETTERS, "purge", "Delete dead letters; their runs stay."),
         },
     ),
-    "redrive": Group(
-        "Redrives of dead letters.",
+    "work": Group(
+        "Bulk work: redrives, purges and retries by filter.",
         {
-            "list": Command(_LETTERS, "list_redrives", "List redrives, the newest first."),
-            "show": Command(
-                _LETTERS, "show_redrive", "Show a redrive: its filter, progress and rejected dead letters."
-            ),
-            "pause": Command(_LETTERS, "pause_redrive", "Redrive no further dead letter until the redrive is resumed."),
-            "resume": Command(_LETTERS, "resume_redrive", "Resume a redrive."),
-            "cancel": Command(_LETTERS, "cancel_redrive", "Stop a redrive; the runs that it has created go on."),
+            "list": Command(_WORKS, "list_works", "List bulk work, the newest first."),
+            "show": Command(_WORKS, "show", "Show bulk work: its filter, its progress, and what could not be done."),
+            "pause": Command(_WORKS, "pause", "Pause bulk work until it is resumed; what it has done stays."),
+            "resume": Command(_WORKS, "resume", "Resume bulk work."),
+            "cancel": Command(_WORKS, "cancel", "Stop bulk work; what it has done stays."),
         },
     ),
     "backfill": Group(
@@ -333,7 +326,7 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
             "shards": Group(
                 "Shards, which divide the jobs between schedulers.",
-                {"list": Command("fleet", "list_shards", "List shards, each with the scheduler that fires its jobs.")},
+                {"list": Command("status", "list_shards", "List shards, each with the scheduler that fires its jobs.")},
             ),
             "schemas": Group(
                 "The Avro schemas.",
@@ -358,7 +351,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                     ),
                     "list": Command("admin", "list_topics", "List the topics and what `topics apply` would change."),
                     "rotate-key": Command(
-                        "secrets",
+                        "keys",
                         "rotate_key",
                         "Add a key that signs run messages: the older name of `secrets rotate run-messages`.",
                     ),
@@ -368,7 +361,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "The keys with which services sign.",
                 {
                     "rotate": Command(
-                        "secrets",
+                        "keys",
                         "rotate",
                         "Add a key that signs run messages or task tokens, and delete all but the one before.",
                     )
@@ -390,10 +383,10 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "Ordering keys that a failed run blocks.",
                 {
                     "list": Command(
-                        "ordering_keys", "blocked", "List ordering keys that a failed run blocks, the longest first."
+                        "limits", "blocked", "List ordering keys that a failed run blocks, the longest first."
                     ),
                     "unblock": Command(
-                        "ordering_keys",
+                        "limits",
                         "unblock",
                         "Retry the failed run of an ordering key: its success lets the next run start.",
                     ),
@@ -476,7 +469,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "List changes and operations with actor, door, result and reason, the newest first.",
             ),
             "executors": Command(
-                "fleet", "list_executors", "List executors, each with its slots, queues, handlers and last heartbeat."
+                "status", "list_executors", "List executors, each with its slots, queues, handlers and last heartbeat."
             ),
             "find": Command(
                 "ask",
@@ -488,7 +481,7 @@ COMMANDS: Mapping[str, Command | Group] = {
     ),
 }
 
-# Names of 0.1.0, until 0.3; `bench --against` measures builds of either.
+# Names of 0.1.0, until 0.3; docs/performance.md measures builds of either in turns, by `bench`.
 _OLDER = {name: command._replace(hidden=True) for name, command in {**_SERVICES, "bench": _BENCH}.items()}
 
 

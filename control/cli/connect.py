@@ -39,13 +39,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Reached:
-    """The addresses of an installation.
-
-    Args:
-        database_url: libpq URL or connection string, with its password if that has one.
-        kafka: Settings of a Kafka client, with passwords.
-        stack: The running local stack, where it is the one.
-    """
+    """The addresses of an installation, with passwords if they have any."""
 
     database_url: str
     kafka: Mapping[str, str]
@@ -123,11 +117,7 @@ def psql(
 
 
 def _reach(home: Path | None) -> _Reached:
-    """Return the addresses that a command would use, or those of the stack in `home`.
-
-    Raises:
-        NotRunning: There are none, or no stack runs in `home`.
-    """
+    """Return the addresses that a command would use, or those of the stack in `home`."""
     from tidewheel.settings.connections import Connections
 
     stack = _running(home)
@@ -211,11 +201,16 @@ _PSQL = {
 
 
 def _document(reached: _Reached, url: str, kafka: Mapping[str, str]) -> dict[str, object]:
-    stack = reached.stack
+    stack, variables = reached.stack, dict[str, str]()
+    if stack is not None:
+        from tidewheel.local.state import living_dev
+
+        variables = dev.variables if (dev := living_dev(stack.data_dir)) else {}
     return {
         "database_url": url,
         "kafka": dict(kafka),
         "home": str(stack.data_dir) if stack else None,
+        "api_url": variables.get("TIDEWHEEL_API_URL"),
         "pgpass": str(stack.pgpass) if stack and stack.pgpass else None,
         "kafka_properties": str(stack.kafka_properties) if stack and stack.kafka_properties else None,
     }

@@ -11,15 +11,15 @@ from typing import Annotated
 import typer
 
 from tidewheel.clock import SystemClock
+from tidewheel.control.cli.options import rfc3339, wall
 from tidewheel.control.cli.output import Output, OutputOption, print_result, wrapped
-from tidewheel.control.cli.time_options import rfc3339, wall
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import job_id
 from tidewheel.schedules.cron_parser import uses_hash
+from tidewheel.schedules.cron_schedule import DstGap, DstOverlap
 from tidewheel.schedules.describe import MarkedOccurrence, describe, marked_occurrences
 from tidewheel.schedules.parse import ensure_can_fire, parse_schedule
-from tidewheel.schedules.zoned_cron import DstGap, DstOverlap
 from tidewheel.schedules.zones import LAST_YEAR
 
 _MAX_SHOWN = 1000
@@ -40,12 +40,7 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """One instant, with the effects of clock changes on it.
-
-    Args:
-        local: The same instant on the zone's clock.
-        expressions: Those of several expressions that match it.
-    """
+    """One instant, the expressions that match it, and the effects of clock changes on it."""
 
     utc: datetime
     local: datetime

@@ -65,8 +65,7 @@ def run(
 
     SIGTERM stops them in order. The exit code is 1 if a service cannot be kept running.
     """
-    from tidewheel.control.supervise.run import run_services
-    from tidewheel.control.supervise.services import make_services, module_files, read_roles
+    from tidewheel.control.supervise.services import make_services, module_files, read_roles, run_services
     from tidewheel.settings.executor import ExecutorSettings
 
     names = read_roles("intake,scheduler,relay,executor,api" if roles is None else ",".join(roles))

@@ -9,7 +9,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "up": ("tidewheel up --brokers 3 --standby",),
     "dev": ("tidewheel dev --handlers hello",),
     "serve": ("tidewheel serve --roles scheduler,relay,executor --handlers hello",),
-    "admin bench": ("tidewheel admin bench fire relay --rounds 3", "tidewheel admin bench execute --against ../before"),
+    "admin bench": ("tidewheel admin bench fire relay --rounds 3", "tidewheel admin bench pipeline --output json"),
     "service intake": ("tidewheel service intake --metrics-port 9101",),
     "service scheduler": ("tidewheel service scheduler --metrics-port 9102",),
     "service relay": ("tidewheel service relay --metrics-port 9103",),
@@ -52,6 +52,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel run retry 01a1f866-8561-8c4e-a263-6b34d2c2d0e3 --wait",
         "tidewheel run retry 01a1f866-8561-8c4e-a263-6b34d2c2d0e3 --attempt 3",
     ),
+    "run retry-failed": ("tidewheel run retry-failed --job report --since yesterday --rate 10/s --wait",),
     "dlq list": ("tidewheel dlq list --since yesterday --error TimeoutError",),
     "dlq groups": ("tidewheel dlq groups --since yesterday",),
     "dlq redrive": (

@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     NOT_RUNNING = 3
     """No server is named and the local stack does not run, or a part of it; as in `systemctl status`."""
     NOT_FOUND = 4
-    """There is no such job, run, backfill, redrive, dead letter, calendar, API key or tenant."""
+    """There is no such job, run, backfill, bulk work, dead letter, calendar, API key or tenant."""
     REFUSED = 5
     """Tidewheel refuses the input: a value, a combination of flags, a file, a request."""
     UNAVAILABLE = 6

@@ -1,4 +1,4 @@
-"""`tidewheel job create | update | pause | resume | delete | trigger`: change jobs."""
+"""`tidewheel job create | update | pause | resume | release | delete | trigger`: change jobs."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,14 +15,17 @@ from tidewheel.control.cli.options import (
     Reason,
     RequestId,
     Tenant,
+    Tz,
     complete_key,
+    read_duration,
     read_labels,
     reading,
     requesting,
+    tenant_flag,
+    utc_and_local,
     with_options,
 )
-from tidewheel.control.cli.output import Output, OutputOption, print_result
-from tidewheel.control.cli.time_options import Tz, read_duration, utc_and_local
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table, progress_bar
 from tidewheel.control.cli.waiting import Wait, print_ended_run, wait_for_run
 from tidewheel.control.client.enqueue import TriggerOptions
 from tidewheel.control.client.results import Job
@@ -31,14 +34,16 @@ from tidewheel.control.reads import jobs as read
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.waits import read_lack
 from tidewheel.errors import Unavailable, VersionConflict, refuse
-from tidewheel.intake.dedupes import ACCEPTED
+from tidewheel.intake.trigger import ACCEPTED
 from tidewheel.jobs.strict_json import as_object
 
 Named = Annotated[str | None, typer.Option("--key", metavar="KEY", help="The job's key, instead of the argument KEY.")]
+
 MaybeKey = Annotated[
     str | None,
     typer.Argument(metavar="KEY", help="The job's key, unless the file has it.", autocompletion=complete_key),
 ]
+Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Quarantined jobs, by key.")]
 
 
 @with_options(JobFlags, "flags")
@@ -243,6 +248,49 @@ def key_of(key: str | None, named: str | None, document: Mapping[str, object]) -
         times = "twice" if len(names) == 2 else "three times"
         refuse("key", f"the job is named {times}: {' and '.join(map(repr, names))}", "leave one of them")
     return names[0]
+
+
+def release(
+    keys: Keys = None,
+    *,
+    error: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only those whose error contains this text.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All quarantined jobs; needed without a key or an error.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print their number and the first ten; change nothing.")
+    ] = False,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Let quarantined jobs fire again, once the cause of their error is corrected.
+
+    A scheduler quarantines a job that it cannot fire, such as one whose time zone no longer exists. The job then fires
+    nothing more, and all others go on. `job list --quarantined` lists such jobs, and `job show KEY` has the error.
+    Name jobs by their keys, or select all whose error contains a text, or all.
+
+    A released job fires from where it stopped. Its catch_up decides about the occurrences that have passed meanwhile.
+    A job that fails again is quarantined again. The command can be repeated: it changes quarantined jobs only.
+    """
+    with requesting(tenant) as client, progress_bar("releasing", None) as on_progress:
+        result = client.release(
+            *(keys or ()), error=error, everything=everything, dry_run=dry_run, on_progress=on_progress
+        )
+    if output is not Output.TEXT:
+        print_document(result, output)
+        return
+    if dry_run:
+        typer.echo(f"jobs that would be released: {result.matched:,}")
+        if result.first:
+            rows = ((job.key, job.created_at, job.error) for job in result.first)
+            print_table(("key", "quarantined", "error"), rows)
+        return
+    typer.echo(f"jobs released: {result.released:,}")
+    if result.released:
+        command = f"tidewheel job list --quarantined{tenant_flag(tenant)}"
+        typer.echo(f"each fires from where it stopped; `{command}` shows those that fail again")
 
 
 def _zone(job: Mapping[str, object]) -> str | None:

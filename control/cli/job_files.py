@@ -4,7 +4,7 @@ One job is a JSON object or a YAML mapping. Many jobs are JSON lines, one JSON o
 list, or several documents. JSON lines are read one at a time, in any number. Any other form is read whole, up to
 64 MiB, and its jobs are made one at a time. A job that cannot be read is reported with its place, and the other jobs
 are read. An empty YAML document counts as nothing. A CronJob of Kubernetes, or a List of them, is read as
-`control/kubernetes.py` describes.
+`control/foreign.py` describes.
 
 YAML has JSON's types: a date, a time or `yes` is text, names are text, and a repeated name is refused. A job whose
 aliases repeat so much that it would be longer than a request is refused before it is made: nine lines of YAML may stand
@@ -24,7 +24,7 @@ import typer
 import yaml
 
 from tidewheel.control.client.bulk_load import REMEDY
-from tidewheel.control.kubernetes import is_manifest, objects_of, read_cron_job
+from tidewheel.control.foreign import is_manifest, objects_of, read_cron_job
 from tidewheel.control.reads.yaml_form import NUMBER
 from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, refuse
 from tidewheel.jobs.invalid import UnreadableValue
@@ -49,14 +49,7 @@ def read_job(source: str) -> dict[str, object]:
 
 
 def read_document(source: str, remedy: str) -> dict[str, object]:
-    """Return the object that a file contains; `-` is standard input.
-
-    Args:
-        remedy: What to write if it is none.
-
-    Raises:
-        InvalidInput: There is no such file, it contains no JSON object or YAML mapping, or it repeats a field.
-    """
+    """Return the object that a file contains, or refuse it with the remedy; `-` is standard input."""
     data = read_bytes(source, "--file")
     try:
         found = read_object(data) if data.lstrip()[:1] == b"{" else _mapping(data)
@@ -73,11 +66,7 @@ def read_document(source: str, remedy: str) -> dict[str, object]:
 
 
 def read_bytes(source: str, path: str) -> bytes:
-    """Return the content of a file; `-` is standard input.
-
-    Raises:
-        InvalidInput: It cannot be read, or is longer than the longest request.
-    """
+    """Return the content of a file; `-` is standard input."""
     try:
         with nullcontext(sys.stdin.buffer) if source == STANDARD_INPUT else Path(source).open("rb") as stream:
             data = stream.read(MAX_DOCUMENT_BYTES + 1)
@@ -246,11 +235,7 @@ def ensure_readable(source: str) -> None:
 
 
 def read_jobs(source: str) -> Iterator[Written]:
-    """Yield the jobs of a file in order; `-` is standard input.
-
-    Raises:
-        InvalidInput: It cannot be read, or is too long to be read whole.
-    """
+    """Yield the jobs of a file in order; `-` is standard input."""
     for written in _read_file(source):
         if (document := _mapping_of(written.content)) and is_manifest(document):
             yield from _of_kubernetes(written, document)

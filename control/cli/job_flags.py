@@ -124,12 +124,7 @@ _KINDS = {
 
 
 def described(job: Mapping[str, object], flags: JobFlags) -> dict[str, object]:
-    """Return a job with the values of the flags in place of its own.
-
-    Raises:
-        InvalidInput: Flags exclude each other, or cannot be read.
-        ScheduleRefused: There is no such zone.
-    """
+    """Return a job with the values of the flags in place of its own."""
     changed = dict(job)
     _put(changed, "schedule", _schedule(job.get("schedule"), flags))
     for name in ("start_at", "end_at"):

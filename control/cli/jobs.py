@@ -1,4 +1,4 @@
-"""`tidewheel job list | show`: read jobs."""
+"""`tidewheel job list | show | stats`: read jobs."""
 
 import json
 import shlex
@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Limit, Tenant, read_labels, reading, tenant_flag
+from tidewheel.control.cli.options import (
+    DEFAULT_TENANT,
+    Key,
+    Limit,
+    Tenant,
+    Tz,
+    read_labels,
+    reading,
+    rfc3339,
+    tenant_flag,
+    utc_and_local,
+)
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -18,8 +29,8 @@ from tidewheel.control.cli.output import (
     total_text,
 )
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.cli.time_options import Tz, rfc3339, utc_and_local
 from tidewheel.control.reads import jobs as read
+from tidewheel.control.reads.job_days import MAX_DAYS, JobDay, job_statistics
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.schedule_words import schedule_words
 from tidewheel.jobs.strict_json import as_object
@@ -27,6 +38,10 @@ from tidewheel.schedules.decision import HoldReason
 
 _RELEASE = "correct the cause, then run `tidewheel job release {key}{tenant}`; or correct the job and submit it"
 _POSTPONED = "correct the cause, which the schedulers' logs and `/readyz` have; the job then fires by itself"
+
+_HEADINGS = (
+    "day", "succeeded", "failed", "timed out", "cancelled", "skipped", "attempts", "p50", "p90", "p99", "late p99",
+)  # fmt: skip
 
 
 def list_jobs(
@@ -85,6 +100,29 @@ def show(
         print_document({**(as_object(rest.pop("summary")) or {}), **rest}, output)
     else:
         print_facts(_facts(job, timezone or job.summary.timezone, tenant))
+
+
+def stats(
+    key: Key,
+    *,
+    days: Annotated[
+        int, typer.Option("-n", "--days", metavar="N", min=1, max=MAX_DAYS, help="Look back so many days.")
+    ] = 30,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show a job's runs by day: counts, durations and lateness, kept for two years."""
+    with reading() as connection:
+        found = job_statistics(connection, tenant, key, days)
+    if output is not Output.TEXT:
+        print_document(found, output)
+    elif found.total is None:
+        typer.echo(f"no run of the last {days} days is counted; a day is counted an hour after its end, in UTC")
+    else:
+        rows = [_day_row(day.day.isoformat(), day) for day in found.days]
+        print_table(_HEADINGS, [*rows, _day_row("total", found.total)])
+        if found.total.longest is not None:
+            typer.echo(f"the longest run: {found.total.longest.run_id}, {found.total.longest.took:.3g} s")
 
 
 def _row(job: read.JobSummary) -> tuple[Cell, ...]:
@@ -150,3 +188,9 @@ def _last_run_text(run: read.LastRun | None) -> str | None:
     scheduled = f"scheduled at {rfc3339(run.scheduled_at)}"
     parts = (run.state, run.reason, run.error_type, duration_text(run.duration), scheduled, str(run.run_id))
     return ", ".join(dict.fromkeys(part for part in parts if part))
+
+
+def _day_row(name: str, day: JobDay) -> tuple[Cell, ...]:
+    counts = (day.succeeded, day.failed, day.timed_out, day.cancelled, day.skipped, day.attempts)
+    quantiles = (day.duration.p50, day.duration.p90, day.duration.p99, day.lateness.p99)
+    return name, *map(str, counts), *("" if each is None else f"{each:.3g} s" for each in quantiles)

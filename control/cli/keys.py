@@ -1,22 +1,30 @@
-"""`tidewheel admin api-key create | list | revoke`: keys of the HTTP API."""
+"""`tidewheel admin api-key …` and `secrets rotate`: keys of the HTTP API, and of what services sign."""
 
 from typing import Annotated
 
 import typer
 
+from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_change
 from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading, requesting
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table, wrapped
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.reads.api_keys import ApiKeySummary, list_api_keys
 from tidewheel.control.reads.status import Service, read_services
+from tidewheel.control.rotation import ROTATIONS
 from tidewheel.errors import refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import parse_duration
-from tidewheel.settings.shared import NOT_SET
+from tidewheel.postgres.session import connect
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.services import NOT_SET
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Shown in lists and in the audit log.")]
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part after tw_.")]
 AllTenants = Annotated[bool, typer.Option("--all-tenants", help="A key of all tenants.")]
+
+Revoke = Annotated[
+    bool, typer.Option("--revoke", help="A key has become known: make all but the new one invalid at once.")
+]
 
 
 def create(
@@ -95,6 +103,41 @@ def revoke(key_id: KeyId, output: OutputOption = Output.TEXT) -> None:
     print_result(
         ["revoked" if changed else "unchanged: the key was revoked already"], {"unchanged": not changed}, output
     )
+
+
+def rotate(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"{' or '.join(ROTATIONS)}.")],
+    revoke: Revoke = False,  # noqa: FBT002 - a flag
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Add a key that signs run messages or task tokens, and delete all but the one before.
+
+    The database has the keys, and services read a new one within seconds: nothing has to be restarted. Rotate them as
+    often as your rules for passwords require.
+
+    run-messages: relays sign each message that brings a run to executors, so that no other client of Kafka starts a
+    run. Messages of the key before stay valid until the next rotation. With --revoke executors leave them, and read
+    their runs from the database some seconds later: no run is lost.
+
+    task-tokens: the holder of an attempt's token may report its end from outside. Tokens of the key before stay
+    valid until the next rotation, which is refused while an attempt with such a token is open. With --revoke those
+    attempts end by their timeouts.
+    """
+    if name not in ROTATIONS:
+        refuse("NAME", f"{name!r} is no secret that is rotated", f"write {' or '.join(ROTATIONS)}")
+    work, signs_after_seconds = ROTATIONS[name]
+    with connect(Connections.load().database(), "tidewheel-secrets") as connection:
+        key_id = work(connection, revoke=revoke)
+        change = Change(ALL_TENANTS, "secret.rotate", f"secret/{name}/{key_id}")
+        record_change(connection, process_actor(Door.CLI), change)
+    signs = "at once" if revoke else f"in {signs_after_seconds} s"
+    others = "all other keys are deleted" if revoke else "the key before stays valid"
+    print_result([f"added key {key_id}, which signs {signs}; {others}"], {"key_id": key_id}, output)
+
+
+def rotate_key(revoke: Revoke = False, output: OutputOption = Output.TEXT) -> None:  # noqa: FBT002 - a flag
+    """Add a key that signs run messages: the older name of `secrets rotate run-messages`."""
+    rotate("run-messages", revoke=revoke, output=output)
 
 
 def _row(key: ApiKeySummary) -> tuple[Cell, ...]:

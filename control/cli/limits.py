@@ -1,4 +1,4 @@
-"""`tidewheel admin limit set | rm | list | keys`: limits of concurrency keys."""
+"""`tidewheel admin limit …` and `ordering-key …`: limits of concurrency keys; blocked ordering keys."""
 
 from typing import Annotated
 
@@ -8,10 +8,11 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.client.limits import ChangedLimit
-from tidewheel.control.reads.limits import COUNTED, KeyInUse, LimitSummary, list_keys, list_limits
+from tidewheel.control.reads.limits import COUNTED, BlockedKey, KeyInUse, LimitSummary, list_keys, list_limits
 
 After = Annotated[str, typer.Option(metavar="KEY", help="Begin after this line; the last line of a page names it.")]
 Pattern = Annotated[str, typer.Argument(metavar="KEY", help="A key, or 'PREFIX*' for each key that begins so.")]
+OrderingKey = Annotated[str, typer.Argument(metavar="KEY", help="The ordering key.")]
 
 
 def set_limit(
@@ -83,6 +84,33 @@ def keys(
         typer.echo("no key is in use")
 
 
+def blocked(*, number: Limit = 50, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
+    """List ordering keys that a failed run blocks, the longest first."""
+    with requesting(tenant) as client:
+        found = client.ordering_keys.blocked(limit=number)
+    if output is not Output.TEXT:
+        print_document({"keys": found}, output)
+    elif found:
+        heads = ("key", "blocked by", "since", "retried by", "waiting")
+        print_table(heads, (_blocked_row(each) for each in found))
+    else:
+        typer.echo("no key is blocked")
+
+
+def unblock(
+    key: OrderingKey,
+    *,
+    skip: Annotated[bool, typer.Option("--skip", help="Let the next run start without a retry.")] = False,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Retry the failed run of an ordering key: its success lets the next run start."""
+    with requesting(tenant) as client:
+        unblocked = client.ordering_keys.unblock(key, skip=skip)
+    text = f"skipped run {unblocked.run_id}" if skip else f"run {unblocked.run_id}"
+    print_result([text], unblocked, output)
+
+
 def _lines(words: str, changed: ChangedLimit) -> list[str]:
     if changed.started:
         words += f"; {changed.started} waiting {'run gets' if changed.started == 1 else 'runs get'} a place"
@@ -109,3 +137,8 @@ def _bounds(at_once: int | None, rate: str | None, burst: int) -> tuple[str, str
 
 def _count(number: int) -> str:
     return f"{number:,} or more" if number >= COUNTED else str(number)
+
+
+def _blocked_row(key: BlockedKey) -> tuple[Cell, ...]:
+    retry = "" if key.retried_by is None else str(key.retried_by)
+    return key.key, str(key.blocked_by), key.blocked_at, retry, str(key.waiting)

@@ -12,7 +12,19 @@ import typer
 from tidewheel.control.cli.job_edit import MaybeKey, Named, key_of, print_job_change
 from tidewheel.control.cli.job_files import read_job
 from tidewheel.control.cli.job_flags import JobFlags, described
-from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Reason, Tenant, reading, requesting, with_options
+from tidewheel.control.cli.options import (
+    DEFAULT_TENANT,
+    Key,
+    Reason,
+    Tenant,
+    Tz,
+    read_duration,
+    reading,
+    requesting,
+    rfc3339,
+    utc_and_local,
+    with_options,
+)
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -23,7 +35,6 @@ from tidewheel.control.cli.output import (
     wrapped,
 )
 from tidewheel.control.cli.tables import Cell, seconds_text
-from tidewheel.control.cli.time_options import Tz, read_duration, rfc3339, utc_and_local
 from tidewheel.control.explain import explain as explanations
 from tidewheel.control.explain import preview as previews
 from tidewheel.control.explain import recent

@@ -1,42 +1,41 @@
 """Options that several commands share, and sessions of the database for reads and for requests.
 
-Both check the database first, so that a missing one is reported in one line.
+Both check the database first, so that a missing one is reported in one line. Times in output are UTC beside local time;
+`control/instants.py` reads those of options.
 """
 
 import inspect
+import re
 import shlex
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, get_type_hints
+from typing import TYPE_CHECKING, Annotated, TypeVar, get_type_hints
+from uuid import UUID
 
 import typer
 from psycopg import DatabaseError, IsolationLevel
 
 from tidewheel.audit import Door, process_actor
-from tidewheel.errors import TidewheelError, refuse
+from tidewheel.control.instants import SECONDS, read_instant
+from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, TidewheelError, refuse
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.values import format_timestamp, parse_duration
 from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.session import FOR_LISTS, Conn, Session, connect_configured
 from tidewheel.settings.connections import MOST_COPIES, Connections
 
 if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
-
 _COMPLETED = 50  # keys that a shell offers
-
-
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first; needed without a terminal.")]
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal before an act that is rarely meant.
-
-    Raises:
-        InvalidInput: There is no terminal, and `--yes` is not given.
-        Abort: The answer is no.
-    """
+    """Ask on a terminal before an act that is rarely meant."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -60,17 +59,18 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
 Tenant = Annotated[str, typer.Option(metavar="NAME", is_eager=True, help="Tenant to act in.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The job's key.", autocompletion=complete_key)]
 Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="Reason, stored with the change.")]
+
 RequestId = Annotated[
     str | None,
     typer.Option(metavar="ID", help="The request's id; a repeated id returns the first reply and changes nothing."),
 ]
 MAX_INT = 2**31 - 1  # of an `integer` column
+
 IfVersion = Annotated[
     int | None, typer.Option(metavar="N", min=1, max=MAX_INT, help="Fail unless this is the job's current version.")
 ]
 Limit = Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Show at most this many.")]
 Replication = Annotated[int | None, typer.Option(metavar="N", help="Copies of each new partition; 3 in production.")]
-
 DEFAULT_TENANT = "default"
 
 
@@ -85,13 +85,7 @@ def tenant_flag(tenant: str) -> str:
 
 @contextmanager
 def reading() -> Generator[Conn]:
-    """Open a transaction that reads one snapshot.
-
-    Raises:
-        SettingsError: The database refuses the connection.
-        Unavailable: It does not answer; the message names the setting that holds its address.
-        MigrationError: The database lacks migrations.
-    """
+    """Open a transaction that reads one snapshot; an error names the setting of the database's address."""
     session = Session(checked_url(), "tidewheel-cli", options=FOR_LISTS)
     try:
         session.connection().isolation_level = IsolationLevel.REPEATABLE_READ
@@ -171,6 +165,88 @@ def with_options(kind: type, argument: str) -> Callable[[Callable[..., None]], C
         return gathered
 
     return decorate
+
+
+def _known_zone(name: str | None) -> str | None:
+    """Return the value of --tz; refuse an unknown zone also where no time needs it."""
+    if name is not None:
+        from tidewheel.schedules.zones import zone  # here: most commands read no local time
+
+        try:
+            zone(name)
+        except ScheduleRefused as refused:
+            raise InvalidInput([FieldError("--tz", each.problem, each.remedy) for each in refused.errors]) from None
+    return name
+
+
+Tz = Annotated[
+    str | None,
+    typer.Option(
+        "--tz",
+        metavar="ZONE",
+        help="IANA time zone of times without an offset, and of the output.",
+        callback=_known_zone,
+    ),
+]
+
+After = Annotated[
+    str | None,
+    typer.Option("--after", metavar="PLACE", help="Begin after this place; the last line of a page names it."),
+]
+T = TypeVar("T")
+_IDS: Mapping[object, str] = {int: r"\d{1,18}", UUID: r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"}
+
+
+def read_place(text: str, kind: Callable[[str], T]) -> tuple[datetime, T]:
+    """Parse the place of a row in a list: its instant and its id; raise InvalidInput if it is none."""
+    if (found := re.fullmatch(rf"(\S{{20,40}})/({_IDS[kind]})", text, re.ASCII)) is None:
+        refuse("--after", f"{text!r} is no place", "copy it from the last line of a page")
+    return read_instant(found[1], "--after"), kind(found[2])
+
+
+def place_text(at: datetime, number: int | UUID) -> str:
+    """Return the text of a place."""
+    return f"{format_timestamp(at)}/{number}"
+
+
+def read_duration(text: str, path: str) -> timedelta:
+    """Parse a duration; a bare number is seconds. Raise InvalidInput for other texts."""
+    try:
+        return parse_duration(float(text) if SECONDS.fullmatch(text) else text)
+    except InvalidValue as invalid:
+        raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in invalid.errors]) from invalid
+
+
+def rfc3339(at: datetime) -> str:
+    """Return an instant in UTC, in its shortest exact form.
+
+    >>> from datetime import timezone
+    >>> rfc3339(datetime(2026, 3, 29, 8, tzinfo=timezone(timedelta(hours=2))))
+    '2026-03-29T06:00:00Z'
+    """
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
+
+
+def wall(local: datetime) -> str:
+    """Return a local time with weekday, offset and abbreviation; for UTC the weekday alone.
+
+    >>> from tidewheel.schedules.describe import to_zone
+    >>> wall(to_zone(datetime(2026, 3, 29, 1, tzinfo=UTC), "Europe/Berlin"))
+    'Sun 2026-03-29T03:00:00+02:00 CEST'
+    """
+    if local.tzname() == "UTC":
+        return f"{local:%a}"
+    name = local.tzname() or ""
+    return f"{local:%a} {local.isoformat()}" + (f" {name}" if name[:1].isalpha() else "")
+
+
+def utc_and_local(at: datetime, zone_name: str | None) -> str:
+    """Return an instant in UTC, followed by the local time if a zone other than UTC is known."""
+    if zone_name is None or zone_name == "UTC":
+        return rfc3339(at)
+    from tidewheel.schedules.describe import to_zone  # here: UTC needs no zone data
+
+    return f"{rfc3339(at)}  {wall(to_zone(at, zone_name))}"
 
 
 def _option(name: str, annotation: object, default: object = None) -> inspect.Parameter:

@@ -20,10 +20,10 @@ import typer
 
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.commands import COLUMNS
+from tidewheel.control.cli.options import utc_and_local
 from tidewheel.control.cli.tables import Cell, fact_lines, relative_text, seconds_text, table_lines
-from tidewheel.control.cli.time_options import utc_and_local
-from tidewheel.control.printable import printable, printable_lines
 from tidewheel.control.reads.json_form import as_json
+from tidewheel.control.words import printable, printable_lines
 from tidewheel.jobs.values import format_duration
 
 # Rich is imported where a progress bar is drawn: no list needs it.

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidewheel.control.cli.options import Tz, rfc3339
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_facts, wrapped
-from tidewheel.control.cli.time_options import Tz, rfc3339
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
 from tidewheel.settings.connections import Connections

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from tidewheel.control.cli.options import utc_and_local
 from tidewheel.control.cli.output import duration_text, moment
 from tidewheel.control.cli.tables import Cell, cell_text
-from tidewheel.control.cli.time_options import utc_and_local
 from tidewheel.control.reads.retry_chain import RelatedRun
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
 from tidewheel.control.reads.runs import RunSummary

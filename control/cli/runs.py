@@ -19,13 +19,16 @@ from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
     MAX_INT,
+    After,
     Limit,
     Reason,
     RequestId,
     Tenant,
+    Tz,
     Yes,
     complete_key,
     confirm,
+    read_duration,
     read_labels,
     reading,
     requesting,
@@ -43,14 +46,13 @@ from tidewheel.control.cli.output import (
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, place_facts, run_facts, run_row
 from tidewheel.control.cli.run_ids import RunId, RunIds
-from tidewheel.control.cli.time_options import After, Tz, read_duration
 from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_for_run
 from tidewheel.control.instants import read_instant
-from tidewheel.control.printable import printable_lines
 from tidewheel.control.reads import runs as read
-from tidewheel.control.reads.claim_message import claim_message
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.run_detail import RunDetail
+from tidewheel.control.reads.run_stages import claim_message
+from tidewheel.control.words import printable_lines
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.runs import FINAL, RunState

@@ -1,7 +1,11 @@
-"""`tidewheel status`: services with their heartbeats, what is due and not done, and what is wrong.
+"""`tidewheel status` and `doctor`: what lives, what is due and not done, and what is wrong.
 
-The parts of the local stack come first where one exists. Exit codes: 0 if nothing is wrong, 1 if something is, 3 if the
-local stack is used and does not run, 6 if PostgreSQL does not answer.
+`tidewheel status` prints services with their heartbeats. The parts of the local stack come first where one exists. Exit
+codes: 0 if nothing is wrong, 1 if something is, 3 if the local stack is used and does not run, 6 if PostgreSQL does not
+answer. `tidewheel admin executors` and `shard list` are the lists of the whole installation.
+
+`tidewheel doctor` prints each finding with evidence and a remedy. Exit codes: 0 if nothing is wrong, 1 if there are
+warnings only, 2 if an error keeps work waiting.
 """
 
 import sys
@@ -10,14 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
 
 import psycopg
 import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.cli.options import Limit, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_facts, print_table, wrapped
 from tidewheel.control.cli.service_options import Home
-from tidewheel.control.cli.tables import relative_text
+from tidewheel.control.cli.tables import Cell, relative_text
+from tidewheel.control.reads import fleet as read
 from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.status import COUNTED, FleetStatus, Service, age_text, read_intake_offsets, read_status
@@ -27,7 +34,7 @@ from tidewheel.jobs.strict_json import as_object
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
 from tidewheel.kafka.topics import Topics
 from tidewheel.migrations.runner import require_current
-from tidewheel.postgres.installation_faults import first_line
+from tidewheel.postgres.faults import first_line
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation
@@ -35,11 +42,10 @@ from tidewheel.transitions.tenant_refusals import topics_to_read
 
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackStatus
-
 _WATCH_SECONDS = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
-
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds, until Ctrl-C.")]
+_WARNINGS, _ERRORS = 1, 2
 
 
 def status(home: Home = None, *, watch: Watch = False, output: OutputOption = Output.TEXT) -> None:
@@ -84,13 +90,7 @@ def _show(home: Path | None, output: Output) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The fleet, and the requests on Kafka that intake has not read.
-
-    Args:
-        fleet: The fleet.
-        requests_behind: Their number; None if no broker is named, or the topic could not be read.
-        error: The reason why the topic could not be read.
-    """
+    """The fleet, and the number of requests on Kafka that intake has not read; None if it is unknown."""
 
     fleet: FleetStatus
     requests_behind: int | None
@@ -250,3 +250,71 @@ def print_finding(finding: Finding) -> None:
     typer.echo(wrapped(f"{finding.severity}: {finding.what}", "  "))
     typer.echo(wrapped(f"  evidence: {finding.evidence}", "    "))
     typer.echo(f"  remedy: {finding.remedy}")  # on one line: it can be copied
+
+
+def list_executors(
+    *,
+    after: Annotated[
+        UUID | None, typer.Option(metavar="ID", help="Begin after this executor; the last line of a page names it.")
+    ] = None,
+    number: Limit = 50,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List executors, each with its slots, queues, handlers and last heartbeat."""
+    with reading() as connection:
+        found = read.list_executors(connection, after=after, limit=number + 1)
+    page, more = found[:number], len(found) > number
+    if output is not Output.TEXT:
+        print_document({"executors": page, "next_cursor": page[-1].executor_id if more else None}, output)
+    elif page:
+        print_table(("executor", "name", "state", "heartbeat", "slots", "queues", "handlers"), map(_row, page))
+        if more:
+            typer.echo(f"more: add --after {page[-1].executor_id}")
+    else:
+        typer.echo("no executors")
+
+
+def list_shards(*, output: OutputOption = Output.TEXT) -> None:
+    """List shards, each with the scheduler that fires its jobs."""
+    with reading() as connection:
+        shards = read.list_shards(connection, read_installation(connection, Connections.load()).shards)
+    if output is not Output.TEXT:
+        print_document({"shards": shards}, output)
+    else:
+        rows = [
+            (str(each.shard), each.owner.name, each.owner.last_heartbeat_at) if each.owner
+            else (str(each.shard), "no scheduler", None)
+            for each in shards
+        ]  # fmt: skip
+        print_table(("shard", "scheduler", "heartbeat"), rows)
+
+
+def doctor(output: OutputOption = Output.TEXT) -> None:
+    """Check the installation; print each finding with its evidence and a remedy."""
+    from tidewheel.control.doctor.doctor import diagnose  # here: status needs no check
+
+    report = diagnose(Connections.load())
+    if output is not Output.TEXT:
+        print_document(report, output)
+    else:
+        for finding in report.findings:
+            print_finding(finding)
+            typer.echo()
+        if report.skipped:
+            typer.echo(f"not checked: {', '.join(report.skipped)}")
+        found = f"{len(report.findings)} {'finding' if len(report.findings) == 1 else 'findings'}"
+        typer.echo(f"{found}; nothing wrong: {', '.join(report.passed) or 'no check'}")
+    if report.findings:
+        raise typer.Exit(_ERRORS if any(each.severity is Severity.ERROR for each in report.findings) else _WARNINGS)
+
+
+def _row(each: read.ExecutorSummary) -> tuple[Cell, ...]:
+    return (
+        str(each.executor_id),
+        each.name,
+        "dead" if each.is_silent else "stopping" if each.stopping else "alive",
+        each.last_heartbeat_at,
+        str(each.slots),
+        ", ".join(each.queues),
+        ", ".join(each.handlers),
+    )

@@ -15,7 +15,7 @@ from datetime import datetime
 from statistics import median_high
 from typing import TypeAlias
 
-from tidewheel.control.printable import printable
+from tidewheel.control.words import printable
 from tidewheel.jobs.values import format_second
 
 Cell: TypeAlias = str | datetime | None
@@ -165,14 +165,7 @@ def _selections(
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A table that fits.
-
-    Args:
-        places: The columns to show.
-        widths: Their widths; longer sentences are folded.
-        below: The columns of sentences, which stand below their rows.
-        apart: Cells that are longer than their column, by row and column: on lines of their own.
-    """
+    """A table that fits: sentences stand below their rows, and long cells on lines of their own."""
 
     places: Sequence[int]
     widths: Sequence[int]
@@ -184,12 +177,7 @@ def _layout(
     headings: Sequence[str], texts: Sequence[Sequence[str]], places: Sequence[int], columns: int,
     *, below: bool, apart: bool,
 ) -> _Layout | None:  # fmt: skip
-    """Return the layout of some columns; None if they do not fit.
-
-    Args:
-        below: True to move sentences below their rows.
-        apart: True to move a few long cells to lines of their own.
-    """
+    """Return a layout, with sentences and a few long cells on lines of their own; None if it does not fit."""
     sentences = [place for place in places if headings[place].lower() in _FOLDED] if below else []
     shown = [place for place in places if place not in sentences]
     least = {place: len(headings[place]) for place in shown}

@@ -21,7 +21,7 @@ from tidewheel.control.cli.output import (
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import typed_number
 from tidewheel.control.reads import tenants as read
-from tidewheel.control.reads.tenant_periods import tenant_periods
+from tidewheel.control.reads.tenants import tenant_periods
 from tidewheel.errors import refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import parse_duration

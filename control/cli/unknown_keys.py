@@ -13,11 +13,7 @@ _COMPARED = 1000  # keys, of those with the same first character and of all
 
 
 def with_nearest(unknown: UnknownJob, option: str | None) -> Refused:
-    """Return a refusal with a remedy for a reader of the command line.
-
-    Args:
-        option: The option that has the key, such as `--job`; None for an argument.
-    """
+    """Return a refusal with a remedy that names the option of the key, or no option for an argument."""
     [error] = unknown.errors
     remedy = error.remedy
     if not unknown.was_deleted:

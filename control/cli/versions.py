@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from tidewheel.control.cli.job_edit import print_job_change
-from tidewheel.control.cli.options import DEFAULT_TENANT, MAX_INT, IfVersion, Key, Tenant, reading, requesting
+from tidewheel.control.cli.options import DEFAULT_TENANT, MAX_INT, IfVersion, Key, Tenant, reading, requesting, rfc3339
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table, wrapped
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.cli.time_options import rfc3339
 from tidewheel.control.reads import versions as read
 
 

@@ -78,7 +78,6 @@ class ApiKeys:
 
         Raises:
             Refused: An argument does not fit, there is no such tenant, or the request is a repeat.
-            Unavailable: The database does not answer.
         """
         tenant = ALL_TENANTS if all_tenants else self._connection.tenant
         known = sorted({_scope(each) for each in scopes}, key=list(Scope).index)
@@ -122,15 +121,7 @@ class ApiKeys:
             return list_api_keys(connection, tenant, after=after, limit=as_int(limit, "limit"))
 
     def revoke(self, key_id: str, *, all_tenants: bool = False) -> bool:
-        """Revoke a key of the client's tenant, or of any; API processes refuse it within a second.
-
-        Returns:
-            False if it was revoked before.
-
-        Raises:
-            UnknownApiKey: There is no such key.
-            Unavailable: The database does not answer.
-        """
+        """Revoke a key within a second, of the client's tenant or any; return False if it was revoked before."""
         columns = {"key_id": key_id, "tenant": None if all_tenants else self._connection.tenant}
 
         def revoke(connection: Conn) -> bool:

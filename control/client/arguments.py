@@ -19,9 +19,6 @@ def as_id(value: UUID | str, name: str) -> UUID:
 
     >>> as_id("00000000-0000-0000-0000-000000000001", "run_id")
     UUID('00000000-0000-0000-0000-000000000001')
-
-    Raises:
-        InvalidInput: The value is no id; the error has the argument's name.
     """
     try:
         return value if isinstance(value, UUID) else UUID(value)
@@ -31,11 +28,7 @@ def as_id(value: UUID | str, name: str) -> UUID:
 
 
 def as_document(value: object, name: str) -> dict[str, object]:
-    """Return a mapping as a document.
-
-    Raises:
-        InvalidInput: The value is no mapping of names; the error has the argument's name.
-    """
+    """Return a mapping as a document."""
     if not isinstance(value, Mapping):
         refuse(name, f"{shown(value)} is not a mapping", f"pass the fields of the {name} by their names")
     document = cast("Mapping[str, object]", value)
@@ -49,9 +42,6 @@ def ensure_text_names(value: object, path: str) -> None:
     In JSON, 1 and "1" are one name: one of the two values would be lost.
 
     >>> ensure_text_names({"lines": [{"1": 2}]}, "payload")
-
-    Raises:
-        InvalidInput: The error has the path of the mapping.
     """
     pending: list[tuple[object, str, int]] = [(value, path, 0)]
     while pending:
@@ -74,9 +64,6 @@ def as_int(value: int, name: str, most: int = MAX_INT) -> int:
 
     >>> as_int(3, "attempt")
     3
-
-    Raises:
-        InvalidInput: The value is no whole number from 0 to `most`; the error has the argument's name.
     """
     if type(value) is not int or not 0 <= value <= most:
         refuse(name, f"{shown(value)} does not fit", f"pass a whole number from 0 to {most}")
@@ -84,11 +71,7 @@ def as_int(value: int, name: str, most: int = MAX_INT) -> int:
 
 
 def as_seconds(timeout: timedelta | float) -> float:
-    """Return a timeout in seconds.
-
-    Raises:
-        InvalidInput: It is negative, infinite or no number.
-    """
+    """Return a timeout in seconds."""
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if type(seconds) not in {int, float} or not (0 <= seconds < math.inf):
         refuse("timeout", f"{shown(seconds)} is not a timeout", "pass a number of seconds, 0 or more")

@@ -18,9 +18,8 @@ from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.jobs import Jobs
-from tidewheel.control.client.limits import Limits
+from tidewheel.control.client.limits import Limits, OrderingKeys
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
-from tidewheel.control.client.ordering_keys import OrderingKeys
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
@@ -29,10 +28,11 @@ from tidewheel.control.client.tenants import Tenants
 from tidewheel.control.reads.backfills import BackfillProgress
 from tidewheel.nouns.batches.model import Batch
 from tidewheel.nouns.batches.operations import Batches
-from tidewheel.nouns.dead_letters.model import Redriving
-from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
+from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.workflows.operations import Workflows
+from tidewheel.nouns.works.model import Work
+from tidewheel.nouns.works.operations import Works
 from tidewheel.settings.connections import Connections
 
 P = ParamSpec("P")
@@ -73,6 +73,7 @@ class AsyncRuns(_Part[Runs]):
     cancel = _call(Runs.cancel)
     retry = _call(Runs.retry)
     retry_now = _call(Runs.retry_now)
+    retry_failed = _call(Runs.retry_failed)
     cancel_all = _call(Runs.cancel_all)
     cancel_matching = _call(Runs.cancel_matching)
     count = _call(Runs.count)
@@ -178,25 +179,25 @@ class AsyncBatches(_Part[Batches]):
         return found
 
 
-class AsyncRedrives(_Part[Redrives]):
-    """`Client.redrives` for coroutines."""
+class AsyncWorks(_Part[Works]):
+    """`Client.works` for coroutines."""
 
-    list = _call(Redrives.list)
-    get = _call(Redrives.get)
-    pause = _call(Redrives.pause)
-    resume = _call(Redrives.resume)
-    cancel = _call(Redrives.cancel)
+    list = _call(Works.list)
+    get = _call(Works.get)
+    pause = _call(Works.pause)
+    resume = _call(Works.resume)
+    cancel = _call(Works.cancel)
 
     async def wait(
         self,
-        redrive_id: UUID,
+        work_id: UUID,
         *,
         timeout: float | None = None,
-        on_progress: Callable[[Redriving], None] | None = None,
-    ) -> Redriving:
-        """See `Redrives.wait`."""
-        polling = Polling("redrive", redrive_id, timeout, on_progress)
-        while polling.goes_on(found := await self.get(redrive_id), found):
+        on_progress: Callable[[Work], None] | None = None,
+    ) -> Work:
+        """See `Works.wait`."""
+        polling = Polling("work", work_id, timeout, on_progress)
+        while polling.goes_on(found := await self.get(work_id), found):
             await asyncio.sleep(POLL_SECONDS)
         return found
 
@@ -272,22 +273,6 @@ class AsyncClient(_Part[Client]):
 
     All calls run on one thread, one after another. A cancelled call still ends on its thread before the next one
     begins, so that the next call cannot commit half a transaction.
-
-    Attributes:
-        runs: List, read, wait for, cancel and retry runs.
-        dead_letters: List, redrive and purge dead letters.
-        redrives: Follow, pause, resume and cancel redrives.
-        task_tokens: Complete, fail and keep alive an attempt by its task token.
-        backfills: Pause, resume and cancel backfills.
-        workflows: List, show, pause, resume and cancel occurrences of workflows.
-        batches: Submit batches of runs, add to them, follow and end them.
-        calendars: Put, read and delete calendars.
-        freezes: Freeze and thaw scopes, and list what is frozen.
-        limits: Set, remove and list limits of concurrency keys.
-        ordering_keys: List and unblock keys whose runs wait for one that failed.
-        tenants: Create tenants, change their limits, pause, resume and delete them, and read usage.
-        api_keys: Create, list and revoke keys of the HTTP API.
-        audit_log: List changes and operations with their actors.
     """
 
     def __init__(
@@ -303,7 +288,7 @@ class AsyncClient(_Part[Client]):
         self.jobs = AsyncJobs(client.jobs, self._thread)
         self.runs = AsyncRuns(client.runs, self._thread)
         self.dead_letters = AsyncDeadLetters(client.dead_letters, self._thread)
-        self.redrives = AsyncRedrives(client.redrives, self._thread)
+        self.works = AsyncWorks(client.works, self._thread)
         self.task_tokens = AsyncTaskTokens(client.task_tokens, self._thread)
         self.backfills = AsyncBackfills(client.backfills, self._thread)
         self.workflows = AsyncWorkflows(client.workflows, self._thread)

@@ -21,12 +21,7 @@ class AuditLog:
         limit: int = 50,
         **fits: Unpack[AuditFilter],
     ) -> AuditPage:
-        """List a page of the entries of the client's tenant, the newest first.
-
-        Args:
-            all_tenants: True for the entries of all tenants, and of the whole installation.
-            after: The `next` of the page before.
-        """
+        """List a page of entries of the tenant, or of all with the installation's, after the `next` before."""
         with self._connection.snapshot(all_tenants=all_tenants) as connection:
             tenant = None if all_tenants else self._connection.tenant
             return list_audit_log(connection, tenant, after=after, limit=as_int(limit, "limit"), **fits)

@@ -22,7 +22,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.versions import Change, versions
 from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage, UnknownJob
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.bulk import Loaded, load_jobs
+from tidewheel.intake.new_jobs import Loaded, load_jobs
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.strict_json import read_object
@@ -49,12 +49,7 @@ class JobText(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Change of one job that a dry run finds.
-
-    Args:
-        change: `create` or `update`.
-        fields: The fields of an update that differ; empty for a new job.
-    """
+    """Change that a dry run finds: `create`, or `update` with the fields that differ."""
 
     key: str
     change: str
@@ -66,11 +61,9 @@ class LoadResult:
     """Result of submitting jobs.
 
     Args:
-        updated: How many have a new version.
         unchanged: How many did not change; of a bulk load, how many existed.
         problems: The first hundred errors, each with the place of the job.
         keys: The keys of the submitted jobs, or of the deleted ones; empty of a bulk load.
-        pending: The changes that a dry run found.
     """
 
     created: int = 0

@@ -28,10 +28,6 @@ class Calendars:
 
         Returns:
             True if the calendar has changed.
-
-        Raises:
-            Refused: It has no days, or a field does not fit.
-            Unavailable: The database does not answer.
         """
         document: dict[str, object] = {
             "type": "calendar.put",
@@ -43,11 +39,7 @@ class Calendars:
         return not self._connection.request(document).unchanged
 
     def delete(self, name: str) -> None:
-        """Delete a calendar that no job names.
-
-        Raises:
-            Refused: There is no such calendar, or jobs name it.
-        """
+        """Delete a calendar that no job names."""
         self._connection.request({"type": "calendar.delete", "name": name})
 
     def list(self) -> Sequence[CalendarSummary]:
@@ -56,10 +48,6 @@ class Calendars:
             return list_calendars(connection, self._connection.tenant)
 
     def get(self, name: str) -> CalendarDetail:
-        """Return a calendar with its days.
-
-        Raises:
-            UnknownCalendar: The tenant has no calendar of this name.
-        """
+        """Return a calendar with its days."""
         with self._connection.transaction() as connection:
             return show_calendar(connection, self._connection.tenant, name)

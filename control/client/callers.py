@@ -83,12 +83,7 @@ def is_foreign_async(given: object) -> bool:
 
 
 def fetch_row(connection: object, statement: LiteralString, columns: Mapping[str, object]) -> Row | None:
-    """Return the first row of a statement over SQLAlchemy, in a savepoint.
-
-    Raises:
-        LookupError: A SQL function has raised `no_data_found`.
-        NoTenant: The tenant of the call is being deleted, or was deleted.
-    """
+    """Return a statement's first row over SQLAlchemy, in a savepoint; LookupError is `no_data_found`."""
     import sqlalchemy
     from sqlalchemy.exc import DBAPIError
 

@@ -17,11 +17,8 @@ from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
-from tidewheel.control.client.job_patch import patch_job
-from tidewheel.control.client.jobs import Jobs
-from tidewheel.control.client.limits import Limits
-from tidewheel.control.client.ordering_keys import OrderingKeys
-from tidewheel.control.client.release import OnProgress, ReleaseResult, release
+from tidewheel.control.client.jobs import Jobs, OnProgress, ReleaseResult, patch_job, release
+from tidewheel.control.client.limits import Limits, OrderingKeys
 from tidewheel.control.client.results import BackfillResult, Job, Triggered, backfill_of, job_of, triggered
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.client.task_tokens import TaskTokens
@@ -36,37 +33,23 @@ from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.nouns.batches.operations import Batches
-from tidewheel.nouns.dead_letters.operations import DeadLetters, Redrives
+from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.workflows.operations import Workflows
+from tidewheel.nouns.works.operations import Works
 from tidewheel.settings.connections import Connections
 
 
 class Client:
     """A client of Tidewheel for one thread; a context manager.
 
+    A method raises `Refused` if an argument does not fit or names what does not exist: `errors` has each field and its
+    remedy. It raises `Unavailable` if the database does not answer. A repeated `request_id` returns the first reply.
+
     Args:
         database_url: The database; else that of the settings.
-        tenant: The tenant of every request and read.
         settings: In place of those of the environment.
         actor: The origin of its changes, for the audit log; by default the user of this process.
-
-    Attributes:
-        jobs: List and read jobs.
-        runs: List, read, wait for, cancel and retry runs.
-        dead_letters: List, redrive and purge dead letters.
-        redrives: Follow, pause, resume and cancel redrives.
-        task_tokens: Complete, fail and keep alive an attempt by its task token.
-        backfills: Pause, resume and cancel backfills.
-        workflows: List, show, pause, resume and cancel occurrences of workflows.
-        batches: Submit batches of runs, add to them, follow and end them.
-        calendars: Put, read and delete calendars.
-        freezes: Freeze and thaw scopes, and list what is frozen.
-        limits: Set, remove and list limits of concurrency keys.
-        ordering_keys: List and unblock keys whose runs wait for one that failed.
-        tenants: Create tenants, change their limits, pause, resume and delete them.
-        api_keys: Create, list and revoke keys of the HTTP API.
-        audit_log: List changes and operations with their actors.
     """
 
     def __init__(
@@ -81,7 +64,7 @@ class Client:
         self.jobs = Jobs(self._connection)
         self.runs = Runs(self._connection)
         self.dead_letters = DeadLetters(self._connection)
-        self.redrives = Redrives(self._connection)
+        self.works = Works(self._connection)
         self.task_tokens = TaskTokens(self._connection)
         self.backfills = Backfills(self._connection)
         self.workflows = Workflows(self._connection)
@@ -112,13 +95,7 @@ class Client:
         """Create a job, or update it; an identical spec changes nothing.
 
         Args:
-            job: The job of a `job.submit` request, as a mapping or a `JobSpec`.
             if_version: Only while this is the current version; 0 only creates.
-            request_id: A repeated id returns the first reply.
-
-        Raises:
-            Refused: The job is rejected; `errors` names each field and its remedy.
-            Unavailable: The database does not answer.
         """
         # A JobSpec is passed as it is: as a mapping, its payload and jitter would be parsed differently.
         given = job if isinstance(job, JobSpec) else as_document(job, "job")
@@ -131,35 +108,15 @@ class Client:
         """Change single fields of a job, by a JSON merge patch (RFC 7396); None resets a field.
 
         Args:
-            key: The job.
-            patch: The fields to change, each as in a `job.submit` request.
             if_version: Only while this is the current version. Without it a patch that another change overtakes is
                 applied to the new version.
-            request_id: A repeated id returns the first reply.
-
-        Raises:
-            Refused: There is no such job, or the changed job is rejected.
-            Unavailable: The database does not answer.
         """
         return job_of(
             patch_job(self._connection, key, as_document(patch, "patch"), if_version=if_version, request_id=request_id)
         )
 
     def trigger(self, key: str, payload: object = None, **options: Unpack[TriggerOptions]) -> RunId:
-        """Run a job once.
-
-        Args:
-            key: The job.
-            payload: Any JSON value, in place of the job's own; bytes are passed unchanged.
-            **options: Those of `TriggerOptions`.
-
-        Returns:
-            The run's id, for `runs.wait` and `runs.get`.
-
-        Raises:
-            Refused: There is no such job, or an argument does not fit.
-            Unavailable: The database does not answer.
-        """
+        """Run a job once, with any JSON value as its payload; bytes are passed unchanged."""
         document = trigger_document(key, payload, tenant=self._connection.tenant, **options)
         return RunId(UUID(self._connection.request(document, options.get("request_id")).run_id))
 
@@ -178,20 +135,11 @@ class Client:
 
         Args:
             key: The job, whose own `dedupe` has what the call leaves out. Without any the call is a `trigger`.
-            payload: As for `trigger`.
-            dedupe_key: The key that the triggers share.
             window: The time from the first trigger on, up to 30 days. With `debounce` the time without a trigger.
             mode: `reject` drops the later triggers. `replace` gives the run that has not begun the last payload, and
                 `debounce` postpones it too.
             longest: With `debounce`: the longest time from the first trigger to the run; ten windows by default.
             **options: Those of `TriggerOptions`; with `debounce` neither `delay` nor `run_at`.
-
-        Returns:
-            What happened, the run, and when it is due.
-
-        Raises:
-            Refused: There is no such job, or an argument does not fit.
-            Unavailable: The database does not answer.
         """
         dedupe = drop_none({"key": dedupe_key, "window": window, "mode": mode, "longest": longest})
         document = trigger_document(key, payload, tenant=self._connection.tenant, dedupe=dedupe or None, **options)
@@ -211,13 +159,6 @@ class Client:
 
         The run belongs to the job `later/<handler>`. The first call creates it, with the default policies. Submit a job
         of this key to give its runs other ones.
-
-        Returns:
-            The run's id, for `runs.wait` and `runs.get`.
-
-        Raises:
-            Refused: An argument does not fit.
-            Unavailable: The database does not answer.
         """
         key = f"later/{handler}"
         document = trigger_document(
@@ -258,14 +199,12 @@ class Client:
         A released job that fails again is quarantined again. An interrupted call can be repeated.
 
         Args:
-            *keys: Only these jobs.
             error: Only those whose error contains this text.
             everything: Release all; needed without keys or an error.
             dry_run: Only count them, and return the first ten.
             on_progress: Called after each batch with the number done.
 
         Raises:
-            Refused: There is no such job, or nothing is selected.
             Unavailable: The database does not answer; repeat the call to continue.
         """
         return release(
@@ -306,20 +245,11 @@ class Client:
         """Run the occurrences of a past range, both ends included.
 
         Args:
-            key: The job.
-            from_at: The first instant of the range.
-            to_at: The last.
             what: `missing_only` (the default) or `all`.
             versions: `as_of`, the version in force at each instant (the default), or `current`.
             overlap: Replaces the job's policy.
             max_concurrent: How many of its runs may be open at once; 10 by default.
             order: `oldest_first` (the default) or `newest_first`.
-            dry_run: Only count the occurrences.
-            reason: Stored and shown.
-            request_id: A repeated id returns the first reply.
-
-        Raises:
-            Refused: There is no such job, the range is in the future or too long, or an argument does not fit.
         """
         document: dict[str, object] = {
             "type": "job.backfill", "key": key, "from": from_at, "to": to_at, "what": what, "versions": versions,
@@ -331,72 +261,45 @@ class Client:
         """Recompute every occurrence of a range, and compare it with what is recorded.
 
         Args:
-            first: The first instant.
             before: All instants are earlier; the present by default.
             key: Only this job; by default all jobs of the tenant.
 
         Raises:
             InvalidInput: The range is ahead, or runs of it are no longer kept.
-            UnknownJob: There is no such job.
         """
         own = self._connection
         return run_audit(own.url, first, before, tenant=own.tenant, key=key, archive=own.archive)
 
     def explain(self, key: str, at: datetime) -> Explanation:
-        """Explain what happened, or will happen, at an instant of a job.
-
-        Raises:
-            UnknownJob: There is no such job and there never was.
-        """
+        """Explain what happened, or will happen, at an instant of a job."""
         tenant, misfire_after = self._connection.tenant, self._connection.installation.misfire_after
         with self._connection.snapshot() as connection:
             return explain(connection, tenant, key, at, misfire_after=misfire_after)
 
     def next(self, key: str, n: int = 10) -> Upcoming:
-        """Return the next `n` occurrences of a job, with skipped ones between them.
-
-        Raises:
-            UnknownJob: There is no such job.
-        """
+        """Return the next `n` occurrences of a job, with skipped ones between them."""
         tenant, misfire_after = self._connection.tenant, self._connection.installation.misfire_after
         with self._connection.snapshot() as connection:
             return upcoming(connection, tenant, key, n, misfire_after=misfire_after)
 
     def statistics(self, key: str, days: int = 30) -> JobStatistics:
-        """Return the counts, durations and lateness of a job's runs by day, for so many days back from today.
-
-        Raises:
-            UnknownJob: There is no such job, and no counted day of it.
-        """
+        """Return the counts, durations and lateness of a job's runs by day, for so many days back from today."""
         with self._connection.snapshot() as connection:
             return job_statistics(connection, self._connection.tenant, key, as_int(days, "days", MAX_DAYS))
 
     def preview(self, job: Mapping[str, object] | JobSpec, n: int = 10, *, after: datetime | None = None) -> Preview:
-        """Return what an unsaved job would do: its policies in words, and its next `n` occurrences.
-
-        Raises:
-            Refused: As by `submit`.
-        """
+        """Return what an unsaved job would do: its policies in words, and its next `n` occurrences."""
         allowed, late = self._connection.installation.allow_lists, self._connection.installation.misfire_after
         with self._connection.snapshot() as connection:
             return preview(connection, self._connection.tenant, job, n, after, allow_lists=allowed, misfire_after=late)
 
     def versions(self, key: str, *, limit: int = 20, before: int | None = None) -> list[Version]:
-        """Return a job's versions, the newest first, each with its changes.
-
-        Raises:
-            UnknownJob: There is no such job and there never was.
-        """
+        """Return a job's versions, the newest first, each with its changes."""
         with self._connection.snapshot() as connection:
             return versions(connection, self._connection.tenant, key, limit=as_int(limit, "limit"), before=before)
 
     def diff(self, key: str, a: int, b: int) -> list[Change]:
-        """Compare version `b` of a job with version `a`.
-
-        Raises:
-            UnknownJob: There is no such job and there never was.
-            InvalidInput: It has no such version.
-        """
+        """Compare version `b` of a job with version `a`."""
         with self._connection.snapshot() as connection:
             return diff(connection, self._connection.tenant, key, as_int(a, "a"), as_int(b, "b"))
 

@@ -1,6 +1,10 @@
 """The connection that every part of `Client` shares.
 
 A request is applied by the code that intake uses, in one transaction of its own, on Tidewheel's database.
+
+A transaction acts for one tenant by a role: row-level security hides all other rows. Sessions are used for one tenant
+after another. So the role, the tenant and the search path end with the transaction. `migrations/row_security.py` makes
+the role and the policies.
 """
 
 import logging
@@ -10,56 +14,50 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import LiteralString, TypeVar
 
+import psycopg
 from psycopg.errors import InsufficientPrivilege
 
 from tidewheel import task_token_keys
 from tidewheel.audit import Actor, Change, process_actor, record_change
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.enqueue import raise_if_rejected
-from tidewheel.errors import Unavailable, UnknownJob, VersionConflict, refuse
+from tidewheel.errors import InstallationFault, Unavailable, UnknownJob, VersionConflict, refuse
 from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import Freeze, RunComplete, RunHeartbeat, Thaw
+from tidewheel.postgres.faults import first_line
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import FOR_LISTS, CommitUnknown, Conn, OwnConnection, RowsLocked, Session
 from tidewheel.postgres.statements import Statements
-from tidewheel.postgres.tenant_role import begin_for_tenant, read_search_path
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import Installation, read_installation
 
 _SET_REPEATABLE_READ = Statements("tidewheel.control")["set_repeatable_read"]
-
 T = TypeVar("T")
-
 _LOG = logging.getLogger("tidewheel.client")
-
 _TRIES = 5
 _LOCK_SECONDS = 10.0  # as `lock_timeout` of a session
 _CREATES_RUNS = ("job.trigger", "job.backfill", "run.retry", "workflow.resume", "batch.submit")
+_SQL = Statements("tidewheel")
+_ACT_FOR_TENANT = _SQL["act_for_tenant"]
+_READ_SEARCH_PATH = _SQL["read_search_path"]
+_REMEDY = "create the role again, or run `tidewheel migrate` with TIDEWHEEL_TENANT_ROLE set to the role that exists"
 
 
 class Connection:
     """A connection to Tidewheel for one thread.
 
     Args:
-        database_url: The database; else that of the settings.
-        tenant: The tenant of every request and read.
-        application: The name of its sessions in PostgreSQL.
-        options: libpq options of its session.
-        settings: In place of those of the environment.
-        actor: The origin of its changes, for the audit log; by default the user of this process.
         shared: The installation whose rates of tenants and task tokens threads share: their owner keeps them.
         lock_seconds: How long it waits for rows that another transaction has locked; then the caller decides.
 
     Attributes:
-        writes: The number of transactions that it has committed by `write`.
         before_blocking: Called before a request is applied that blocks claims.
         on_block: Called when claims begin to wait for such a request.
         traceparent: The trace context of the requests that have none of their own.
-        archive: The setting of the archive.
     """
 
     def __init__(
@@ -108,12 +106,7 @@ class Connection:
         self._own_rates.close()
 
     def refresh_task_tokens(self) -> None:
-        """Read the keys of task tokens again, as the client's own role.
-
-        Raises:
-            Refused: The role may not read them.
-            Unavailable: The database does not answer.
-        """
+        """Read the keys of task tokens again, as the client's own role."""
         try:
             with self._session.transaction() as connection:
                 task_token_keys.refresh(self.installation.task_tokens, connection)
@@ -138,23 +131,13 @@ class Connection:
     def request(
         self, document: Mapping[str, object], request_id: str | None = None, *, tenant: str | None = None
     ) -> Reply:
-        """Apply one request; fields that are None are left out, and the tenant is the connection's by default.
-
-        Raises:
-            Refused: The request is rejected.
-            Unavailable: The database does not answer.
-        """
+        """Apply one request; fields that are None are left out, and the tenant is the connection's by default."""
         [reply] = self.request_all([{**document, "request_id": request_id}], tenant=tenant)
         raise_rejection(reply, document.get("if_version"))
         return reply
 
     def request_with_job(self, trigger: Mapping[str, object], submit: Mapping[str, object]) -> Reply:
-        """Apply a trigger; where its job does not exist, create the job in the same transaction.
-
-        Raises:
-            Refused: One of the two is rejected; nothing was written.
-            Unavailable: The database does not answer.
-        """
+        """Apply a trigger and create the job that it lacks, both in one transaction or neither."""
         wanted, new = (
             ReceivedRequest(own_request(drop_none({**document, "tenant": self.tenant})))
             for document in (trigger, submit)
@@ -201,7 +184,6 @@ class Connection:
         """Write in one transaction; repeat it while the database does not answer, up to five times.
 
         Args:
-            work: Writes by the connection.
             once: Do not repeat after a COMMIT that was not answered, which may have succeeded.
             all_tenants: Write as the owner of the tables, which row-level security does not bind.
 
@@ -277,3 +259,22 @@ def raise_rejection(reply: Reply, expected: object) -> None:
 def drop_none(document: Mapping[str, object]) -> dict[str, object]:
     """Return a document without the fields that are None."""
     return {name: value for name, value in document.items() if value is not None}
+
+
+def read_search_path(connection: Conn) -> str:
+    """Return the schemas of the session, whose `"$user"` a change of the role would change."""
+    [(path,)] = connection.execute(_READ_SEARCH_PATH).fetchall()
+    return str(path)
+
+
+def begin_for_tenant(
+    connection: Conn, role: str, tenant: str, search_path: str, *, first: Sequence[LiteralString] = ()
+) -> None:
+    """Begin a transaction that acts as the role for a tenant, in one round trip."""
+    try:
+        with connection.pipeline():
+            for statement in first:
+                connection.execute(statement)
+            connection.execute(_ACT_FOR_TENANT, {"role": role, "tenant": tenant, "search_path": search_path})
+    except psycopg.errors.InvalidParameterValue as error:
+        raise InstallationFault(first_line(error), _REMEDY, error.sqlstate or "") from error

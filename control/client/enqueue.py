@@ -117,7 +117,6 @@ def enqueue(
             connection over any driver. The caller commits it or rolls it back; on autocommit it is committed at once.
         payload: Any JSON value, in place of the job's own; bytes are passed unchanged.
         dedupe: Such as `{"key": ..., "window": "10m"}`: one run for the triggers with this key in a window.
-        **options: Those of `TriggerOptions`.
 
     Over psycopg a trigger with an ordering key or a dedupe is refused, its job's own among them: your transaction would
     keep a row of the key locked. The SQL function `tidewheel_enqueue` takes both.

@@ -1,21 +1,33 @@
-"""`client.limits`: set, remove and list limits of concurrency keys."""
+"""`client.limits` and `client.ordering_keys`: limits of concurrency keys, and blocked ordering keys."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.arguments import as_int
 from tidewheel.control.client.connection import Connection, drop_none
-from tidewheel.control.reads.limits import KeyInUse, LimitSummary, list_keys, list_limits
+from tidewheel.control.reads.limits import (
+    BlockedKey,
+    KeyInUse,
+    LimitSummary,
+    list_blocked_keys,
+    list_keys,
+    list_limits,
+    read_blocked_key,
+)
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import InvalidInput, refuse
+from tidewheel.ids import RunId
 from tidewheel.jobs.concurrency import KeyLimit
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import validate
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.transitions.key_limits import MOST_PREFIXES, KeyPattern, apply_limit, remove_limit, set_limit
+from tidewheel.transitions.order_keys import skip_blocker
 from tidewheel.transitions.places import Limit
 
 _APPLY_SECONDS = 5.0  # for the keys of a prefix; the scheduler applies the limit to the rest within a minute
@@ -55,10 +67,6 @@ class Limits:
             at_once: The number of its runs that are active at once; no bound if there is a rate only.
             rate: The number of its attempts that start in a time, such as `100/min`.
             burst: The number of starts at once after a rest.
-
-        Raises:
-            Refused: An argument does not fit, or there is no such tenant.
-            Unavailable: The database does not answer.
         """
         given = drop_none({"key": key, "at_once": at_once, "rate": rate, "burst": burst})
         try:
@@ -76,12 +84,7 @@ class Limits:
         return self._change(key, "limit.set", change)
 
     def remove(self, key: str) -> ChangedLimit:
-        """Remove the limit of a key or a prefix; that of a shorter prefix or of the jobs applies from now on.
-
-        Raises:
-            Refused: There is no such tenant.
-            Unavailable: The database does not answer.
-        """
+        """Remove the limit of a key or a prefix; that of a shorter prefix or of the jobs applies from now on."""
         return self._change(key, "limit.remove", remove_limit)
 
     def list(self, *, after: str | None = None, limit: int = 50) -> Sequence[LimitSummary]:
@@ -116,3 +119,61 @@ class Limits:
         if started:
             own.notify(Channel.OUTBOX)
         return ChangedLimit(not changed, started, after is None)
+
+
+@dataclass(frozen=True, slots=True)
+class UnblockedKey:
+    """The result of unblocking a key.
+
+    Args:
+        run_id: The retry; the run that had failed if it was skipped.
+        skipped: True if the next run starts without a retry.
+    """
+
+    run_id: RunId
+    skipped: bool
+
+
+class OrderingKeys:
+    """List and unblock keys."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def blocked(self, *, after: tuple[datetime, str] | None = None, limit: int = 50) -> Sequence[BlockedKey]:
+        """Return the blocked keys, the longest first, after the `blocked_at` and `key` of the page before."""
+        with self._connection.snapshot() as connection:
+            return list_blocked_keys(connection, self._connection.tenant, after=after, limit=as_int(limit, "limit"))
+
+    def unblock(self, key: str, *, skip: bool = False, request_id: str | None = None) -> UnblockedKey:
+        """Retry the failed run of a blocked key, whose success lets the next one start.
+
+        Args:
+            skip: True to let the next run start without a retry.
+            request_id: A repeated id makes no second retry; not with `skip`.
+        """
+        own = self._connection
+        if skip:
+            if request_id is not None:
+                refuse("request_id", "a skip makes no run", "leave it out")
+            # Not twice: a repeat after a lost COMMIT would skip the failure of the next run.
+            skipped = own.write(lambda connection: self._skip(connection, key), once=True)
+            own.notify(Channel.OUTBOX)
+            return UnblockedKey(RunId(skipped), skipped=True)
+        with own.transaction() as connection:
+            found = read_blocked_key(connection, own.tenant, key)
+        if found is None:
+            refuse(
+                "key",
+                f"the ordering key {key!r} is not blocked",
+                "`tidewheel admin ordering-key list` lists those that are",
+            )
+        document = {"type": "run.retry", "run_id": str(found.blocked_by)}
+        if found.retried_by is not None:
+            refuse("key", f"run {found.retried_by} retries the failed run", "wait for its end")
+        return UnblockedKey(RunId(UUID(own.request(document, request_id).run_id)), skipped=False)
+
+    def _skip(self, connection: Conn, key: str) -> UUID:
+        blocker = skip_blocker(connection, self._connection.installation, self._connection.tenant, key)
+        self._connection.record(connection, "ordering_key.skip", f"ordering_key/{key}")
+        return blocker

@@ -26,12 +26,7 @@ FOLLOW_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Output of one attempt, or its new output since the previous piece.
-
-    Args:
-        outcome: Its outcome; None while it runs.
-        dropped_bytes: How many bytes before `output` are no longer stored.
-    """
+    """New output of an attempt, whose outcome is None while it runs, after bytes that are not stored."""
 
     attempt: int
     outcome: str | None
@@ -52,12 +47,7 @@ class _LogRow:
 
 
 class _LogReader:
-    """Reads a run's output, each byte once.
-
-    Args:
-        attempt: Only this attempt; None for all.
-        after: The bytes of that attempt that were read before.
-    """
+    """Reads a run's output, each byte once."""
 
     def __init__(self, tenant: str, run_id: UUID, attempt: int | None = None, after: int = 0) -> None:
         self._columns = {"tenant": tenant, "run_id": run_id, "attempt": attempt, "limit": _PAGE}

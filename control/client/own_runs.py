@@ -46,15 +46,9 @@ def cancel(connection: "Caller", run_id: UUID, *, reason: str | None = None, ten
 
     Args:
         connection: As of `enqueue`.
-        run_id: The run; it may be one that this transaction has enqueued.
-        reason: Stored, and published with the run.
 
     Returns:
         The state in which the transaction sees the run. A terminal run does not change.
-
-    Raises:
-        UnknownRun: The tenant has no such run; nothing was written.
-        Refused: An argument does not fit; nothing was written.
     """
     return _state(run_id, _row(connection, _CANCEL, _cancel_columns(run_id, reason, tenant)))
 
@@ -67,11 +61,7 @@ async def cancel_async(
 
 
 def status(connection: "Caller", run_id: UUID, *, tenant: str = "default") -> Run:
-    """Return a run as the caller's transaction sees it.
-
-    Raises:
-        UnknownRun: The tenant has no such run.
-    """
+    """Return a run as the caller's transaction sees it."""
     return _run(run_id, _row(connection, _STATUS, {"run_id": str(run_id), "tenant": tenant}))
 
 

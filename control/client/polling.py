@@ -14,7 +14,7 @@ POLL_SECONDS = 0.5  # each poll of a backfill counts the states of its runs
 
 
 class Work(Protocol):
-    """A backfill or a redrive."""
+    """A backfill, a batch or bulk work."""
 
     @property
     def state(self) -> str:
@@ -31,7 +31,6 @@ class Polling(Generic[T]):
     """One wait.
 
     Args:
-        name: The name of the work, such as `backfill`.
         timeout: The most seconds to wait.
         on_progress: Called with each result of a poll before the last.
     """
@@ -45,11 +44,7 @@ class Polling(Generic[T]):
         self._started = monotonic_seconds()
 
     def goes_on(self, found: T, work: Work) -> bool:
-        """Return True if the work has not ended: then poll again after `POLL_SECONDS`.
-
-        Raises:
-            TimeoutError: It has not ended in time.
-        """
+        """Return True if the work has not ended: then poll again after `POLL_SECONDS`."""
         if work.finished_at is not None:
             return False
         if self._on_progress is not None:

@@ -6,7 +6,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.ids import JobId, RunId
-from tidewheel.intake.dedupes import ACCEPTED
+from tidewheel.intake.trigger import ACCEPTED
 from tidewheel.runs import FINAL, RunState
 from tidewheel.schemas.generated.records import Reply
 
@@ -16,8 +16,6 @@ class Job:
     """A job after a request.
 
     Args:
-        job_id: Derived from tenant and key.
-        unchanged: True if the request changed nothing.
         next_run_at: The next occurrence, if there is one and the job is not paused.
     """
 
@@ -66,14 +64,10 @@ class Run:
     Args:
         state: Its state; terminal when in `tidewheel.runs.FINAL`.
         attempt: The last attempt begun; 0 before the first.
-        scheduled_at: The nominal instant.
         started_at: When the last attempt began.
         reason: The reason of a skip or a cancellation, or the timeout that fired.
-        error_type: The last error's type.
-        error_message: The last error's text.
         result: The handler's result, as JSON text.
         progress: Reported by the current attempt, or the last, as JSON text.
-        progress_at: When it was reported.
         deadline_at: The earliest of its timeouts that PostgreSQL keeps; None once it is terminal.
     """
 

@@ -27,6 +27,7 @@ from tidewheel.errors import UnknownRun
 from tidewheel.ids import RunId
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import RunsCancel
+from tidewheel.nouns.runs.operations import FailedRuns
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.transitions.cancel_matches import LOOKED_AT
@@ -52,10 +53,11 @@ class CancelResult:
     at_least: bool
 
 
-class Runs:
+class Runs(FailedRuns):
     """Reads and requests about runs."""
 
     def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
         self._connection = connection
 
     def list(
@@ -82,12 +84,7 @@ class Runs:
             labels: Only runs of jobs that have all of these labels now; needs `key` or `since`.
             run_labels: Only runs with all of these labels, their job's or a trigger's instead; needs `key` or `since`.
             ordering_key: Only open runs with this key.
-            since: From this instant on.
-            until: Up to this instant.
             after: The `next_cursor` of the page before.
-
-        Raises:
-            Refused: A filter does not fit, or there is no such job.
         """
         filters = RunFilter(
             status, key, labels, run_labels, lane, queue, cause, concurrency_key, ordering_key, since, until
@@ -96,11 +93,7 @@ class Runs:
             return list_runs(connection, self._connection.tenant, filters, after=after, limit=as_int(limit, "limit"))
 
     def get(self, run_id: UUID) -> Run:
-        """Return a run.
-
-        Raises:
-            UnknownRun: The tenant has no run of this id.
-        """
+        """Return a run."""
         run_id = as_id(run_id, "run_id")
         columns = {"run_id": run_id, "tenant": self._connection.tenant}
         with (
@@ -113,11 +106,7 @@ class Runs:
         return found
 
     def detail(self, run_id: UUID) -> RunDetail:
-        """Return a run with its attempts, deadlines and retry chain, if need be from the archive.
-
-        Raises:
-            UnknownRun: The tenant has no run of this id.
-        """
+        """Return a run with its attempts, deadlines and retry chain, if need be from the archive."""
         run_id = as_id(run_id, "run_id")
         connection = self._connection
         return show_run_anywhere(connection.snapshot, connection.archive, connection.tenant, run_id)
@@ -142,37 +131,19 @@ class Runs:
         return run
 
     def cancel(self, run_id: UUID, *, reason: str | None = None) -> RunState:
-        """Cancel a run in any state.
-
-        Returns:
-            The state it was in before.
-        """
+        """Cancel a run in any state; return the state it was in before."""
         run_id = as_id(run_id, "run_id")
         reply = self._connection.request({"type": "run.cancel", "run_id": str(run_id), "reason": reason})
         return RunState(reply.run_status or "")
 
     def retry(self, run_id: UUID, *, delay: timedelta | float | None = None, request_id: str | None = None) -> RunId:
-        """Create a new run of a terminal one: same payload, its job's current version.
-
-        Args:
-            delay: How long the new run waits, as a timedelta or in seconds.
-            request_id: A repeated id returns the same run.
-
-        Returns:
-            The new run's id.
-
-        Raises:
-            Refused: There is no such run, it is not terminal, or its job is deleted.
-        """
+        """Create a new run of a terminal one: same payload, its job's current version, after a delay."""
         run_id = as_id(run_id, "run_id")
         document = {"type": "run.retry", "run_id": str(run_id), "delay": delay}
         return RunId(UUID(self._connection.request(document, request_id).run_id))
 
     def retry_now(self, run_id: UUID, attempt: int, *, request_id: str | None = None) -> bool:
         """Make the next attempt of a retrying run due now; its run, its number and its retry policy stay.
-
-        Args:
-            request_id: A repeated id gets the first answer.
 
         Returns:
             False if nothing changed: the attempt was due, it has started, or the run has ended.
@@ -190,8 +161,6 @@ class Runs:
         """Cancel all open runs that match a filter and exist now; no executor claims one of them from now on.
 
         Args:
-            reason: Stored, and published with each run.
-            request_id: A repeated id returns the same cancellation.
             **filters: At least one of key, labels, queue, lane, handler and cause.
 
         Returns:
@@ -207,11 +176,7 @@ class Runs:
     def cancel_matching(
         self, document: Mapping[str, object], request_id: str | None, *, dry_run: bool = False
     ) -> CancelResult:
-        """Cancel all open runs that the filter of a `runs.cancel` document matches, or only count them.
-
-        Raises:
-            Refused: The filter would match every run, or it names something that does not exist.
-        """
+        """Cancel all open runs that the filter of a `runs.cancel` document matches, or only count them."""
         if dry_run:
             request = own_request(drop_none({**document, "type": "runs.cancel", "tenant": self._connection.tenant}))
             assert isinstance(request, RunsCancel)  # noqa: S101 - by its type
@@ -223,11 +188,7 @@ class Runs:
         return CancelResult(reply.cancellation_id, min(named, LOOKED_AT), at_least=named > LOOKED_AT)
 
     def count(self, **filters: Unpack[CancelFilter]) -> int:
-        """Count the open runs that `cancel_all` would cancel: those without an accepted cancel.
-
-        Raises:
-            Refused: The filter does not fit.
-        """
+        """Count the open runs that `cancel_all` would cancel: those without an accepted cancel."""
         tenant = self._connection.tenant
         request = own_request(drop_none({"type": "runs.cancel", "tenant": tenant, **filters}))
         assert isinstance(request, RunsCancel)  # noqa: S101 - by its type
@@ -240,30 +201,17 @@ class Runs:
             return cancellations(connection, self._connection.tenant, after=after, limit=as_int(limit, "limit"))
 
     def cancellation(self, number: int) -> Cancellation:
-        """Return the progress of a `cancel_all`.
-
-        Raises:
-            UnknownCancellation: The tenant has no cancellation of this id.
-        """
+        """Return the progress of a `cancel_all`."""
         with self._connection.snapshot() as connection:
             return show_cancellation(connection, self._connection.tenant, as_int(number, "number", MAX_BIGINT))
 
     def logs(self, run_id: UUID, attempt: int | None = None) -> Sequence[LogPiece]:
-        """Return the stored output of a run's attempts, the oldest first; omit attempts without output.
-
-        Raises:
-            UnknownRun: The tenant has no run of this id.
-            InvalidInput: The run has no such attempt.
-        """
+        """Return the stored output of a run's attempts, the oldest first; omit attempts without output."""
         run_id = as_id(run_id, "run_id")
         return read_logs(self._connection, run_id, _attempt(attempt))
 
     def follow_logs(self, run_id: UUID, attempt: int | None = None) -> LogFollower:
-        """Iterate over the output of a run's attempts, and new output until the run (or that attempt) ends.
-
-        Raises:
-            UnknownRun: The tenant has no run of this id.
-        """
+        """Iterate over the output of a run's attempts, and new output until the run (or that attempt) ends."""
         run_id = as_id(run_id, "run_id")
         return LogFollower(self._connection, run_id, _attempt(attempt))
 

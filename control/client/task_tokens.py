@@ -17,15 +17,9 @@ class TaskTokens:
 
         Args:
             result: Any JSON value, at most 64 KiB.
-            request_id: A repeated id returns the first reply.
 
         Returns:
             The run's new state: succeeded, or cancelled where a cancellation was requested meanwhile.
-
-        Raises:
-            StaleToken: The attempt has already ended.
-            Refused: It is no token of this installation, or the result does not fit.
-            Unavailable: The database does not answer.
         """
         return self._end(request_id, token=token, result=result)
 
@@ -42,16 +36,9 @@ class TaskTokens:
 
         Args:
             error_type: Compared with the job's `non_retryable`.
-            permanent: Retry no more.
-            request_id: A repeated id returns the first reply.
 
         Returns:
             The run's new state: retrying, failed, or cancelled where a cancellation was requested meanwhile.
-
-        Raises:
-            StaleToken: The attempt has already ended.
-            Refused: It is no token of this installation, or the texts do not fit.
-            Unavailable: The database does not answer.
         """
         failure = {"error_type": error_type, "error_message": error_message, "permanent": permanent or None}
         return self._end(request_id, token=token, status="failed", **failure)
@@ -68,8 +55,6 @@ class TaskTokens:
 
         Raises:
             StaleToken: The attempt has ended: stop working on it.
-            Refused: It is no token of this installation, or a value does not fit.
-            Unavailable: The database does not answer.
         """
         self._connection.refresh_task_tokens()
         document = {"type": "run.heartbeat", "token": token, "progress": progress, "checkpoint": checkpoint}

@@ -14,10 +14,19 @@ from tidewheel.audit import ALL_TENANTS, Change, record_change
 from tidewheel.control.client.api_keys import MAX_RATE as MAX_KEY_RATE
 from tidewheel.control.client.arguments import as_int
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.reads.tenant_periods import KEPT_STATES, MAX_PERIOD, TenantPeriod, tenant_periods
-from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants, show_tenant, tenant_usage
+from tidewheel.control.reads.tenants import (
+    KEPT_STATES,
+    MAX_PERIOD,
+    TenantPeriod,
+    TenantSummary,
+    TenantUsage,
+    list_tenants,
+    show_tenant,
+    tenant_periods,
+    tenant_usage,
+)
 from tidewheel.errors import FieldError, InvalidInput, Refused, TenantDeleted, UnknownFreeze, refuse
-from tidewheel.intake.cancel import block_claims
+from tidewheel.intake.runs import block_claims
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
 from tidewheel.postgres.notify import Channel
@@ -86,15 +95,7 @@ class Tenants:
         self._connection = connection
 
     def create(self, name: str, **limits: Unpack[Limits]) -> bool:
-        """Create a tenant.
-
-        Returns:
-            False if it exists already, with these limits or others.
-
-        Raises:
-            Refused: The name or a limit does not fit, or a deleted tenant has the name.
-            Unavailable: The database does not answer.
-        """
+        """Create a tenant; return False if it exists already, with these limits or others."""
         if not is_tenant(name):
             remedy = "write 1 to 63 of a-z, 0-9, '.', '_' and '-', a letter or digit first"
             raise InvalidInput([FieldError("tenant", f"{name[:64]!r} is not a tenant name", remedy)])
@@ -122,24 +123,12 @@ class Tenants:
             return list_tenants(connection, after=after, limit=as_int(limit, "limit"))
 
     def get(self, name: str) -> TenantSummary:
-        """Return a tenant with its limits.
-
-        Raises:
-            UnknownTenant: There is none.
-        """
+        """Return a tenant with its limits."""
         with self._connection.snapshot(all_tenants=True) as connection:
             return show_tenant(connection, name)
 
     def limit(self, name: str, **limits: Unpack[Limits]) -> bool:
-        """Change limits of a tenant.
-
-        Returns:
-            False if the limits are as before.
-
-        Raises:
-            Refused: A limit does not fit, or there is no such tenant.
-            Unavailable: The database does not answer.
-        """
+        """Change limits of a tenant; return False if they are as before."""
         changed = _checked(limits, name)
 
         def change(connection: Conn) -> bool:
@@ -163,30 +152,14 @@ class Tenants:
         return done
 
     def pause(self, name: str, *, reason: str | None = None) -> bool:
-        """Start no run of a tenant until it is resumed; what runs goes on.
-
-        Returns:
-            False if it was paused already.
-
-        Raises:
-            Refused: There is no such tenant.
-            Unavailable: The database does not answer.
-        """
+        """Start no run of a tenant until it is resumed; return False if it was paused already."""
         actor = self._connection.actor
         by = actor.named or actor.name
         document = {"type": "freeze", "scope": "tenant", "reason": reason, "by": by}
         return not self._connection.request(document, tenant=name).unchanged
 
     def resume(self, name: str) -> bool:
-        """End the pause of a tenant; `on_resume` of its jobs decides what came due meanwhile.
-
-        Returns:
-            False if it was not paused.
-
-        Raises:
-            Refused: There is no such tenant.
-            Unavailable: The database does not answer.
-        """
+        """End a tenant's pause; `on_resume` of its jobs decides what came due. Return False if there was none."""
         try:
             return not self._connection.request({"type": "thaw", "scope": "tenant"}, tenant=name).unchanged
         except Refused as refused:
@@ -205,7 +178,6 @@ class Tenants:
             False if its deletion was accepted before.
 
         Raises:
-            Refused: There is no such tenant, it is `default`, or the grace does not fit.
             Unavailable: The database does not answer, or a claim has been under way for 10 s.
         """
         if not timedelta(0) <= grace <= MAX_GRACE:
@@ -236,15 +208,7 @@ class Tenants:
         return self._connection.write(delete, all_tenants=True)
 
     def undelete(self, name: str) -> bool:
-        """Take the deletion of a tenant back in its time of grace.
-
-        Returns:
-            False if none was requested.
-
-        Raises:
-            Refused: There is no such tenant, or its deletion has begun.
-            Unavailable: The database does not answer.
-        """
+        """Take a tenant's deletion back in its time of grace; return False if none was requested."""
 
         def keep(connection: Conn) -> bool:
             if connection.execute(_LOCK_TENANT, {"tenant": name}).fetchone() is None:
@@ -263,10 +227,6 @@ class Tenants:
 
         Returns:
             False if it has the grant already.
-
-        Raises:
-            Refused: There is no such tenant, or no such role.
-            Unavailable: The database does not answer.
         """
 
         def grant(connection: Conn) -> bool:
@@ -283,14 +243,7 @@ class Tenants:
         return self._connection.write(grant, all_tenants=True)
 
     def revoke_role(self, name: str, role: str) -> bool:
-        """Revoke such a grant, also one of a deleted tenant; a role without another one acts for no tenant.
-
-        Returns:
-            False if it had no such grant.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
+        """Revoke such a grant; return False if there was none. A role without another one acts for no tenant."""
 
         def revoke(connection: Conn) -> bool:
             revoked = connection.execute(_REVOKE_ROLE, {"tenant": name, "role": role}).rowcount == 1
@@ -301,20 +254,12 @@ class Tenants:
         return self._connection.write(revoke, all_tenants=True)
 
     def usage(self, name: str) -> TenantUsage:
-        """Return what a tenant uses now.
-
-        Raises:
-            UnknownTenant: There is none.
-        """
+        """Return what a tenant uses now."""
         with self._connection.snapshot(all_tenants=True) as connection:
             return tenant_usage(connection, name)
 
     def retention(self, name: str) -> builtins.list[TenantPeriod]:
-        """Return the periods of a tenant that are shorter than those of the installation.
-
-        Raises:
-            UnknownTenant: There is none.
-        """
+        """Return the periods of a tenant that are shorter than those of the installation."""
         with self._connection.snapshot(all_tenants=True) as connection:
             return tenant_periods(connection, name)
 
@@ -327,10 +272,6 @@ class Tenants:
 
         Returns:
             False if the period is so already.
-
-        Raises:
-            Refused: A value does not fit, or there is no such tenant.
-            Unavailable: The database does not answer.
         """
         if days is not None and (isinstance(days, bool) or not 1 <= days <= MAX_PERIOD):
             raise InvalidInput([FieldError("days", f"{days} does not fit", f"write 1 to {MAX_PERIOD}, or none")])

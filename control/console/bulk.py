@@ -1,10 +1,10 @@
-"""Bulk work: backfills, cancellations by filter and redrives, and one of them with its progress."""
+"""Bulk work: backfills, cancellations by filter and works, and one of them with its progress."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 from uuid import UUID
 
 from starlette.exceptions import HTTPException
@@ -14,17 +14,20 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import TenantQuery, read_number, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.paces import Paces
-from tidewheel.control.console.progress import KINDS, Kind, Work, of_backfill, of_cancellation, of_redrive, ordered
+from tidewheel.control.console.progress import KINDS, Work, of_backfill, of_cancellation, of_work, ordered
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part
 from tidewheel.control.reads.backfills import BackfillProgress, backfill, backfills
 from tidewheel.control.reads.cancellations import Cancellation, cancellations, show_cancellation
 from tidewheel.control.reads.fleet import is_scheduler_alive
 from tidewheel.ids import job_id
-from tidewheel.nouns.dead_letters.model import COUNTED, Redriving
+from tidewheel.nouns.dead_letters.model import DeadLetterFilter
 from tidewheel.nouns.dead_letters.operations import DeadLetters
-from tidewheel.nouns.dead_letters.reads import list_dead_letters, list_redrives, show_redrive
+from tidewheel.nouns.dead_letters.reads import list_dead_letters
 from tidewheel.nouns.freezes.reads import freezes_of, standing_freezes
+from tidewheel.nouns.works.model import COUNTED
+from tidewheel.nouns.works.model import Work as StoredWork
+from tidewheel.nouns.works.reads import list_works, show_work
 from tidewheel.postgres.session import Conn
 
 _OF_EACH = 50
@@ -51,7 +54,7 @@ class BulkPage:
         del urls
         read_query(request, TenantQuery)
         now = page_now(connection)
-        parts = [part(partial(_newest, connection, caller, kind, now)) for kind in KINDS]
+        parts = [part(partial(_newest, connection, caller, kind, now)) for kind in ("backfill", "cancellation", "work")]
         read = [work for found in parts if not isinstance(found, Failed) for work in found]
         works = ordered([self.paces.seen(work, now) for work in read])
         ending = sum(work.state == "ending" for work in works)
@@ -65,7 +68,7 @@ class BulkPage:
 
 @dataclass(frozen=True, slots=True)
 class BulkWorkPage:
-    """The page of one backfill, cancellation or redrive.
+    """The page of one backfill, cancellation or work.
 
     Args:
         paces: What was read before.
@@ -85,11 +88,14 @@ class BulkWorkPage:
             read = _read_work(reading, caller.tenant, row, now)
             frozen = _is_frozen(reading, caller.tenant, row)
         work = self.paces.seen(read, now)
-        chosen = list((row.ids or ())[:_CHOSEN]) if isinstance(row, Redriving) else []
+        asked = _filter(row)
+        chosen = asked.get("ids", [])[:_CHOSEN]
+        times = {name: datetime.fromisoformat(asked[name]) for name in ("since", "until") if name in asked}
         letters = DeadLetters(connection).list(ids=chosen, redriven=True).dead_letters if chosen else ()
         stalled = _is_stalled(connection, [work])
         return View(
-            {"now": now, "work": work, "row": row, "stalled": stalled, "letters": letters, "frozen": frozen}
+            {"now": now, "work": work, "row": row, "stalled": stalled, "letters": letters, "frozen": frozen,
+             "times": times, "creates_runs": isinstance(row, StoredWork) and _creates_runs(row)}
         )  # fmt: skip
 
 
@@ -97,7 +103,7 @@ def read_work(connection: Connection, caller: Caller, request: Request) -> Work:
     """Return the bulk work that an address names.
 
     Raises:
-        UnknownBackfill: The tenant has none of this id; UnknownCancellation and UnknownRedrive likewise.
+        UnknownBackfill: The tenant has none of this id; UnknownCancellation and UnknownWork likewise.
     """
     kind, number = read_place(request)
     now = page_now(connection)
@@ -105,7 +111,7 @@ def read_work(connection: Connection, caller: Caller, request: Request) -> Work:
         return _read_work(reading, caller.tenant, _row(reading, caller.tenant, kind, number), now)
 
 
-def read_place(request: Request) -> tuple[Kind, UUID | int]:
+def read_place(request: Request) -> tuple[str, UUID | int]:
     """Return the kind and the id that an address names.
 
     Raises:
@@ -119,31 +125,32 @@ def read_place(request: Request) -> tuple[Kind, UUID | int]:
     raise HTTPException(404, f"there is no bulk work {kind} {text}; copy its address from the list")
 
 
-def _read_work(connection: Conn, tenant: str, row: BackfillProgress | Cancellation | Redriving, now: datetime) -> Work:
+def _read_work(connection: Conn, tenant: str, row: BackfillProgress | Cancellation | StoredWork, now: datetime) -> Work:
     """Return the progress of a row, with the dead letters that others have taken from a redrive."""
     if isinstance(row, BackfillProgress):
         return of_backfill(row.summary, now)
     if isinstance(row, Cancellation):
         return of_cancellation(row, now)
-    work = of_redrive(row, now)
-    if row.state == "finished" or (row.finished_at is not None and now - row.finished_at > _ACCOUNTED):
+    work = of_work(row, now)
+    is_long_ended = row.finished_at is not None and now - row.finished_at > _ACCOUNTED
+    if row.kind != "redrive" or row.state == "finished" or is_long_ended:
         return work
     gone, rest = _taken(connection, tenant, row)
     return replace(work, gone=gone, kept=rest if row.state == "cancelled" else 0)
 
 
-def _row(connection: Conn, tenant: str, kind: Kind, number: UUID | int) -> BackfillProgress | Cancellation | Redriving:
+def _row(connection: Conn, tenant: str, kind: str, number: UUID | int) -> BackfillProgress | Cancellation | StoredWork:
     if isinstance(number, int):
         return show_cancellation(connection, tenant, number)
-    return backfill(connection, tenant, number) if kind == "backfill" else show_redrive(connection, tenant, number)
+    return backfill(connection, tenant, number) if kind == "backfill" else show_work(connection, tenant, number)
 
 
-def _taken(connection: Conn, tenant: str, row: Redriving) -> tuple[int, int]:
+def _taken(connection: Conn, tenant: str, row: StoredWork) -> tuple[int, int]:
     """Return how many dead letters others took from a redrive, and the rest; 0 if that is not known."""
     left = row.matched_count - row.processed
     if row.matched_count > COUNTED or left <= 0:
         return 0, 0
-    found = list_dead_letters(connection, tenant, row.filters, limit=_LISTED)
+    found = list_dead_letters(connection, tenant, _letters_of(row), limit=_LISTED)
     if found.at_least:
         return 0, 0
     rest = found.total - row.rejected_count
@@ -154,30 +161,44 @@ def _taken(connection: Conn, tenant: str, row: Redriving) -> tuple[int, int]:
     return left - rest, rest
 
 
-def _is_frozen(connection: Conn, tenant: str, row: BackfillProgress | Cancellation | Redriving) -> bool:
+def _letters_of(row: StoredWork) -> DeadLetterFilter:
+    """Return the filter of the dead letters that a redrive has not redriven."""
+    given = _filter(row)
+    names = [name for name in DeadLetterFilter.__annotations__ if name in given]
+    return {**{name: given[name] for name in names}, "key": given.get("job"), "redriven": False}  # type: ignore[typeddict-item]
+
+
+def _filter(row: BackfillProgress | Cancellation | StoredWork) -> Mapping[str, Any]:
+    """Return the filter of a work; empty for other bulk work."""
+    return row.filter if isinstance(row, StoredWork) else {}
+
+
+def _is_frozen(connection: Conn, tenant: str, row: BackfillProgress | Cancellation | StoredWork) -> bool:
     """Return True if a freeze covers all the runs that bulk work creates."""
     if isinstance(row, BackfillProgress):
         return row.summary.finished_at is None and bool(freezes_of(connection, tenant, row.summary.job_id))
-    if isinstance(row, Cancellation) or row.finished_at or row.kind == "message":
+    if isinstance(row, Cancellation) or row.finished_at or not _creates_runs(row):
         return False
-    if row.key is not None:
-        return bool(freezes_of(connection, tenant, job_id(tenant, row.key)))
+    if "job" in row.filter:
+        return bool(freezes_of(connection, tenant, job_id(tenant, _filter(row)["job"])))
     freezes = standing_freezes(connection, tenant)
     return any(not each.narrow() for each in freezes)
 
 
-def _newest(connection: Connection, caller: Caller, kind: Kind, now: datetime) -> Sequence[Work]:
+def _creates_runs(row: StoredWork) -> bool:
+    return row.kind == "retry" or (row.kind == "redrive" and row.filter.get("kind") != "message")
+
+
+def _newest(connection: Connection, caller: Caller, kind: str, now: datetime) -> Sequence[Work]:
     with connection.snapshot() as reading:
         if kind == "backfill":
             return [of_backfill(each, now) for each in backfills(reading, caller.tenant, limit=_OF_EACH)]
         if kind == "cancellation":
             return [of_cancellation(each, now) for each in cancellations(reading, caller.tenant, limit=_OF_EACH)]
-        rows = list_redrives(reading, caller.tenant, limit=_OF_EACH)
+        rows = list_works(reading, caller.tenant, limit=_OF_EACH)
         unfinished = [row for row in rows if row.state != "finished"]
         counted = sorted(unfinished, key=lambda row: row.finished_at is not None)[:_COUNTED]
-        return [
-            _read_work(reading, caller.tenant, row, now) if row in counted else of_redrive(row, now) for row in rows
-        ]
+        return [_read_work(reading, caller.tenant, row, now) if row in counted else of_work(row, now) for row in rows]
 
 
 def _is_stalled(connection: Connection, works: Sequence[Work]) -> bool:

@@ -1,4 +1,4 @@
-"""Actions on bulk work: pause, resume and cancel a backfill or a redrive."""
+"""Actions on bulk work: pause, resume and cancel a backfill or a work."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,10 +16,11 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, text_of
 from tidewheel.control.console.bulk import read_place, read_work
 from tidewheel.control.console.forms import Form
+from tidewheel.control.console.progress import Work
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import number, state
 from tidewheel.control.reads.backfills import ENDS
-from tidewheel.nouns.dead_letters.operations import Redrives
+from tidewheel.nouns.works.operations import Works
 
 Verb = Literal["pause", "resume", "cancel"]
 
@@ -27,16 +28,14 @@ _WILL: Mapping[tuple[str, Verb], str] = {
     ("backfill", "pause"): "It creates no further run until it is resumed.",
     ("backfill", "resume"): "It continues where it was paused.",
     ("backfill", "cancel"): "It creates no further run, and its runs that have not started are cancelled.",
-    ("redrive", "pause"): "It redrives no further dead letter until it is resumed.",
-    ("redrive", "resume"): "It continues where it was paused, at its rate.",
-    ("redrive", "cancel"): "It redrives no further dead letter.",
 }
 _STAYS: Mapping[tuple[str, Verb], str] = {
     ("backfill", "pause"): "Runs that it has created go on.",
     ("backfill", "cancel"): "Runs that have started go on.",
-    ("redrive", "pause"): "Runs that it has created continue.",
-    ("redrive", "cancel"): "Runs that it has created continue. It changes no other dead letter.",
 }
+_WORK_STAYS: Mapping[Verb, str] = {
+    "pause": "What it has done stays.", "cancel": "What it has done stays, and runs that it has created continue."
+}  # fmt: skip
 _FROM: Mapping[Verb, Collection[str]] = {
     "pause": ("running",), "resume": ("paused",), "cancel": ("running", "paused")
 }  # fmt: skip
@@ -71,12 +70,23 @@ class ChangeBulk:
         return Dialog(
             f"{self.verb.capitalize()} {name}?", f"{self.verb.capitalize()} {name}",
             back, place="bulk", danger=self.verb == "cancel",
-            will=(_WILL[work.kind, self.verb], so_far), sample=work.about, keep=_KEEP[self.verb],
-            stays=(_STAYS[work.kind, self.verb],) if (work.kind, self.verb) in _STAYS else (),
+            will=(self._will(work), so_far), sample=work.about, keep=_KEEP[self.verb],
+            stays=tuple(filter(None, (self._stays(work),))),
             fields=() if self.verb == "resume" else (
                 Field("reason", "Reason (optional)", help=f"Stored with the {work.kind}."),
             ),
         )  # fmt: skip
+
+    def _will(self, work: Work) -> str:
+        if work.words is None:
+            return _WILL[work.kind, self.verb]
+        if self.verb == "resume":
+            return "It continues where it was paused, at its rate."
+        until = " until it is resumed" if self.verb == "pause" else ""
+        return f"It {work.words.does} no further {work.words.noun}{until}."
+
+    def _stays(self, work: Work) -> str | None:
+        return _STAYS.get((work.kind, self.verb)) if work.words is None else _WORK_STAYS.get(self.verb)
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Change it."""
@@ -84,7 +94,7 @@ class ChangeBulk:
         kind, found = read_place(request)
         _require_change(kind)
         assert isinstance(found, UUID)  # noqa: S101 - of these kinds
-        works = Backfills(connection) if kind == "backfill" else Redrives(connection)
+        works = Backfills(connection) if kind == "backfill" else Works(connection)
         reason = text_of(form, "reason")
         if self.verb == "resume":
             unchanged = works.resume(found).unchanged

@@ -58,10 +58,11 @@ from tidewheel.control.console.urls import local_path
 from tidewheel.control.console.versions import VersionsPage
 from tidewheel.control.console.view import Page, View, without_zone
 from tidewheel.control.console.words import zone_of
-from tidewheel.control.doctor.kept import Doctor
+from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.control.reads.tenants import require_tenant, show_tenant
 from tidewheel.nouns.dead_letters import pages as pages_of_letters
 from tidewheel.nouns.freezes.pages import ChooseFreezePage, FreezeAction, ThawAction
+from tidewheel.nouns.runs import pages as pages_of_runs
 from tidewheel.nouns.workflows.dialogs import CancelWorkflow, PauseWorkflow, ResumeWorkflow
 from tidewheel.nouns.workflows.pages import WorkflowPage, WorkflowsPage
 from tidewheel.settings.api import ApiSettings
@@ -145,6 +146,7 @@ class Console:
             "/selected-jobs/resume": ResumeJobs(),
             "/runs/cancel": CancelRuns(),
             "/runs/retry": RetryRuns(),
+            "/runs/retry-failed": pages_of_runs.RETRY,
             "/runs/cancel-all": CancelMatching(),
             "/dead-letters/redrive": pages_of_letters.REDRIVE,
             "/dead-letters/purge": pages_of_letters.PURGE,

@@ -19,7 +19,7 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part
 from tidewheel.control.console.words import counted
-from tidewheel.control.doctor.kept import Doctor
+from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.control.reads.fleet import (
     ExecutorSummary,
     RunOfExecutor,

@@ -29,7 +29,7 @@ from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun, job
 from tidewheel.control.explain.month import Counted, coming_counts
 from tidewheel.control.explain.recent import Around, around
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
-from tidewheel.control.reads.job_keys import key_of_job
+from tidewheel.control.reads.job_position import key_of_job
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.control.reads.resuming import Resumption, preview_resume
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs

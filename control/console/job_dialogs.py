@@ -9,7 +9,7 @@ from starlette.requests import Request
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.release import release
+from tidewheel.control.client.jobs import release
 from tidewheel.control.client.results import backfill_of, job_of
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, text_of, whole_of
@@ -29,7 +29,7 @@ from tidewheel.control.reads.stored import readable
 from tidewheel.control.reads.versions import job_at, versions
 from tidewheel.errors import InvalidInput, Refused, UnknownJob, refuse
 from tidewheel.ids import job_id
-from tidewheel.intake.backfill_range import TAKE_ALL, TAKE_CURRENT
+from tidewheel.intake.backfills import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import Overlap

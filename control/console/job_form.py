@@ -36,11 +36,13 @@ from tidewheel.control.console.spec_form import (
     typed,
 )
 from tidewheel.control.console.versions import last_author
-from tidewheel.control.pasted import read_pasted
+from tidewheel.control.foreign import read_pasted
 from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.control.reads.versions import job_at
 from tidewheel.errors import FieldError, InvalidInput, Refused, RequestConflict, UnknownJob, VersionConflict
 from tidewheel.ids import job_id
+from tidewheel.jobs.strict_json import as_object
+from tidewheel.redaction import REDACTED, redact_query
 from tidewheel.schedules.zones import zone_names
 
 _REUSED = InvalidInput([FieldError("", "this page has saved something else", "save once more")])  # it was left by Back
@@ -152,9 +154,27 @@ def _opened(state: Typed, at: Collection[str]) -> set[str]:
     return {group.title for group in GROUPS for each in group.fields if state.texts.get(each.path) or each.path in at}
 
 
-def _in_force(connection: Connection, found: Caller, key: str) -> JobDetail:
+def _in_force(connection: Connection, found: Caller, key: str, *, as_stored: bool = False) -> JobDetail:
     with connection.snapshot() as reading:
-        return show_job(reading, found.tenant, key)
+        return show_job(reading, found.tenant, key, as_stored=as_stored)
+
+
+def _with_secrets(connection: Connection, found: Caller, key: str | None, draft: Draft) -> Draft:
+    """Return a job with the stored URL in place of the masked one, if that came back unchanged.
+
+    A URL that differs elsewhere stays masked, and is refused: a stored secret goes to no other address.
+    """
+    target = as_object(draft.job.get("target")) or {}
+    if key is None or REDACTED not in str(target.get("url")):
+        return draft
+    try:
+        stored = as_object(_in_force(connection, found, key, as_stored=True).job.get("target")) or {}
+    except UnknownJob:
+        return draft
+    url = stored.get("url")
+    if not isinstance(url, str) or target["url"] != redact_query(url):
+        return draft
+    return replace(draft, job={**draft.job, "target": {**target, "url": url}})
 
 
 def _read(connection: Connection, found: Caller, request: Request, form: Form) -> tuple[Typed, Draft]:
@@ -197,7 +217,8 @@ def _save(connection: Connection, found: Caller, request: Request, form: Form) -
     state, draft = _read(connection, found, request, form)
     if draft.errors:
         raise InvalidInput(draft.errors)
-    document = {"type": "job.submit", "job": draft.job, "if_version": state.if_version}
+    job = _with_secrets(connection, found, state.key, draft).job
+    document = {"type": "job.submit", "job": job, "if_version": state.if_version}
     return str(draft.job["key"]), state.base, job_of(connection.request(document, request_id_of(form)))
 
 
@@ -236,8 +257,10 @@ def _pasted(state: Typed, draft: Draft) -> Typed:
 
 def _checked(connection: Connection, found: Caller, state: Typed, draft: Draft, refused: Refused | None) -> Typed:
     """Return the page with what saving will do, or with every error."""
+    drafted, draft = draft, _with_secrets(connection, found, state.key, draft)
+    with_secrets = draft is not drafted  # then those of both are the same, and no difference shows one
     try:
-        in_force = None if state.key is None else _in_force(connection, found, state.key)
+        in_force = None if state.key is None else _in_force(connection, found, state.key, as_stored=with_secrets)
     except UnknownJob:  # it was deleted: saving creates it again
         in_force = None
     errors = list(dict.fromkeys((*draft.errors, *(refused.errors if refused else ()))))  # a save refuses a draft's too

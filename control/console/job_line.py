@@ -14,11 +14,11 @@ from tidewheel.control.console.axis import LEAST_SPAN, Axis, Tick
 from tidewheel.control.console.tide import Bar, Size
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import agreed, between, counted, family_of, number, reason_words, state
-from tidewheel.control.durations import duration
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineBin, TimelineRun
 from tidewheel.control.explain.month import Counted
 from tidewheel.control.explain.upcoming import UpcomingOccurrence
+from tidewheel.control.words import duration
 from tidewheel.jobs.values import format_second
 from tidewheel.runs import Cause, RunState
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from itertools import pairwise
 
 from tidewheel.control.console.axis import Axis
-from tidewheel.control.durations import duration
+from tidewheel.control.words import duration
 
 WIDTH = 1000  # of the coordinates of lines, which stretch to the width of the plot
 _LEAST, _MOST = -3, 5  # powers of ten in seconds: 1 ms to a day

@@ -22,10 +22,10 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.bearer import IS_OPEN, KEY
 from tidewheel.control.api.callers import caller
 from tidewheel.control.api.problems import Overloaded
-from tidewheel.control.api.streaming import Places, Streaming
+from tidewheel.control.api.run_events import Places, Streaming
 from tidewheel.control.api.turns import Turns
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
-from tidewheel.control.reads.pulses import Watched, read_pulses
+from tidewheel.control.reads.run_changes import Watched, read_pulses
 from tidewheel.errors import Unavailable
 from tidewheel.process.service import Shutdown
 

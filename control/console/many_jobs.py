@@ -18,7 +18,7 @@ from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.many_runs import MOST, IdOfQuery, back_to
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import counted, number
-from tidewheel.control.reads.job_keys import SelectedJob, read_selected_jobs
+from tidewheel.control.reads.job_position import SelectedJob, read_selected_jobs
 from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.errors import FieldError, InvalidInput
 

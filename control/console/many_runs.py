@@ -24,7 +24,7 @@ from tidewheel.control.console.sentences import is_cancelled
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted, number
-from tidewheel.control.reads.retry_facts import read_retry_facts
+from tidewheel.control.reads.retry_chain import read_retry_facts
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs, read_runs_and_waits
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
 from tidewheel.jobs.values import Key, Queue, format_timestamp

@@ -18,12 +18,11 @@ from tidewheel.control.console.tide import NARROW, WIDE, Counts, Span, Tide, sen
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.console.words import counted, percent
-from tidewheel.control.reads.activity import ActivityFigures, read_activity
+from tidewheel.control.reads.activity import ActivityFigures, UpcomingJobs, read_activity, read_upcoming
 from tidewheel.control.reads.backlog import OpenRuns, read_open_runs
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.runs import RunFilter, list_runs
-from tidewheel.control.reads.upcoming import UpcomingJobs, read_upcoming
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.reads import frozen_spans
 from tidewheel.runs import FINAL

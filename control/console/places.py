@@ -12,7 +12,7 @@ from tidewheel.control.console.keys import KeysPage, NewKey, RevokeKey
 from tidewheel.control.console.tenant_actions import DeleteTenant, LimitTenant, NewTenant, UndeleteTenant
 from tidewheel.control.console.tenants import TenantPage, TenantsPage
 from tidewheel.control.console.view import Page
-from tidewheel.control.doctor.kept import Doctor
+from tidewheel.control.doctor.doctor import Doctor
 
 ACTIONS: Mapping[str, Action] = {
     "/admin/new-tenant": NewTenant(),

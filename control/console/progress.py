@@ -1,24 +1,41 @@
-"""Progress of backfills, cancellations and redrives in one form, as pure functions of their rows.
+"""Progress of backfills, cancellations and works in one form, as pure functions of their rows.
 
 The rate is that since the acceptance, by the stored counts. Work that was paused meanwhile has the same rate: so the
 time left is shown only while it runs, and says about. Pages that are open have the rate of the last 30 s (`paces.py`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, NamedTuple
 
 from tidewheel.control.console.words import NO_REASON, agreed, counted, number
 from tidewheel.control.reads.backfills import ENDS, BackfillSummary
 from tidewheel.control.reads.cancellations import Cancellation
-from tidewheel.nouns.dead_letters.model import COUNTED, Redriving
+from tidewheel.nouns.works.model import COUNTED
+from tidewheel.nouns.works.model import Work as StoredWork
 from tidewheel.transitions.cancel_matches import LOOKED_AT
 
-Kind = Literal["backfill", "cancellation", "redrive"]
-KINDS: tuple[Kind, ...] = ("backfill", "cancellation", "redrive")
 
-_NOUNS: Mapping[Kind, str] = {"backfill": "occurrence", "cancellation": "run", "redrive": "dead letter"}
+class WorkWords(NamedTuple):
+    """The words of a kind of works: what it changes, what it does to each, what else takes these first."""
+
+    noun: str
+    does: str
+    done: str
+    others: str
+
+
+WORKS: Mapping[str, WorkWords] = {
+    "redrive": WorkWords("dead letter", "redrives", "redriven", "A retry, another redrive or a purge"),
+    "purge": WorkWords("dead letter", "purges", "purged", "A redrive or another purge"),
+    "retry": WorkWords("run", "retries", "retried", "Another retry or a redrive"),
+}
+KINDS: Collection[str] = ("backfill", "cancellation", *WORKS)
+
+_NOUNS: Mapping[str, str] = {
+    "backfill": "occurrence", "cancellation": "run", **{kind: words.noun for kind, words in WORKS.items()}
+}  # fmt: skip
 
 TOO_EARLY = timedelta(seconds=5)
 """A rate of the first batches says little."""
@@ -47,7 +64,7 @@ class Work:
         left: The time left at that rate; None if it is not known.
     """
 
-    kind: Kind
+    kind: str
     id: str
     state: str
     about: Sequence[str]
@@ -63,6 +80,11 @@ class Work:
     rate: float | None = None
     is_recent: bool = False
     left: timedelta | None = None
+
+    @property
+    def words(self) -> WorkWords | None:
+        """The words of its kind; None if it is no work."""
+        return WORKS.get(self.kind)
 
     @property
     def state_words(self) -> str:
@@ -84,16 +106,16 @@ class Work:
     def gone_words(self) -> str:
         """Sentences about dead letters or runs that others took, or that are left; empty for none."""
         many = counted(self.gone, _NOUNS[self.kind])
-        if self.kind != "redrive":
+        if self.kind not in WORKS:
             them = agreed(self.gone, "itself", "themselves")
             return f"{many} ended before, by {them} or by another request." if self.gone else ""
         if self.state == "cancelled":
             return self._kept_words(many)
-        return f"A retry, another redrive or a purge took {many} first." if self.gone else ""
+        return f"{WORKS[self.kind].others} took {many} first." if self.gone else ""
 
     def _kept_words(self, gone: str) -> str:
         """Return what became of the dead letters that a cancelled redrive did not redrive, by now."""
-        took = f"A retry, another redrive or a purge took {gone}. " if self.gone else ""
+        took = f"{WORKS[self.kind].others} took {gone}. " if self.gone else ""
         if not self.kept:
             return took.rstrip()
         rest = f"{counted(self.kept, 'dead letter')} {agreed(self.kept, 'is', 'are')} left as before."
@@ -129,12 +151,12 @@ def of_cancellation(row: Cancellation, now: datetime) -> Work:
     return _paced(_bounded(work, LOOKED_AT), now)
 
 
-def of_redrive(row: Redriving, now: datetime) -> Work:
-    """Return the progress of a redrive: dead letters that are redriven or rejected."""
+def of_work(row: StoredWork, now: datetime) -> Work:
+    """Return the progress of a work: things that are done or rejected."""
     about = list(filter_words(row)) or ["all"]
     about += [f"at most {row.rate:g} per second"] if row.rate else []
     gone = row.matched_count - row.processed if row.state == "finished" and row.matched_count <= COUNTED else 0
-    work = Work("redrive", str(row.redrive_id), row.state, about, row.processed, row.matched_count, row.created_at,
+    work = Work(row.kind, str(row.work_id), row.state, about, row.processed, row.matched_count, row.created_at,
                 finished_at=row.finished_at, reason=row.reason, failed=row.rejected_count,
                 gone=max(gone, 0))  # fmt: skip
     return _paced(_bounded(work, COUNTED), now)
@@ -180,15 +202,18 @@ def time_left(work: Work, rate: float) -> timedelta | None:
     return timedelta(seconds=round((work.total - work.done) / rate))
 
 
-def filter_words(row: Cancellation | Redriving) -> Iterator[str]:
+def filter_words(row: Cancellation | StoredWork) -> Iterator[str]:
     """Yield the filters of bulk work, one phrase each; none if it concerns all."""
-    if row.key is not None:
-        yield f"job {row.key}"
     if isinstance(row, Cancellation):
+        yield from [f"job {row.key}"] if row.key is not None else []
         yield from (f"label {name}={value}" for name, value in row.labels.items())
         yield from (f"{name} {value}" for name, value in (("handler", row.handler), ("cause", row.cause)) if value)
-    else:
-        yield from (each for each in (row.error_type, row.status and row.status.replace("_", " ")) if each)
-        yield from ["messages"] if row.kind == "message" else []
-        yield from [counted(len(row.ids), "dead letter")] if row.ids else []
-    yield from (f"{name} {value}" for name, value in (("queue", row.queue), ("lane", row.lane)) if value)
+        yield from (f"{name} {value}" for name, value in (("queue", row.queue), ("lane", row.lane)) if value)
+        return
+    given: Mapping[str, Any] = row.filter
+    yield from [f"job {given['job']}"] if "job" in given else []
+    yield from [given["error_type"]] if "error_type" in given else []
+    yield from [given["status"].replace("_", " ")] if "status" in given else []
+    yield from ["messages"] if given.get("kind") == "message" else []
+    yield from [counted(len(given["ids"]), "dead letter")] if given.get("ids") else []
+    yield from (f"{name} {given[name]}" for name in ("queue", "lane") if name in given)

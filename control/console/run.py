@@ -20,9 +20,9 @@ from tidewheel.control.console.timing import timing
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part
 from tidewheel.control.console.words import target
-from tidewheel.control.explain.why_late import why_late
+from tidewheel.control.explain.job_timeline import why_late
 from tidewheel.control.reads.fleet import AbleExecutors, able_executors
-from tidewheel.control.reads.run_payload import Payload, read_run_payload
+from tidewheel.control.reads.stored import Payload, read_run_payload
 from tidewheel.control.reads.versions import job_at
 from tidewheel.control.reads.waits import WaitCode
 from tidewheel.control.run_places import MessagePlace, RunPlaces

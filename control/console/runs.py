@@ -1,7 +1,7 @@
 """The list of runs: which are like this one."""
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import ClassVar, Literal
 from uuid import UUID
 
@@ -13,16 +13,18 @@ from tidewheel.control.api.runs import RunsQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Window
 from tidewheel.control.console.job_rows import Show
-from tidewheel.control.console.listing import list_view
+from tidewheel.control.console.listing import filters_of, list_view
 from tidewheel.control.console.many_runs import matching_button, matching_filters
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import Instant, format_timestamp
+from tidewheel.runs import DEAD_LETTERED
 
 _SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
 
+_RETRYABLE = {"status", "job", "lane", "queue", "since", "until", "last"}
 _ALIKE = {"due": None, "running_or_cancelling": "running", "failed_or_timed_out": "failed"}
 """By the group of a list the state whose list has the same action on all that match; None for that of all states."""
 
@@ -73,9 +75,19 @@ class RunsPage:
         more = {
             "matching": matching_filters(alike, is_narrowed=any((query.last, query.ended_since, query.ended_until))),
             "matching_button": matching_button(alike),
+            "retryable": _retryable(query, since),
             "occurrences": _skipped_of(query.job, caller.tenant, urls) if query.status == "skipped" else None,
         }
         return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=lambda page: more)
+
+
+def _retryable(query: PageOfRunsQuery, since: datetime | None) -> dict[str, object] | None:
+    """Return the filter of a retry of all failed runs that match; None if a retry has no such filter."""
+    given = filters_of(query)
+    if query.status not in DEAD_LETTERED or not given.keys() <= _RETRYABLE:
+        return None
+    given.pop("last", None)
+    return given | ({} if since is None else {"since": format_timestamp(since)})
 
 
 def _skipped_of(key: str | None, tenant: str, urls: Urls) -> str:

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 
 from tidewheel.control.console.words import agreed, between, counted, number, reason_words, state, when
-from tidewheel.control.durations import duration
 from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.explain.text import paused_by
 from tidewheel.control.explain.upcoming import Upcoming
@@ -17,6 +16,7 @@ from tidewheel.control.reads.resuming import Resumption
 from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.control.reads.runs import RunSummary
 from tidewheel.control.reads.waits import Wait
+from tidewheel.control.words import duration
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.workflows.graph import is_met
 from tidewheel.runs import DEAD_LETTERED, RunState

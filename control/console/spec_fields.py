@@ -9,9 +9,9 @@ from datetime import timedelta
 from typing import Literal, cast, get_args
 
 from tidewheel.control.explain.text import OVERLAP_EFFECTS
+from tidewheel.jobs.concurrency import OrderingKey
 from tidewheel.jobs.dedupe import JobDedupe
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
-from tidewheel.jobs.ordering import OrderingKey
 from tidewheel.jobs.retry import DEFAULT_ATTEMPTS, RetryPolicy
 from tidewheel.jobs.schedule import CronSpec
 from tidewheel.jobs.spec import JobSpec

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tidewheel.control.console.words import between, family_of, state
-from tidewheel.control.durations import duration
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
+from tidewheel.control.words import duration
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import OWNED, Cause
 

@@ -35,6 +35,7 @@ PATHS: Mapping[str, str] = {
     "runs": "/runs",
     "runs_cancel": "/runs/cancel",
     "runs_retry": "/runs/retry",
+    "runs_retry_failed": "/runs/retry-failed",
     "runs_cancel_matching": "/runs/cancel-all",
     "slow_runs": "/runs/slow",
     "run": "/runs/{run_id}",

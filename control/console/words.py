@@ -14,7 +14,7 @@ from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
 from tidewheel.control.console.dump import dump
-from tidewheel.control.durations import duration
+from tidewheel.control.words import duration
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import format_timestamp, parse_timestamp

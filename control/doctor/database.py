@@ -12,8 +12,8 @@ import psycopg
 
 from tidewheel.clock import SystemClock
 from tidewheel.control.doctor.check import Context
+from tidewheel.control.reads.backlog import read_held_lanes
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.reads.held_lanes import read_held_lanes
 from tidewheel.control.reads.status import (
     age_text,
     find_unhandled_runs,
@@ -23,10 +23,10 @@ from tidewheel.control.reads.status import (
     read_status,
 )
 from tidewheel.errors import MigrationError, SettingsError, Unavailable
-from tidewheel.lock_holders import find_lock_holders
 from tidewheel.migrations.row_security import REMEDY, ownership_problem, role_problem, unsecured_tables
 from tidewheel.migrations.runner import MigrationState, created_names, is_post, migrations, status
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.held_lock import find_lock_holders
 from tidewheel.postgres.partitions import TABLES, coming_days, day_of, days_ahead, missing_partitions
 from tidewheel.postgres.session import POOLED_BY_TRANSACTION, SET_POOL_MODE, Conn, OnlyReads, shares_sessions
 from tidewheel.postgres.statements import Statements

@@ -1,6 +1,15 @@
-"""All checks, and the diagnosis of the installation that settings name."""
+"""All checks, the diagnosis of an installation, and the last one of a process.
 
+The last diagnosis of a process: the checks run on request, on a thread of their own. Those who wait for its end wait on
+the event loop, so that they keep no thread from others.
+"""
+
+import asyncio
 import os
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from tidewheel.control.doctor import broker, database, replication
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
@@ -31,6 +40,8 @@ CHECKS = (
     Check("topics", broker.check_topics, needs="broker"),
     Check("disk", broker.check_disk),
 )
+FRESH = timedelta(seconds=10)
+"""A younger diagnosis is not repeated: its checks read the server's own views, and ask the brokers."""
 
 
 def diagnose(settings: Connections, limits: Limits | None = None) -> Report:
@@ -42,3 +53,60 @@ def diagnose(settings: Connections, limits: Limits | None = None) -> Report:
         stack = running_stack()
         context.data_dir = stack.data_dir if stack is not None else None
     return run_checks(CHECKS, context)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The last diagnosis.
+
+    Args:
+        report: Its findings; None before the first one has ended.
+        checked_at: When it began, by the database's clock.
+        is_running: True while checks run.
+    """
+
+    report: Report | None
+    checked_at: datetime | None
+    is_running: bool
+
+
+class Doctor:
+    """Runs the checks, one diagnosis at a time; the default limits are those of `tidewheel doctor`."""
+
+    def __init__(self, settings: Connections, limits: Limits | None = None) -> None:
+        self._settings, self._limits = settings, limits
+        self._lock = threading.Lock()
+        self._running: Future[None] | None = None
+        self._last = Diagnosis(None, None, is_running=False)
+
+    def last(self) -> Diagnosis:
+        """Return the last diagnosis."""
+        with self._lock:
+            running = self._running is not None
+            return Diagnosis(self._last.report, self._last.checked_at, running)
+
+    async def run(self, now: datetime, wait_seconds: float) -> Diagnosis:
+        """Begin a diagnosis unless one runs or is fresh, wait for its end, and return the last one."""
+        running = self._begin(now)
+        if running is not None:
+            await asyncio.wait([asyncio.wrap_future(running)], timeout=wait_seconds)
+        return self.last()
+
+    def _begin(self, now: datetime) -> "Future[None] | None":
+        """Return the diagnosis that runs, or a new one; None if the last one is fresh."""
+        with self._lock:
+            fresh = self._last.checked_at is not None and now - self._last.checked_at < FRESH
+            if self._running is None and not fresh:
+                self._running = Future()
+                threading.Thread(target=self._diagnose, args=(now, self._running), name="doctor", daemon=True).start()
+            return self._running
+
+    def _diagnose(self, now: datetime, ended: "Future[None]") -> None:
+        try:
+            report = diagnose(self._settings, self._limits)
+            with self._lock:
+                self._last = Diagnosis(report, now, is_running=False)
+        finally:
+            with self._lock:
+                self._running = None
+            ended.set_result(None)

@@ -10,7 +10,7 @@ from tidewheel.control.doctor.check import Context
 from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.status import age_text
 from tidewheel.control.standby.state import read_recording
-from tidewheel.postgres.installation_faults import first_line
+from tidewheel.postgres.faults import first_line
 from tidewheel.postgres.primaries import Place, find_primaries
 from tidewheel.postgres.session import rows_of
 from tidewheel.postgres.statements import Statements

@@ -3,11 +3,10 @@
 from datetime import datetime, timedelta
 
 from tidewheel.schedules.calendars import CalendarSchedule
-from tidewheel.schedules.cron_matching import following
-from tidewheel.schedules.cron_schedule import CronSchedule
+from tidewheel.schedules.cron_fields import following
+from tidewheel.schedules.cron_schedule import CronSchedule, ZonedCron
 from tidewheel.schedules.describe import dst_effects
 from tidewheel.schedules.schedule import Schedule, at_second, whole_second
-from tidewheel.schedules.zoned_cron import ZonedCron
 from tidewheel.schedules.zones import zone
 
 _NEAR = timedelta(days=2)  # a clock change further away does not concern the instant

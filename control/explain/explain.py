@@ -7,7 +7,6 @@ whatever the job's past.
 
 from datetime import UTC, datetime, timedelta
 
-from tidewheel.control.explain.child import explain_child, later_parents
 from tidewheel.control.explain.dst_notes import no_occurrence_notes, occurrence_notes
 from tidewheel.control.explain.explanation import (
     MISFIRE_AFTER,
@@ -20,7 +19,7 @@ from tidewheel.control.explain.explanation import (
     WorkflowFacts,
 )
 from tidewheel.control.explain.facts import InstantFacts, read_instant_facts
-from tidewheel.control.explain.predict import chained, moved_to_future, not_recorded
+from tidewheel.control.explain.predict import chained, explain_child, later_parents, moved_to_future, not_recorded
 from tidewheel.control.explain.text import (
     MANUAL,
     NOT_RECORDED,
@@ -44,7 +43,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.runs import Cause, RunState
 from tidewheel.schedules.decision import HoldReason, SkipReason
 from tidewheel.schedules.describe import to_zone
-from tidewheel.schedules.simple import FixedDelay, Manual
+from tidewheel.schedules.schedule import FixedDelay, Manual
 from tidewheel.schedules.zones import LAST_YEAR
 
 _FIRST_YEAR = 1970
@@ -67,13 +66,11 @@ def explain(
     names the only one that follows within its unit.
 
     Args:
-        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
         misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
         unit: The unit to which `at` is given; zero for one that is exact.
         with_undo: False to leave out how a skip or a move by request is undone: the caller offers it.
 
     Raises:
-        UnknownJob: There is no such job and never was one.
         ScheduleRefused: `at` has no offset or lies beyond 1970 to 2199, or a stored schedule cannot be read.
     """
     at = _in_utc(at)

@@ -17,7 +17,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause
 from tidewheel.schedules.decision import Override
-from tidewheel.schedules.simple import Once
+from tidewheel.schedules.schedule import Once
 
 _SQL = Statements("tidewheel.control")
 _READ_RUNS_AT = _SQL["read_runs_at"]
@@ -50,7 +50,6 @@ class InstantFacts:
     """All rows that concern one instant.
 
     Args:
-        at: The instant, in UTC.
         runs: The runs of the instant, the timer's first.
         spans: The ledger rows of the instant, the shortest first.
     """

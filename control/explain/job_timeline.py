@@ -1,4 +1,4 @@
-"""The timeline of a job: its runs in a time one by one, or counted by bins; skips, pauses, versions.
+"""The timeline of a job, run by run or in bins; skips, pauses, versions; the reason of a late run.
 
 Up to `MAX_RUNS` runs are shown one by one. More are counted from the newest `LOOKED_AT` of them. Where these are not
 all, and the time is a week or longer, the counts of retention complete them by day.
@@ -13,13 +13,15 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.buckets import quantile, unpack
+from tidewheel.activity import quantile, unpack
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
 from tidewheel.control.explain.recent import Unfired, unfired_between
 from tidewheel.control.reads.job_days import read_counted_days
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.control.reads.json_form import one_of
+from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.control.reads.runs import STATUSES
+from tidewheel.nouns.freezes.reads import freeze_changes
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause
@@ -30,12 +32,13 @@ _COUNT_TIMELINE_RUNS = _SQL["count_timeline_runs"]
 _READ_TOOK_P95 = _SQL["read_took_p95"]
 _READ_VERSIONS_SINCE = _SQL["read_versions_since"]
 _READ_PAUSES = _SQL["read_pauses"]
-
 MAX_RUNS = 400
 LOOKED_AT = 20_000
 MAX_SKIPS = 20
 _DAY = timedelta(days=1)
 _WEEK = 7 * _DAY
+UNKNOWN = "the occurrence was missed, came due in a pause, or was past when the job was submitted"
+_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +175,7 @@ def equal_edges(since: datetime, until: datetime, bins: int) -> list[datetime]:
 def job_timeline(
     connection: Conn, tenant: str, key: str, edges: Sequence[datetime], *, misfire_after: timedelta = MISFIRE_AFTER
 ) -> JobTimeline:
-    """Return the timeline of a job.
-
-    Args:
-        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
-        edges: The begin of each bin and the end of the last one, ascending.
-    """
+    """Return the timeline of a job; ascending edges begin its bins, and the last one ends them."""
     job = read_job_position(connection, tenant, key)
     since, until = edges[0], edges[-1]
     columns = {"job_id": job.job_id, "since": since, "until": until}
@@ -264,3 +262,38 @@ def joined_pauses(entries: Sequence[tuple[datetime, bool, str]]) -> Iterator[Pau
         if begin is not None and end is not None:
             yield Pause(begin[0], end, begin[1])
         begin, end = None, at
+
+
+def why_late(connection: Conn, tenant: str, run: RunDetail) -> str:
+    """Return the reason as a part of a sentence; all that are possible if the records do not show which."""
+    summary = run.summary
+    at, made = summary.scheduled_at, summary.created_at
+    columns: dict[str, object] = {"job_id": summary.job_id, "since": at, "until": made + _TICK}
+    with connection.cursor(row_factory=class_row(VersionTick), binary=True) as cursor:
+        submitted = cursor.execute(_READ_VERSIONS_SINCE, columns).fetchall()
+    if any(each.number == summary.job_version for each in submitted):
+        return f"it was past when version {summary.job_version} of the job was submitted"
+    columns = {"tenant": tenant, "object": f"job/{summary.key}", "until": made}
+    entries = connection.execute(_READ_PAUSES, columns, binary=True).fetchall()
+    pause = _pause_at(at, cast("Sequence[tuple[datetime, bool, str]]", entries))
+    if pause is not None:
+        return pause
+    for change in freeze_changes(connection, tenant, at, made):
+        if not change.begins and change.names(queue=summary.queue, key=summary.key, labels=run.labels):
+            return f"the occurrence came due in a freeze ({change.scope}), which {change.by} ended"
+    return "the occurrence was missed"
+
+
+def _pause_at(at: datetime, entries: Sequence[tuple[datetime, bool, str]]) -> str | None:
+    """Return whether the job was paused at an instant; None if it was not.
+
+    A pause with an end of its own ends without an entry, so one without a resume may have ended before.
+
+    Args:
+        entries: Pauses and resumes until the run was made, the newest first, each with True for a pause and its author.
+    """
+    before = next((begins for when, begins, _ in entries if when <= at), None)
+    after = next(((begins, by) for when, begins, by in reversed(entries) if when > at), None)
+    if after is not None and not after[0] and before is not False:
+        return f"the occurrence came due in a pause, which {after[1]} ended"
+    return UNKNOWN if before else None

@@ -22,10 +22,9 @@ from tidewheel.schedules.calendars import MAX_COUNTED
 from tidewheel.schedules.decision import HoldReason, Override
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.open_days import open_days
-from tidewheel.schedules.schedule import TICK, at_second
-from tidewheel.schedules.simple import FixedDelay
+from tidewheel.schedules.schedule import TICK, FixedDelay, at_second
 from tidewheel.schedules.timer_state import TimerState
-from tidewheel.schedules.tzif import EPOCH_ORDINAL
+from tidewheel.schedules.zones import EPOCH_ORDINAL
 
 _FIRST = 3
 _LAST = datetime.max.replace(tzinfo=UTC)
@@ -94,12 +93,7 @@ class InForce(NamedTuple):
 
 
 def job_calendar(connection: Conn, tenant: str, key: str, month: date | None = None) -> JobCalendar:
-    """Return the days of a month of a job.
-
-    Args:
-        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
-        month: Any day of the month, on the job's clock; by default the present month.
-    """
+    """Return the days of a month of a job: that of any given day on its clock, or the present one."""
     job = read_job_position(connection, tenant, key)
     at = job.now if month is None else datetime(month.year, month.month, 15, tzinfo=UTC)
     timeline = _timeline(connection, job, min(at, job.now))

@@ -1,13 +1,30 @@
-"""Predict the outcome of an instant without a record, from the timer's position on.
+"""Predict the outcome of an instant without a record, and explain that of a job with parents.
 
 The scheduler's own code decides for the current time. Nothing is written.
+
+Explain an instant of a job with parents: by its run in the occurrence, else by what it waits for.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import cast
+from uuid import UUID
 
-from tidewheel.control.explain.explanation import MOVED, OccurrenceOutcome, Verdict
+from psycopg.rows import class_row
+
+from tidewheel.control.explain.explanation import (
+    MOVED,
+    ChildRun,
+    Explanation,
+    OccurrenceOutcome,
+    ParentState,
+    Verdict,
+    WorkflowFacts,
+)
 from tidewheel.control.explain.facts import InstantFacts, OverrideFacts
 from tidewheel.control.explain.text import (
+    FOLLOWS,
     NEXT_POLL_FIRES,
     SEVERAL_POLLS,
     TIMER_MISSING,
@@ -16,6 +33,7 @@ from tidewheel.control.explain.text import (
     excluded,
     in_freeze,
     in_pause,
+    instant,
     jitter_until,
     late,
     late_moved,
@@ -26,15 +44,26 @@ from tidewheel.control.explain.text import (
     postponed,
     quarantined,
     skipped_manually,
+    state_text_of,
     undo_skip,
     will_fire,
     will_fire_moved,
 )
 from tidewheel.control.explain.version_timeline import VersionSpan
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import FINAL, RunState
 from tidewheel.schedules.decide import decide
 from tidewheel.schedules.decision import HoldReason, SkipReason
 from tidewheel.schedules.policies import jittered
-from tidewheel.schedules.simple import FixedDelay
+from tidewheel.schedules.schedule import FixedDelay
+from tidewheel.transitions.occurrences import MEETS, Occurrence
+from tidewheel.transitions.parents import read_parent_runs
+
+_SQL = Statements("tidewheel.control")
+_FIND_OCCURRENCE = _SQL["find_occurrence_of_child"]
+_READ_CHILD_RUNS = _SQL["read_child_runs"]
+_FIND_LATER_PARENTS = _SQL["find_later_parents"]
+_ENDED = frozenset({"succeeded", "failed", "timed_out", "cancelled", "cancelling", "timing_out"})
 
 
 def not_recorded(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
@@ -75,6 +104,51 @@ def chained(facts: InstantFacts, schedule: FixedDelay) -> Verdict:
     if facts.at == cursor and not run_open and facts.timeline.version_spans[-1] is facts.version_span:
         return _held(facts, facts.at) or _ahead_or_late(facts, after_last_run(schedule))
     return Verdict(OccurrenceOutcome.NO_OCCURRENCE, no_chained_occurrence(schedule, cursor, run_open=run_open))
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """The explanation of a child: the verdict, the occurrence, the instants of its root around this one."""
+
+    verdict: Verdict
+    workflow: WorkflowFacts | None = None
+    before: datetime | None = None
+    after: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    root_job_id: UUID
+    root_key: str
+    root_run_id: UUID | None
+    root_state: str | None
+    root_attempt: int | None
+    state: str | None
+    generation: int | None
+    graph_at: datetime | None
+
+
+def explain_child(facts: InstantFacts, explain_root: Callable[[str], Explanation]) -> Child:
+    """Explain an instant of a job that has parents in the version in force."""
+    columns: dict[str, object] = {"job_id": facts.job.job_id, "at": facts.at}
+    with facts.connection.cursor(row_factory=class_row(_Found), binary=True) as cursor:
+        found = cursor.execute(_FIND_OCCURRENCE, columns).fetchone()
+    if found is None:
+        return Child(Verdict(OccurrenceOutcome.NO_OCCURRENCE, FOLLOWS))
+    root = explain_root(found.root_key)
+    if found.root_run_id is None or found.root_state is None:
+        words = f"The job follows its parents in a workflow. Of its root {found.root_key!r}: {root.words}"
+        return Child(Verdict(root.outcome, words, root.reason), None, root.before, root.after)
+    workflow = _facts(facts, found, found.root_run_id, found.root_state)
+    return Child(_verdict(facts, workflow, found), workflow, root.before, root.after)
+
+
+def later_parents(facts: InstantFacts) -> tuple[str, ...]:
+    """Return notes about parents that the job has got after the instant."""
+    columns: dict[str, object] = {"job_id": facts.job.job_id, "at": facts.at}
+    rows = facts.connection.execute(_FIND_LATER_PARENTS, columns, binary=True).fetchall()
+    added = cast("list[tuple[str, datetime]]", rows)
+    return tuple(f"the parent {key!r} was added at {instant(at)}, after this instant" for key, at in added)
 
 
 def _held(facts: InstantFacts, due: datetime) -> Verdict | None:
@@ -136,3 +210,69 @@ def _jitter(facts: InstantFacts, version_span: VersionSpan) -> str:
         percent=policies.jitter_percent,
     )
     return jitter_until(publish_at)
+
+
+def _facts(facts: InstantFacts, found: _Found, root_run_id: UUID, root_state: str) -> WorkflowFacts:
+    columns: dict[str, object] = {"job_id": facts.job.job_id, "at": facts.at, "root_run_id": root_run_id}
+    with facts.connection.cursor(row_factory=class_row(ChildRun), binary=True) as cursor:
+        runs = tuple(cursor.execute(_READ_CHILD_RUNS, columns))
+    occurrence = Occurrence(root_run_id, found.root_job_id, facts.at, found.graph_at or facts.at, found.generation or 0)
+    parents = read_parent_runs(facts.connection, occurrence, facts.job.job_id)
+    return WorkflowFacts(
+        found.root_key,
+        root_run_id,
+        root_state,
+        found.state,
+        runs,
+        tuple(ParentState(key, when, run.state if run else None) for key, when, run in parents),
+    )
+
+
+def _verdict(facts: InstantFacts, workflow: WorkflowFacts, found: _Found) -> Verdict:
+    if workflow.runs:
+        return _of_run(facts, workflow, workflow.runs[0])
+    if workflow.state is None and workflow.root_state in FINAL:
+        if workflow.root_state == RunState.SKIPPED or not found.root_attempt:
+            words = f"The run of its root {workflow.root_key!r} was {workflow.root_state} before it began."
+            return Verdict(OccurrenceOutcome.SKIPPED, f"{words} No job beneath it runs.", "root")
+        return Verdict(OccurrenceOutcome.WAITING, "The run of its root has ended, and its children's are written now.")
+    if workflow.state in _ENDED:
+        words = f"The occurrence is {workflow.state}, and had not reached the job."
+        return Verdict(OccurrenceOutcome.SKIPPED, words, "not_reached")
+    return Verdict(OccurrenceOutcome.WAITING, _waiting(workflow))
+
+
+def _of_run(facts: InstantFacts, workflow: WorkflowFacts, latest: ChildRun) -> Verdict:
+    if latest.state == RunState.BLOCKED:
+        return Verdict(OccurrenceOutcome.WAITING, _waiting(workflow))
+    if latest.state == RunState.SKIPPED:
+        return Verdict(OccurrenceOutcome.SKIPPED, _skipped(workflow.parents, latest.reason), latest.reason)
+    run = next((each for each in facts.runs if each.run_id == latest.run_id), None)
+    words = f"Its run is {latest.state}." if run is None else state_text_of(facts, run)
+    return Verdict(OccurrenceOutcome.FIRED, f"It was released by its parents. {words}")
+
+
+def _waiting(workflow: WorkflowFacts) -> str:
+    paused = " The occurrence is paused: resume it to go on." if workflow.state == "paused" else ""
+    return f"{_waits(workflow.parents)}{paused}"
+
+
+def _waits(parents: Sequence[ParentState]) -> str:
+    waiting = [parent for parent in parents if parent.state not in FINAL]
+    if not waiting:
+        return "Its parents have ended, and its run is written now."
+    first = waiting[0]
+    state = f"whose run is {first.state}" if first.state else "which has no run yet"
+    if len(parents) == 1:
+        return f"It waits for its parent {first.key!r}, {state}."
+    return f"It waits for {len(waiting)} of {len(parents)} parents, first for {first.key!r}, {state}."
+
+
+def _skipped(parents: Sequence[ParentState], reason: str | None) -> str:
+    if reason != "parents":
+        return f"Its run was skipped: the job was {reason} when its parents had ended."
+    unmet = [each for each in parents if each.state is not None and RunState(each.state) not in MEETS[each.when]]
+    if not unmet:
+        return "Its run was skipped: a parent did not end as the condition requires."
+    first = unmet[0]
+    return f"Its run was skipped: the parent {first.key!r} ended as {first.state}, but the condition is {first.when}."

@@ -10,20 +10,19 @@ from datetime import datetime, timedelta
 from psycopg.rows import class_row
 
 from tidewheel.control.client.arguments import as_document
-from tidewheel.control.durations import duration
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
 from tidewheel.control.explain.text import OVERLAP_EFFECTS, instant, paused, policy_effect
 from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, UpcomingOccurrence
-from tidewheel.control.explain.version_timeline import TimerPosition as TimerPosition
+from tidewheel.control.words import duration
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id
-from tidewheel.intake.allowed_targets import ensure_allowed
 from tidewheel.intake.calendars import unknown_calendars
 from tidewheel.intake.locks import JobRow, absent_job
 from tidewheel.intake.next_version import (
     NextVersion,
     VersionInputs,
     at_root,
+    ensure_allowed,
     ensure_can_run,
     ensure_remembered,
     next_version,
@@ -44,9 +43,8 @@ from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import Override
 from tidewheel.schedules.describe import describe, to_zone
 from tidewheel.schedules.policies import policies_from_text
-from tidewheel.schedules.schedule import TICK, Schedule
-from tidewheel.schedules.simple import FixedDelay, Interval, Once
-from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
+from tidewheel.schedules.schedule import TICK, FixedDelay, Interval, Once, Schedule
+from tidewheel.schedules.timer_state import DaySets, TimerPosition, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
 from tidewheel.transitions.kept_since import read_kept_since
 
@@ -99,14 +97,9 @@ def preview(
     """Return the effect of an unsaved job: as a new job, or as the next version of the job of its key.
 
     Args:
-        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
-        job: The job of a `job.submit`.
         n: How many occurrences, up to 1,000.
         after: All occurrences are later than this; by default now.
         allow_lists: The targets that a submit allows; by default any.
-
-    Raises:
-        Refused: A submit would be refused; `errors` names each field and its remedy.
     """
     given = job if isinstance(job, JobSpec) else as_document(job, "job")
     request = own_request({"type": "job.submit", "tenant": tenant, "job": given})

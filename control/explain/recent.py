@@ -20,11 +20,7 @@ _HELD = (OccurrenceOutcome.PAUSED, OccurrenceOutcome.WAITING)
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The occurrences around the present.
-
-    Args:
-        present: The present instant, whose words say why there is no occurrence.
-    """
+    """The occurrences around the present; the words of `present` say why there is none."""
 
     key: str
     now: datetime
@@ -109,7 +105,6 @@ def unfired(
     """Return the occurrences of the last `span` that did not fire, the newest first, each with its reason.
 
     Args:
-        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
         limit: How many rows at most; a long span of occurrences is one row.
     """
     job = read_job_position(connection, tenant, key)

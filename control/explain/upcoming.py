@@ -39,8 +39,7 @@ from tidewheel.schedules.decide import MAX_COUNTED, decide
 from tidewheel.schedules.decision import HoldReason, Override
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.policies import jittered
-from tidewheel.schedules.schedule import TICK
-from tidewheel.schedules.simple import FixedDelay, Manual, Once
+from tidewheel.schedules.schedule import TICK, FixedDelay, Manual, Once
 from tidewheel.schedules.timer_state import TimerState
 
 _FIND_RUNS_AHEAD = Statements("tidewheel.control")["find_runs_ahead"]
@@ -104,7 +103,6 @@ class OccurrenceScan:
 
     Args:
         job_id: The seed of the jitter.
-        after: All occurrences are later than this.
         override: Skips and moves by nominal instant.
     """
 
@@ -198,12 +196,7 @@ class OccurrenceScan:
 def upcoming(
     connection: Conn, tenant: str, key: str, n: int = 10, *, misfire_after: timedelta = MISFIRE_AFTER
 ) -> Upcoming:
-    """Return the next `n` occurrences of a saved job.
-
-    Args:
-        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
-        n: How many, up to 1,000.
-    """
+    """Return the next `n` occurrences of a saved job, up to 1,000."""
     job = read_job_position(connection, tenant, key)
     if job.deleted_at is not None:
         raise UnknownJob(tenant, key)

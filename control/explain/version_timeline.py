@@ -14,9 +14,8 @@ from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import DaySet, Override
 from tidewheel.schedules.policies import Policies, policies_from_text
-from tidewheel.schedules.schedule import TICK, UNBOUNDED, Schedule
-from tidewheel.schedules.simple import Interval
-from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
+from tidewheel.schedules.schedule import TICK, UNBOUNDED, Interval, Schedule
+from tidewheel.schedules.timer_state import DaySets, TimerPosition, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
 
 _READ_VERSIONS_NEAR = Statements("tidewheel.control")["read_versions_near"]
@@ -40,18 +39,6 @@ class VersionRow:
     handler: str
     queue: str
     max_runs: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class TimerPosition:
-    """The columns of a timer that decisions need: a stored timer's, or computed ones."""
-
-    job_id: UUID
-    tenant: str
-    schedule_json: str
-    policy_json: str
-    scheduled_at: datetime
-    catch_up_end: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,6 @@ class AuditedDay:
     """The source of the runs that ended on a day.
 
     Args:
-        day: The day, in UTC.
         source: `database` or `archive`.
         runs: The number of its runs in the archive; None of a day in the database.
         sha256: The checksum of the archived day's manifest, which has those of its files.

@@ -22,8 +22,14 @@ from tidewheel.control.occurrence_audit.compare import (
     Skipped,
     compare,
 )
-from tidewheel.control.occurrence_audit.instants import instant_of, unpack
-from tidewheel.control.occurrence_audit.records import DatabaseRuns, MissingChild, RecordedDay, Scope
+from tidewheel.control.occurrence_audit.records import (
+    DatabaseRuns,
+    MissingChild,
+    RecordedDay,
+    Scope,
+    instant_of,
+    unpack,
+)
 from tidewheel.errors import ScheduleRefused, refuse
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.session import Conn, rows_of
@@ -31,7 +37,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import DaySet, Override
 from tidewheel.schedules.parse import schedule_from_text
 from tidewheel.schedules.policies import Policies, policies_from_text
-from tidewheel.schedules.timer_state import DaySets, timer_state
+from tidewheel.schedules.timer_state import DaySets, TimerPosition, timer_state
 from tidewheel.schedules.zones import tzdata_version
 from tidewheel.transitions.decision_inputs import read_day_sets
 
@@ -262,18 +268,6 @@ def _held(past: _Past) -> _Held:
     return _Held(datetime.fromisoformat(past["until"]), DaySet(days, frozenset(past["weekdays"]), since))
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The columns of a timer that its state is built from."""
-
-    job_id: UUID
-    tenant: str
-    schedule_json: str
-    policy_json: str
-    scheduled_at: datetime
-    catch_up_end: datetime | None = None
-
-
 def _audited(rows: list[_VersionRow], calendars: _Calendars) -> AuditedJob:
     last = rows[-1]
     versions = [_in_force(row, calendars) for row in rows]
@@ -290,7 +284,7 @@ def _in_force(row: _VersionRow, calendars: _Calendars) -> InForce:
     if not policies.calendars:
         return InForce(row.version, row.after, row.until, schedule)
     states = calendars.states(row.tenant, policies)
-    place = _Place(row.job_id, row.tenant, row.schedule_json, row.policy_json, row.after)
+    place = TimerPosition(row.job_id, row.tenant, row.schedule_json, row.policy_json, row.after)
     opened = (
         None
         if states is None

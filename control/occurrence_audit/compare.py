@@ -18,19 +18,22 @@ from itertools import pairwise
 from typing import NamedTuple
 from uuid import UUID
 
-from tidewheel.control.occurrence_audit.instants import (
+from tidewheel.control.occurrence_audit.records import (
+    ChainLink,
     Instants,
+    MissingChild,
+    RecordedDay,
+    Scope,
+    WrongAttempts,
     instant_of,
     instants_between,
     number_of,
     pack,
     unpack,
 )
-from tidewheel.control.occurrence_audit.records import ChainLink, MissingChild, RecordedDay, Scope, WrongAttempts
 from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.decision import Override, SkipReason
-from tidewheel.schedules.schedule import TICK, Schedule
-from tidewheel.schedules.simple import FixedDelay, Once
+from tidewheel.schedules.schedule import TICK, FixedDelay, Once, Schedule
 
 MAX_AT_ONCE = 100_000
 """Occurrences of a job that are compared at once; beyond it the audit goes day by day."""
@@ -155,13 +158,11 @@ class JobAudit:
     """The audit of one job.
 
     Args:
-        computed: The number of computed occurrences.
         fired: How many became a run that was not skipped.
         skipped: How many did not fire, by reason.
         undecided: How many the timer has not decided yet, by the reason of its hold.
         by_message: Runs whose last attempt has the coordinates of a Kafka message.
         by_sweep: Runs whose last attempt was claimed without a message.
-        findings: The first findings.
         audited_from: The first audited instant, if the `history_limit` has removed runs of the range; else None.
     """
 

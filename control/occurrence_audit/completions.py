@@ -58,11 +58,7 @@ class _Unrecorded(NamedTuple):
 def unrecorded_ends(
     connection: Conn, kafka: Mapping[str, str], topic: str, scope: Scope, taken_at: datetime
 ) -> Iterator[EndedRun]:
-    """Yield the completions of a range of ends that the snapshot of the connection lacks.
-
-    Raises:
-        Unavailable: The broker does not answer, or sends nothing for half a minute.
-    """
+    """Yield the completions of a range of ends that the snapshot of the connection lacks."""
     before = min(scope.before, taken_at - _MARGIN)
     with offsets_client(kafka, "tidewheel.audit") as client:
         for ends in _read_ends(client, topic, scope.first, before):

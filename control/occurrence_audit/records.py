@@ -1,16 +1,23 @@
-"""The recorded side of an audit: the scheduled runs of a range, by job and day.
+"""The recorded side of an audit: scheduled runs by job and day, and their instants in bulk.
 
 `archived_days.py` adds archived days to the tables before.
+
+PostgreSQL sends a `timestamptz` as the big-endian bytes of this number. So the computed occurrences of a job are
+compared with the recorded ones as bytes.
 """
 
+import sys
+from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import NamedTuple, cast
 from uuid import UUID
 
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
+from tidewheel.schedules.schedule import TICK, Interval, Schedule
 
 _SQL = Statements("tidewheel.control.occurrence_audit")
 _READ_TIMER_RUNS = _SQL["read_timer_runs"]
@@ -18,9 +25,9 @@ _READ_WRONG_ATTEMPTS = _SQL["read_wrong_attempts"]
 _READ_CHAINS = _SQL["read_chains"]
 _READ_MISSING_CHILDREN = _SQL["read_missing_children"]
 _EARLIEST_MOVE = _SQL["earliest_move"]
-
 _AHEAD = timedelta(hours=1)  # a run may be skipped within the lookahead of 60 s, and clocks are set back
 _ROWS = 100  # in one round trip: a row of a job that fires each second has 0.7 MB
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +75,7 @@ class WrongAttempts(NamedTuple):
 
 
 class ChainLink(NamedTuple):
-    """Two successive scheduled runs of a fixed_delay job.
-
-    Args:
-        scheduled_at: The instant of the second one.
-        previous_at: The instant of the first one.
-        previous_end: Its end; None if it has not ended.
-    """
+    """Two successive scheduled runs of a fixed_delay job; the first may not have ended."""
 
     job_id: UUID
     scheduled_at: datetime
@@ -127,3 +128,59 @@ def ended_from(connection: Conn, scope: Scope) -> datetime:
     found = connection.execute(_EARLIEST_MOVE, asdict(scope), binary=True).fetchone()
     moved_to = cast("datetime | None", found[0] if found else None)
     return min(scope.first, moved_to or scope.first) - _AHEAD
+
+
+class Instants(NamedTuple):
+    """Ascending instants, as microseconds since 2000 and packed as PostgreSQL sends them."""
+
+    numbers: "array[int]"
+    packed: bytes
+
+
+def number_of(at: datetime) -> int:
+    """Return the microseconds since 2000."""
+    return (at - _EPOCH) // TICK
+
+
+def instant_of(number: int) -> datetime:
+    """Return the instant of a number.
+
+    >>> instant_of(number_of(datetime(2026, 3, 29, 1, tzinfo=UTC))).isoformat()
+    '2026-03-29T01:00:00+00:00'
+    """
+    return _EPOCH + timedelta(microseconds=number)
+
+
+def instants_between(schedule: Schedule, start: datetime, end: datetime) -> Instants:
+    """Return the occurrences in ``(start, end]``."""
+    if not isinstance(schedule, Interval):
+        return _visited(schedule, start, end)
+    first, last = schedule.after(start), schedule.before(end + TICK)
+    if first is None or last is None or first > last:
+        return _NONE
+    return pack(array("q", range(number_of(first), number_of(last) + 1, schedule.interval_us)))
+
+
+def pack(numbers: "array[int]") -> Instants:
+    """Return instants with their bytes."""
+    swapped = array("q", numbers)
+    if sys.byteorder == "little":
+        swapped.byteswap()
+    return Instants(numbers, swapped.tobytes())
+
+
+def unpack(packed: bytes) -> "array[int]":
+    """Return the numbers of some bytes."""
+    numbers = array("q")
+    numbers.frombytes(packed)
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
+
+
+@lru_cache(maxsize=32)  # jobs that share an expression share its occurrences; the longest entry has 1.6 MB
+def _visited(schedule: Schedule, start: datetime, end: datetime) -> Instants:
+    return pack(array("q", map(number_of, schedule.between(start, end))))
+
+
+_NONE = pack(array("q"))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from hashlib import sha256
 from typing import TextIO
 from uuid import UUID
@@ -48,12 +48,13 @@ MAX_LISTED = 1_000
 
 FORMAT = "tidewheel.audit/1"
 
-# Whole results are sorted, on disk where they do not fit. A process that is stopped holds its snapshot for 10 minutes:
-# between two statements by the idle limit, and while the server sends rows by that of TCP.
+# Whole results are sorted, on disk where they do not fit. A process that is stopped holds lock and snapshot for 10
+# minutes: between two statements by the idle limit, and while the server sends rows by that of TCP.
 _SESSION = (
     "-c cursor_tuple_fraction=1 -c work_mem=128MB -c jit=off -c statement_timeout=0 "
     "-c idle_in_transaction_session_timeout=600s -c tcp_user_timeout=600s"
 )
+_LEASE = timedelta(minutes=10)
 _LONGEST = "6h"  # of the snapshot, which holds back vacuum and retention
 
 
@@ -106,10 +107,8 @@ class AuditResult:
     """The result of an audit.
 
     Args:
-        before: All instants are earlier.
         tenant: The only tenant; None for all.
         key: The only job; None for all.
-        findings: The first findings.
         sha256: The hash of the report; None if none was written.
     """
 
@@ -146,13 +145,9 @@ def run_audit(
         before: All instants are earlier; the present by default.
         kafka: The settings of a client, to compare the ends of runs with the completions on Kafka too.
         archive: The setting; with it days that retention has dropped are audited, too.
-
-    Raises:
-        InvalidInput: The range is ahead, or runs of it are no longer kept.
-        TenantDeleted: The tenant is being deleted, or its name is reserved.
     """
     with (
-        held_lock(url, "tidewheel-audit-lock", _HOLD_RETENTION) as lock,
+        held_lock(url, "tidewheel-audit-lock", _HOLD_RETENTION, lease=_LEASE) as lock,
         closing(Session(url, "tidewheel-audit", options=_SESSION)) as session,
     ):
         with session.transaction() as connection:

@@ -1,4 +1,4 @@
-"""Read the figures of ended runs: counts by state, lateness by stage, and the slowest runs.
+"""Read the figures of ended runs by state and stage, the slowest runs, and the jobs that come due.
 
 The rows are those of `tidewheel.activity`: of 5 seconds, and of minutes and hours when they are older. A row counts in
 the bin of its begin.
@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import pairwise
 from typing import cast
 from uuid import UUID
 
-from tidewheel.activity import Stage, unpack_stages
-from tidewheel.buckets import quantile
+from tidewheel.activity import Stage, quantile, unpack_stages
 from tidewheel.control.reads.runs import RunSummary, read_runs
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -22,10 +22,13 @@ _SQL = Statements("tidewheel.control")
 _READ_ACTIVITY = _SQL["read_activity"]
 _READ_STAGES = _SQL["read_stages"]
 _FIND_SLOWEST_RUNS = _SQL["find_slowest_runs"]
-
 LOOKED_AT = 100_000
 """The rows of one answer, the newest first: about 100 ms."""
-_ON_TIME_BUCKET = 73  # of tidewheel/buckets.py: its upper bound is 1.05 s
+_ON_TIME_BUCKET = 73  # of tidewheel/activity.py: its upper bound is 1.05 s
+_COUNT_UPCOMING = Statements("tidewheel.control")["count_upcoming"]
+COUNTED = 10_000
+"""The timers that are counted: more are shown as at least so many."""
+_LEAST_OF_SHARD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +106,7 @@ def read_activity(
     queue: str | None = None,
     lane: str | None = None,
 ) -> ActivityFigures:
-    """Return the runs of a tenant that ended between the first and the last edge.
-
-    Args:
-        edges: The begin of each bin, and the end of the last one, in ascending order.
-    """
+    """Return the runs of a tenant that ended between ascending edges, which begin and end the bins."""
     columns: dict[str, object] = {
         "tenant": tenant, "edges": list(edges), "look": LOOKED_AT, "queue": queue, "lane": lane,
     }  # fmt: skip
@@ -149,6 +148,48 @@ def slowest_runs(connection: Conn, tenant: str, since: datetime, until: datetime
     found = cast("list[tuple[UUID, float]]", connection.execute(_FIND_SLOWEST_RUNS, columns, binary=True).fetchall())
     took = dict(found)
     return tuple(SlowRun(took[run.run_id], run) for run in read_runs(connection, list(took)))
+
+
+@dataclass(frozen=True, slots=True)
+class UpcomingBin:
+    """The jobs whose timers come due in a span of time.
+
+    Args:
+        at: Its begin.
+        jobs: Their number. A job counts once, at its next time.
+    """
+
+    at: datetime
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpcomingJobs:
+    """Bins, the earliest first.
+
+    Args:
+        bins: One for each span.
+        jobs: The number of all of them.
+        at_least: True if there are more timers than are counted.
+    """
+
+    bins: tuple[UpcomingBin, ...]
+    jobs: int
+    at_least: bool
+
+
+def read_upcoming(connection: Conn, tenant: str, shards: int, edges: Sequence[datetime]) -> UpcomingJobs:
+    """Return the jobs whose timers come due between ascending edges, which begin and end the bins."""
+    per_shard = max(COUNTED // shards, _LEAST_OF_SHARD)
+    columns = {"tenant": tenant, "shards": list(range(shards)), "edges": list(edges), "look": per_shard}
+    counts = [0] * (len(edges) - 1)
+    cut = False
+    rows = connection.execute(_COUNT_UPCOMING, columns, binary=True).fetchall()
+    for place, jobs, is_cut in cast("list[tuple[int, int, bool]]", rows):
+        counts[place] += jobs
+        cut |= is_cut
+    bins = tuple(UpcomingBin(begin, jobs) for (begin, _), jobs in zip(pairwise(edges), counts, strict=True))
+    return UpcomingJobs(bins, sum(counts), cut)
 
 
 def _bin(at: datetime, runs: Mapping[str, int]) -> ActivityBin:

@@ -75,12 +75,7 @@ def show_api_key(connection: Conn, tenant: str | None, key_id: str) -> ApiKeySum
 def list_api_keys(
     connection: Conn, tenant: str | None, *, after: tuple[datetime, str] | None = None, limit: int = 50
 ) -> ApiKeyPage:
-    """Return a page of the keys of a tenant, or of all.
-
-    Args:
-        tenant: The tenant; `*` for keys of all tenants, None for every key.
-        after: The place behind the last key of the page before.
-    """
+    """Return a page of the keys of a tenant, of `*` for those of all tenants, or of None for every key."""
     at, key_id = after or (_LATEST, "")
     columns: dict[str, object] = {"tenant": tenant, "before_at": at, "before_id": key_id, "limit": limit}
     with connection.cursor(row_factory=class_row(ApiKeySummary), binary=True) as cursor:

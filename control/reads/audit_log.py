@@ -100,12 +100,7 @@ class AuditPage:
 def list_audit_log(
     connection: Conn, tenant: str | None, *, after: Place | None = None, limit: int = 50, **fits: Unpack[AuditFilter]
 ) -> AuditPage:
-    """Return a page of the audit log, the newest first.
-
-    Args:
-        tenant: The tenant; None for all of them.
-        after: The `next` of the page before.
-    """
+    """Return a page of the audit log of a tenant, or of all for None, the newest first."""
     indexed = {"object"} if tenant is not None else set[str]()
     is_filtered = any(fits.get(name) for name in {"actor", "object", "action", "door"} - indexed)
     until = fits.get("until") or _LATEST

@@ -99,9 +99,6 @@ def count_matching(connection: Conn, request: RunsCancel, *, look: int | None = 
 
     Args:
         look: How many open runs to look at; None for all of them.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
     """
     if request.key is not None:
         read_job_position(connection, request.tenant, request.key)
@@ -120,14 +117,7 @@ def count_matching(connection: Conn, request: RunsCancel, *, look: int | None = 
 
 
 def cancellations(connection: Conn, tenant: str, *, after: int | None = None, limit: int = 50) -> list[Cancellation]:
-    """Return a page of a tenant's cancellations, the newest first.
-
-    Args:
-        after: The last cancellation of the page before.
-
-    Raises:
-        InvalidInput: There is no such tenant.
-    """
+    """Return a page of a tenant's cancellations, the newest first."""
     require_tenant(connection, tenant)
     columns: dict[str, object] = {"tenant": tenant, "before": _LAST if after is None else after, "limit": limit}
     with connection.cursor(row_factory=class_row(Cancellation), binary=True) as cursor:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.buckets import quantile, unpack
+from tidewheel.activity import quantile, unpack
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
@@ -115,14 +115,7 @@ class CountedDay:
 
 
 def job_statistics(connection: Conn, tenant: str, key: str, days: int = 30) -> JobStatistics:
-    """Return the counts of the last days of a job, also of one that was removed.
-
-    Args:
-        days: How many days back from today; today is not counted yet.
-
-    Raises:
-        UnknownJob: There is no such job, and no counted day of it.
-    """
+    """Return the counts of a job, also a removed one, for so many days before today."""
     job = job_id(tenant, key)
     rows = read_counted_days(connection, job, days)
     if not rows and not _is_known(connection, job):

@@ -1,17 +1,26 @@
-"""Read the state of a job and of its timer. It imports no schedule, so that lists start quickly."""
+"""Read the state of a job and of its timer, and the keys of jobs.
 
+It imports no schedule, so that lists start quickly.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from psycopg.rows import class_row
 
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.pg_binary import uuids
+from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 
 _READ_JOB_POSITION = Statements("tidewheel.control")["read_job_position"]
+_SQL = Statements("tidewheel.control")
+_FIND_JOB_KEY = _SQL["find_job_key"]
+_READ_SELECTED_JOBS = _SQL["read_selected_jobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +52,26 @@ def read_job_position(connection: Conn, tenant: str, key: str) -> JobPosition:
     if found is None:
         raise UnknownJob(tenant, key)
     return found
+
+
+class SelectedJob(NamedTuple):
+    """A job that is selected in a list; `read_selected_jobs` returns its columns in this order."""
+
+    job_id: UUID
+    key: str
+    paused: bool
+
+
+def key_of_job(connection: Conn, tenant: str, job_id: UUID) -> str:
+    """Return the key of a job, deleted or not, or raise UnknownJob."""
+    row = connection.execute(_FIND_JOB_KEY, {"job_id": job_id, "tenant": tenant}).fetchone()
+    if row is None:
+        raise UnknownJob(tenant, f"id:{job_id}")
+    return str(row[0])
+
+
+def read_selected_jobs(connection: Conn, tenant: str, job_ids: Sequence[UUID]) -> Sequence[SelectedJob]:
+    """Return those of a tenant's jobs that are not deleted, by key."""
+    columns = {"job_ids": uuids(job_ids), "tenant": tenant}
+    with connection.cursor(row_factory=rows_of(SelectedJob._make), binary=True) as cursor:
+        return cursor.execute(_READ_SELECTED_JOBS, columns).fetchall()

@@ -172,16 +172,8 @@ def list_jobs(
     A page looks at 20,000 jobs at most. With a filter that few match, it may be short, or empty, and have a cursor.
 
     Args:
-        labels: Only jobs with all of these.
-        paused: True for paused jobs only, False for all others.
-        finished: True for jobs without a further occurrence only, False for all others.
-        quarantined: True for quarantined jobs only, False for all others.
         unwell: True for quarantined jobs, and those of the newest 500 failures whose last run within 7 days failed.
         occurs: True for jobs whose schedule has a further occurrence only: no manual ones.
-        after: Begin after this key.
-
-    Raises:
-        InvalidInput: There is no such tenant.
     """
     require_tenant(connection, tenant)
     columns: dict[str, object] = {
@@ -219,13 +211,9 @@ def list_children(connection: Conn, tenant: str, key: str, *, limit: int) -> lis
 
 
 def show_job(connection: Conn, tenant: str, key: str, *, as_stored: bool = False) -> JobDetail:
-    """Return one job; `as_stored` keeps the secrets in its URL, for a change of it.
-
-    Raises:
-        UnknownJob: The tenant has no job of this key.
-    """
+    """Return one job; `as_stored` keeps the secrets in its URL, for a change of it."""
     from tidewheel.control.explain.facts import read_job_error
-    from tidewheel.control.reads.spec_export import submitted_job  # here: a list of jobs needs no codec
+    from tidewheel.control.reads.versions import submitted_job  # here: a list of jobs needs no codec
 
     with connection.cursor(row_factory=class_row(_JobDetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_JOB, {"job_id": job_id(tenant, key)}).fetchone()
@@ -265,13 +253,7 @@ def _beyond(prefix: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Result of a search.
-
-    Args:
-        job_ids: The first matching jobs, by key.
-        matching: How many of the looked at match.
-        goes_on_after: The last key looked at, if there may be more.
-    """
+    """Result of a search: how many match, and the last key looked at if there may be more."""
 
     job_ids: Sequence[UUID]
     matching: int

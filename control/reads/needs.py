@@ -91,16 +91,7 @@ class _Failing:
 def find_needs(
     connection: Conn, tenant: str, now: datetime, found: OpenRuns, *, fleet: FleetStatus | None, hour: ActivityBin
 ) -> list[Need]:
-    """Return what needs a person, the worst first.
-
-    Args:
-        connection: Reads the rows.
-        tenant: The tenant.
-        now: The database's clock.
-        found: The tenant's open runs.
-        fleet: The fleet, for a reader who sees all tenants.
-        hour: The runs that ended within the last hour.
-    """
+    """Return what needs a person, the worst first."""
     failing = list(_of_failing_jobs(connection, tenant, now))
     needs = [
         *_of_fleet(fleet, tenant, now),

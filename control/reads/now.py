@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tidewheel.control.reads.activity import on_time_rate, read_activity
+from tidewheel.control.reads.activity import UpcomingJobs, on_time_rate, read_activity, read_upcoming
 from tidewheel.control.reads.backlog import OpenRuns, read_open_runs
 from tidewheel.control.reads.needs import Need, find_needs
 from tidewheel.control.reads.status import FleetStatus
-from tidewheel.control.reads.upcoming import UpcomingJobs, read_upcoming
 from tidewheel.control.reads.waits import LEASE
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn

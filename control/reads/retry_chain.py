@@ -1,9 +1,15 @@
-"""The retry chain of a run: the runs that it retries, and the retries of it."""
+"""The retry chain of a run, and the facts on which a retry of ended runs depends."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
+
+from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.statements import Statements
+
+_READ_RETRY_FACTS = Statements("tidewheel.control")["read_retry_facts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +49,7 @@ class RetryChain:
 
 
 def retry_chain_of(run_id: UUID, parent: UUID | None, root: UUID | None, related: Iterable[RelatedRun]) -> RetryChain:
-    """Return the retry chain of a run.
-
-    Args:
-        root: The first run of the chain.
-        related: The runs of the same instant, in the order of their creation.
-    """
+    """Return a run's retry chain from its first run, and the runs of its instant as they were created."""
     known = {one.run_id: one for one in related}
     previous: list[RelatedRun] = []
     at = parent
@@ -62,3 +63,31 @@ def retry_chain_of(run_id: UUID, parent: UUID | None, root: UUID | None, related
             descendants.add(one.run_id)
             following.append(one)
     return RetryChain(parent, root, tuple(previous), tuple(following))
+
+
+class RetryFacts(NamedTuple):
+    """The facts about a stored run.
+
+    Args:
+        is_deleted: True if its job is deleted: no new run can be made.
+        is_part: True if it belongs to an occurrence of a workflow.
+        dead_letter: Its dead letter, if that is not redriven.
+    """
+
+    run_id: UUID
+    is_deleted: bool
+    is_part: bool
+    retries: int
+    open_retries: Sequence[UUID] | None
+    dead_letter: int | None
+
+
+def count_open_retries(facts: Sequence[RetryFacts]) -> int:
+    """Return how many runs that have not ended are in the retry chains of some runs."""
+    return len({run_id for each in facts for run_id in each.open_retries or ()})
+
+
+def read_retry_facts(connection: Conn, run_ids: Sequence[UUID]) -> Sequence[RetryFacts]:
+    """Return the facts about these runs; none about one that is no longer stored."""
+    with connection.cursor(row_factory=rows_of(RetryFacts._make), binary=True) as cursor:
+        return cursor.execute(_READ_RETRY_FACTS, {"run_ids": list(run_ids)}).fetchall()

@@ -1,9 +1,9 @@
-"""Read the changes of runs since the last read, for a stream."""
+"""Read the changes of runs since the last read, for a stream, and fingerprints of what pages show."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias, cast
+from typing import LiteralString, TypeAlias, cast
 from uuid import UUID
 
 from tidewheel.control.reads.job_position import read_job_position
@@ -16,12 +16,13 @@ from tidewheel.postgres.statements import Statements
 _SQL = Statements("tidewheel.control")
 _FIND_OPEN_STATES = _SQL["find_open_states"]
 _FIND_ENDS = _SQL["find_ends"]
-
 Place: TypeAlias = tuple[datetime, UUID]
 """The place of an end: its time and its run."""
-
 OPEN_RUNS = 500  # whose changes are seen
 ENDS = 1000  # of one read
+_OF_TENANT = _SQL["read_tenant_pulse"]
+_OF_RUNS = _SQL["read_run_pulses"]
+_OF_JOBS = _SQL["read_job_pulses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,7 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True)
 class RunChanges:
-    """Open runs as they are, and ends.
-
-    Args:
-        open_runs: State and last attempt of the newest open runs.
-        ends: The oldest ends of the span that were not known.
-    """
+    """State and last attempt of the newest open runs, and the oldest ends that were not known."""
 
     now: datetime
     open_runs: Mapping[UUID, tuple[str, int]]
@@ -47,12 +43,7 @@ class RunChanges:
 
 
 def start_of_changes(connection: Conn, tenant: str, key: str | None) -> datetime:
-    """Check the filter of a stream; return the database's clock.
-
-    Raises:
-        InvalidInput: There is no such tenant.
-        UnknownJob: There is no such job and never was one.
-    """
+    """Check the filter of a stream; return the database's clock."""
     require_tenant(connection, tenant)
     if key is not None:
         read_job_position(connection, tenant, key)
@@ -71,3 +62,30 @@ def read_run_changes(
     rows = connection.execute(_FIND_ENDS, columns, binary=True).fetchall()
     ends = [RunEnd(*cast("tuple[UUID, datetime]", row[1:])) for row in rows if row[1] is not None]
     return RunChanges(cast("datetime", rows[0][0]), standing, ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The watched things of one tenant; with `now` all its runs."""
+
+    now: bool
+    runs: Sequence[UUID]
+    jobs: Sequence[UUID]
+
+
+def read_pulses(connection: Conn, tenant: str, watched: Watched) -> Mapping[str, str]:
+    """Return a fingerprint of each topic, by at most three statements; one that is not there has none."""
+    found: dict[str, str] = {}
+    if watched.now:
+        [(pulse,)] = connection.execute(_OF_TENANT, {"tenant": tenant}).fetchall()
+        found["now"] = str(pulse)
+    runs = _of(connection, tenant, "run", _OF_RUNS, watched.runs)
+    return found | runs | _of(connection, tenant, "job", _OF_JOBS, watched.jobs)
+
+
+def _of(connection: Conn, tenant: str, kind: str, statement: LiteralString, ids: Sequence[UUID]) -> dict[str, str]:
+    if not ids:
+        return {}
+    columns = {"tenant": tenant, "ids": list(ids)}
+    rows = cast("list[tuple[UUID, str]]", connection.execute(statement, columns).fetchall())
+    return {f"{kind}:{row_id}": pulse for row_id, pulse in rows}

@@ -200,12 +200,18 @@ def show_failed_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         row = cursor.execute(_SHOW_FAILED_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
     if row is None:
         raise UnknownRun(str(run_id))
-    summary = summary_of(row)
+    maximum = _max_attempts(read_definition(row.definition, f"run {run_id}"))
+    left = remains_of(summary_of(row), row.handler or "", row.labels, maximum)
+    return replace(left, error_message=row.error_message, dead_letter=row.dead_letter, copied=True)
+
+
+def remains_of(summary: RunSummary, handler: str, labels: Mapping[str, str], max_attempts: int) -> RunDetail:
+    """Return a run that is no longer stored, with what every copy of it has."""
     return RunDetail(
         summary=summary,
-        handler=row.handler or "",
-        labels=row.labels,
-        max_attempts=_max_attempts(read_definition(row.definition, f"run {run_id}")),
+        handler=handler,
+        labels=labels,
+        max_attempts=max_attempts,
         failed_attempts=None,
         lost_attempts=None,
         deadline_at=None,
@@ -218,19 +224,18 @@ def show_failed_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         progress_at=None,
         checkpoint=None,
         checkpoint_attempt=None,
-        error_message=row.error_message,
+        error_message=None,
         result=None,
         late=None,
         request_id=None,
         traceparent=None,
-        dead_letter=row.dead_letter,
+        dead_letter=None,
         workflow_run_id=None,
-        retry_chain=retry_chain_of(run_id, None, None, []),
+        retry_chain=retry_chain_of(summary.run_id, None, None, []),
         attempts=(),
         payload=None,
         stages=run_stages(summary, (), None),
         archived=False,
-        copied=True,
     )
 
 

@@ -1,20 +1,22 @@
-"""The stages of a run in the order of time, each with the clock that gave its instant."""
+"""The stages of a run in the order of time, with their clocks, and the messages of its claims."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tidewheel.control.reads.claim_message import claim_message
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.runs import OWNED, RunState
 
 if TYPE_CHECKING:
     from tidewheel.control.reads.run_detail import PastAttempt
     from tidewheel.control.reads.runs import RunSummary
-
 Clock = Literal["database", "broker", "executor"]
 _NAMES = ("due", "written", "published", "claimed", "begun", "ended", "announced")
+_MESSAGE = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<offset>\d+)@(?P<timestamp>-?\d+)", re.ASCII)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST = 253_402_300_799_999  # milliseconds of the last instant that Python has
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,44 @@ class RunStage:
 def run_stages(
     summary: "RunSummary", attempts: Sequence["PastAttempt"], claimed_from: str | None
 ) -> tuple[RunStage, ...]:
-    """Return the stages that a run has passed.
+    """Return the stages of a run from its ended attempts, the oldest first, and its current claim."""
+    return tuple(_stages(summary, attempts, claimed_from))
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimMessage:
+    """The Kafka message by which an attempt was claimed.
 
     Args:
-        attempts: Its ended attempts, the oldest first.
-        claimed_from: The message by which the current attempt was claimed.
+        attempt: The attempt.
+        topic: The message's topic; None if the sweep claimed the attempt.
+        partition: Its partition.
+        offset: Its offset.
+        timestamp: The broker's time of it.
+        claimed_from: The stored text.
     """
-    return tuple(_stages(summary, attempts, claimed_from))
+
+    attempt: int
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    timestamp: datetime | None
+    claimed_from: str
+
+
+def claim_message(attempt: int, text: str) -> ClaimMessage:
+    """Parse the stored text of `claimed_from`.
+
+    >>> claim_message(1, "tidewheel.runs.standard/3/41@1700000000000").timestamp
+    datetime.datetime(2023, 11, 14, 22, 13, 20, tzinfo=datetime.timezone.utc)
+    >>> claim_message(2, "sweep").topic
+    """
+    found = _MESSAGE.fullmatch(text)
+    if found is None:
+        return ClaimMessage(attempt, None, None, None, None, text)
+    stamp = int(found["timestamp"])
+    at = _EPOCH + timedelta(milliseconds=stamp) if 0 < stamp <= _LATEST else None
+    return ClaimMessage(attempt, found["topic"], int(found["partition"]), int(found["offset"]), at, text)
 
 
 def _stages(summary: "RunSummary", attempts: Sequence["PastAttempt"], claimed_from: str | None) -> Iterator[RunStage]:

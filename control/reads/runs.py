@@ -149,8 +149,6 @@ class RunFilter:
         labels: Only runs of jobs that have all of these labels now, as for cancellations and freezes.
         run_labels: Only runs with all of these labels, which are their job's overridden by their trigger's.
         ordering_key: Only open runs with this key; a run that has ended is in no order.
-        since: From this instant on.
-        until: Up to this instant.
         ended_since: Only runs that ended at this instant or later.
         ended_until: Only runs that ended before this instant.
         group: Only runs in the states of this one of `GROUPS`.
@@ -179,13 +177,6 @@ def list_runs(
 
     A page looks at a limited number of runs. With a filter that few match, it may be
     short, or empty, and have a cursor.
-
-    Args:
-        after: The `next_cursor` of the page before.
-
-    Raises:
-        InvalidInput: There is no such tenant, status or place, or the filter would have to read every run.
-        UnknownJob: There is no such job and never was one.
     """
     require_tenant(connection, tenant)
     _require_narrow(filters)
@@ -230,7 +221,6 @@ def find_short_id(connection: Conn, tenant: str, begin: str, end: str) -> tuple[
 
     Args:
         begin: The first digits, without hyphens; eight are a minute, by the upper 32 of the 48 bits of milliseconds.
-        end: The last digits.
     """
     since, until = (instant_of(min(UUID(begin.ljust(32, digit)), first_run_id(_LATEST))) for digit in "0f")
     start = _start(read_now(connection))
@@ -297,13 +287,7 @@ def _require_narrow(filters: RunFilter) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Result of a search.
-
-    Args:
-        run_ids: The first matching ids.
-        matching: How many of the looked at match.
-        goes_on_after: The last run looked at, if there may be more.
-    """
+    """Result of a search: how many match, and the last run looked at if there may be more."""
 
     run_ids: Sequence[UUID]
     matching: int
@@ -349,13 +333,7 @@ class _Span(NamedTuple):
 
 
 class _FoundRow(NamedTuple):
-    """The row of a search.
-
-    Args:
-        run_ids: The first matching ids.
-        matching: How many of the looked at match.
-        last_seen: The last run looked at.
-    """
+    """The row of a search; the last run looked at is where the next one begins."""
 
     run_ids: Sequence[UUID]
     matching: int

@@ -11,14 +11,14 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.control.reads.backlog import HeldLane, held_findings, read_held_lanes
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.reads.held_lanes import HeldLane, held_findings, read_held_lanes
 from tidewheel.control.reads.waits import LEASE, start_executor
 from tidewheel.jobs.values import format_duration, format_second
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.nouns.freezes.reads import all_freezes
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
-from tidewheel.postgres.pg_arrays import integers
+from tidewheel.postgres.pg_binary import integers
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.presence import SILENT_SECONDS

@@ -1,13 +1,16 @@
-"""Read tenants: their limits, and what they use.
+"""Read tenants: their limits, their periods of retention, and what they use.
 
 The operator owns the rows of `tenants`. A list for an unknown tenant is refused, because it would only be empty.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Literal, TypeAlias, cast
+from datetime import date, datetime, timedelta
+from typing import Annotated, Literal, TypeAlias, cast, get_args
 
+from psycopg.rows import class_row
+
+from tidewheel.control.reads.json_form import one_of
 from tidewheel.errors import UnknownTenant
 from tidewheel.ids import first_run_id
 from tidewheel.postgres.database_clock import read_now
@@ -23,12 +26,11 @@ _SHOW_TENANT = _SQL["show_tenant"]
 _COUNT_OPEN_RUNS = _SQL["count_open_runs"]
 _COUNT_FINISHED_RUNS = _SQL["count_finished_runs"]
 _COUNT_TENANT_JOBS = _SQL["count_tenant_jobs"]
-
 MAX_COUNTED = 5_000
 """The rows of a kind that the usage of a tenant counts: more are shown as at least so many."""
 _DAY = timedelta(days=1)
-
 _LIMITS = 12  # columns of a tenant before those of its deletion
+
 _Limits: TypeAlias = tuple[
     str,
     datetime,
@@ -43,9 +45,15 @@ _Limits: TypeAlias = tuple[
     datetime | None,
     list[str],
 ]
+
 _DeletionRow: TypeAlias = tuple[
     datetime | None, int, int, Mapping[str, int], str | None, datetime | None, datetime | None
 ]
+_READ_TENANT_PERIODS = Statements("tidewheel.control")["read_tenant_periods"]
+KeptState = Literal["any", "succeeded", "failed", "timed_out", "cancelled", "skipped"]
+KEPT_STATES: tuple[KeptState, ...] = get_args(KeptState)
+MAX_PERIOD = 3650
+"""The longest period in days. One that is longer than `TIDEWHEEL_RETENTION` has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +194,36 @@ def tenant_usage(connection: Conn, tenant: str) -> TenantUsage:
         _count(cast("tuple[int]", finished)[0]),
         Count(min(jobs, MAX_COUNTED), looked_at > MAX_COUNTED),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPeriod:
+    """The period of a tenant's finished runs.
+
+    Args:
+        state: The state of the runs, or `any`.
+        days: The days for which they are kept; None after the period was lifted.
+        kept_since: The first day from which none was removed by this period; None if none was removed.
+    """
+
+    state: Annotated[str, one_of(KEPT_STATES)]
+    days: int | None
+    kept_since: date | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    state: str
+    keep: timedelta | None
+    kept_since: date | None
+
+
+def tenant_periods(connection: Conn, tenant: str) -> list[TenantPeriod]:
+    """Return the shorter periods of a tenant; raise UnknownTenant if it does not exist any more."""
+    require_tenant(connection, tenant)
+    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+        rows = cursor.execute(_READ_TENANT_PERIODS, {"tenant": tenant}).fetchall()
+    return [TenantPeriod(row.state, None if row.keep is None else row.keep.days, row.kept_since) for row in rows]
 
 
 def _count(number: int) -> Count:

@@ -1,9 +1,10 @@
-"""Read a job's versions, each with its changes, and compare any two of them field by field.
+"""Read a job's versions with their changes, compare any two, and export one to be submitted again.
 
 The comparison is of the jobs as submitted, before defaults. So a release that changes defaults makes no difference
-between versions. Payloads are compared by their hash.
+between versions. Payloads are compared by their hash. An export has the payload, and no credentials.
 """
 
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -11,19 +12,21 @@ from hashlib import sha256
 
 from psycopg.rows import class_row
 
-from tidewheel.control.reads.spec_export import submitted_job
-from tidewheel.control.reads.stored import read_definition
+from tidewheel.control.reads.stored import read_definition, read_stored_json
 from tidewheel.errors import FieldError, InvalidInput, UnknownJob
 from tidewheel.ids import job_id
+from tidewheel.jobs.headers import without_literal_credentials
+from tidewheel.jobs.payload import JSON_CONTENT
+from tidewheel.jobs.spec_cache import submitted_form
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.redaction import redact_query
 from tidewheel.schemas.generated.records import JobDefinition
 
 _SQL = Statements("tidewheel.control")
 _READ_VERSIONS = _SQL["read_versions"]
 _READ_TWO_VERSIONS = _SQL["read_two_versions"]
-
 MAX_VERSIONS = 100  # of one page: each is read with its payload, at most 256 KiB
 _LATEST = 2**31 - 1
 
@@ -77,15 +80,7 @@ class _VersionRow:
 
 
 def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before: int | None = None) -> list[Version]:
-    """Return a job's versions, the newest first; also those of a deleted job.
-
-    Args:
-        limit: How many, up to 100.
-        before: Only versions with lower numbers, for the next page.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
-    """
+    """Return up to 100 versions of a job, also a deleted one, before a number if given, the newest first."""
     limit = min(max(limit, 1), MAX_VERSIONS)
     columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "limit": limit + 1}
     with connection.cursor(row_factory=class_row(_VersionRow), binary=True) as cursor:
@@ -100,23 +95,13 @@ def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before
 
 
 def diff(connection: Conn, tenant: str, key: str, a: int, b: int) -> list[Change]:
-    """Compare version `b` of a job with version `a`, field by field.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
-        InvalidInput: It has no such version.
-    """
+    """Compare version `b` of a job with version `a`, field by field."""
     before, after = _read_rows(connection, tenant, key, [a, b])
     return changes(_document(key, before), _document(key, after))
 
 
 def job_at(connection: Conn, tenant: str, key: str, number: int) -> dict[str, object]:
-    """Return a job as it was submitted for one version, with its payload.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
-        InvalidInput: It has no such version.
-    """
+    """Return a job as it was submitted for one version, with its payload."""
     [row] = _read_rows(connection, tenant, key, [number])
     return submitted_job(key, row.spec, _definition(key, row))
 
@@ -144,6 +129,32 @@ def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[C
     """
     was, now = dict(_leaves(before)), dict(_leaves(after))
     return [Change(path, was.get(path), now.get(path)) for path in sorted(was | now) if was.get(path) != now.get(path)]
+
+
+def submitted_job(
+    key: str, spec: object, definition: JobDefinition | None, *, as_stored: bool = False
+) -> dict[str, object]:
+    """Return the `job` of the request that created a stored version.
+
+    Args:
+        key: The job's key; intake assigned one if it was submitted without.
+        definition: Its definition, which has the payload; None if that cannot be read.
+        as_stored: True for a change of the job, which keeps the secrets in its URL: output hides them.
+    """
+    job: dict[str, object] = {"key": key, **submitted_form(spec)}
+    target = as_object(job.get("target")) or {}
+    if isinstance(url := target.get("url"), str) and not as_stored:
+        job["target"] = target = {**target, "url": redact_query(url)}
+    headers = as_object(target.get("headers")) if target.get("type") == "http" else None
+    if headers is not None:
+        job["target"] = {**target, "headers": without_literal_credentials(headers)}
+    if definition is None:
+        return job
+    if definition.payload_content_type != JSON_CONTENT:
+        job["payload_base64"] = b64encode(definition.payload).decode()
+    elif definition.payload:
+        job["payload"] = read_stored_json("payload", definition.payload, f"job {key}")
+    return job
 
 
 def _leaves(document: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:

@@ -96,9 +96,6 @@ class WaitFacts:
     """The rows that decide for what an open run waits.
 
     Args:
-        handler: The handler or capability that its executor must have.
-        attempt: The last attempt begun.
-        publish_at: When it may be claimed.
         is_ahead: True if that is in the future.
         behind_run_id: Its job's active run, if that is another.
         seen_at: The last heartbeat of the executor that owns its attempt.

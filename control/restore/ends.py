@@ -9,7 +9,7 @@ from tidewheel.control.restore.history import History
 from tidewheel.ids import JobId, RunId
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.partitions import day_of, ensure_days
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, Session, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint

@@ -71,7 +71,6 @@ class History:
     Args:
         requests: The last message of each run, with its topic.
         replies: The reply to each request, by its coordinates.
-        changes: The changes of each job, ascending.
         skips: The spans of each job that a misfire, a pause or a freeze skipped.
         forged: How many run messages no relay has signed; they are left out.
         unknown_keys: How many are signed by a key that the database lacks.
@@ -143,11 +142,7 @@ def _run_topics(topics: Topics) -> str:
 
 
 def read_history(client: Consumer, topics: Topics, since: datetime, keys: MessageKeys) -> History:
-    """Read the topics of this installation from an instant on to their present ends.
-
-    Args:
-        keys: Those of the database. A run message signed by another key is used, and counted.
-    """
+    """Read this installation's topics from an instant to their present ends; count unknown keys."""
     names = read_partitions(client)
     run_topics = _run_topics(topics)
     found = History()

@@ -129,8 +129,6 @@ def restore(
     Raises:
         SettingsError: Another restore works, the user does not own the database, the time of the backup is not known,
             the backup is older than what Kafka keeps, or run messages are signed by a later key.
-        InvalidInput: A time is ahead, or differs from that of the restore that is under way.
-        MigrationError: The schema is not this release's.
         Unavailable: PostgreSQL or Kafka does not answer: repeat the call.
     """
     session = Session(url, "tidewheel-restore", options=_OPTIONS)

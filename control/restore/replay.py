@@ -34,8 +34,7 @@ from tidewheel.jobs.requests import (
     RunHeartbeat,
     RunRetry,
 )
-from tidewheel.kafka.offsets import read_end_offsets, read_partitions
-from tidewheel.kafka.topic_ids import read_topic_id
+from tidewheel.kafka.offsets import read_end_offsets, read_partitions, read_topic_id
 from tidewheel.postgres.database_clock import as_of
 from tidewheel.postgres.session import Session, is_data_fault
 from tidewheel.postgres.statements import Statements

@@ -8,7 +8,7 @@ from uuid import UUID
 from tidewheel.control.restore.history import History
 from tidewheel.ids import RunId
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, Session, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -16,7 +16,7 @@ from tidewheel.runs import Cause
 from tidewheel.schedules.decide import decide
 from tidewheel.schedules.decision import Decision, Fire, HoldReason, Skip
 from tidewheel.schedules.parse import schedule_from_text
-from tidewheel.schedules.simple import FixedDelay
+from tidewheel.schedules.schedule import FixedDelay
 from tidewheel.schedules.timer_state import timer_state
 from tidewheel.transitions.create import create_runs
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
@@ -91,7 +91,6 @@ def fire_again(
     Runs that exist stay as they are.
 
     Args:
-        jobs: These jobs alone.
         until: Leave later occurrences out.
     """
     last, created = fired.ahead(jobs, until), 0

@@ -40,9 +40,6 @@ def enable(connection: Conn, topics: Topics) -> None:
     Args:
         connection: Of the owner of the tables, outside a transaction.
         topics: The names of the topics; records that Kafka has refused there are listed again.
-
-    Raises:
-        Unavailable: Another transaction keeps a table locked.
     """
     _replace_triggers(connection, create=True)
     with connection.transaction():

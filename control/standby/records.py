@@ -41,13 +41,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The end of a complete batch.
-
-    Args:
-        site: The installation that wrote it.
-        first_batch: The first batch whose records are valid.
-        schema: The last migration of the site's release.
-    """
+    """The end of a complete batch: its first valid batch, and the last migration of the site's release."""
 
     site: UUID
     batch: int
@@ -60,11 +54,7 @@ class Mark:
 
 
 def read_topic(config: Mapping[str, str], topic: str, marks: list[Mark]) -> Iterator[Record]:
-    """Yield the records of a topic up to its present end; add its marks to `marks`.
-
-    Raises:
-        SettingsError: The topic does not exist, or has several partitions.
-    """
+    """Yield the records of a topic up to its present end; add its marks to `marks`."""
     with offsets_client(config, "tidewheel.standby") as client:
         places = read_partitions(client, topic).get(topic, [])
         if len(places) != 1:

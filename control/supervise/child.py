@@ -24,7 +24,7 @@ CODE: Mapping[str, str] = {
     "scheduler": "tidewheel.scheduler.loop",
     "relay": "tidewheel.relay.loop",
     "executor": "tidewheel.executor.loop",
-    "api": "tidewheel.control.api.service",
+    "api": "tidewheel.control.api.app",
 }
 GO = b"\n"
 UNUSABLE = 78  # exit code for an error that only an operator can correct; EX_CONFIG of sysexits.h

@@ -23,12 +23,11 @@ from tidewheel.control.local_stack import make_stack
 from tidewheel.control.supervise.dev_stack import DevLock, DevStack
 from tidewheel.control.supervise.log import Log
 from tidewheel.control.supervise.process import Report
-from tidewheel.control.supervise.run import stopping_by_signals
-from tidewheel.control.supervise.services import ROLES, make_services, module_files
+from tidewheel.control.supervise.services import ROLES, make_services, module_files, stopping_by_signals
 from tidewheel.control.supervise.supervisor import Supervisor
 from tidewheel.errors import refuse
-from tidewheel.local.ports import free_port, is_free
-from tidewheel.local.private_file import write_private
+from tidewheel.local.daemon import free_port, is_free
+from tidewheel.local.files import write_private
 from tidewheel.local.stack import StackInfo
 from tidewheel.local.state import API_HEADERS_FILE, API_TOKEN_FILE, HOME_VARIABLE
 from tidewheel.postgres.session import connect
@@ -59,13 +58,7 @@ class DevOptions:
 
 
 async def run_dev(options: DevOptions, log: Log) -> bool:
-    """Run all of Tidewheel until a signal; return False if a service could not be kept running.
-
-    Raises:
-        StackError: The stack cannot be started, or another `dev` uses it.
-        Refused: A module with handlers does not exist, or a port is in use.
-        SettingsError: A setting is invalid.
-    """
+    """Run all of Tidewheel until a signal; return False if a service could not be kept running."""
     began = monotonic_seconds()
     settings = ExecutorSettings.load(handlers=options.handlers)
     modules = module_files(settings.handlers)
@@ -81,7 +74,9 @@ async def run_dev(options: DevOptions, log: Log) -> bool:
     with DevLock(stack.home) as lock:
         api = ApiSettings.load(api_port=options.api_port)
         port = _choose_api_port(api, options.api_port, log)
+        url = f"http://{api.api_host}:{port}"
         variables["TIDEWHEEL_API_PORT"] = str(port)
+        lock.add({"TIDEWHEEL_API_URL": f"{url}{api.api_base_path or ''}"})
         if api.api_token is None:
             variables["TIDEWHEEL_API_TOKEN"] = executor_token(stack.home)
         services = make_services(ROLES, variables, options.flags, options.metrics_port)
@@ -96,7 +91,7 @@ async def run_dev(options: DevOptions, log: Log) -> bool:
                     supervisor.release()
                     supervisor.run_beside(local.keep(info))
                     link = await asyncio.to_thread(console_link, info.database_url, stack.home)
-                    url, named_home = f"http://{api.api_host}:{port}", options.home is not None
+                    named_home = options.home is not None
                     shown = _Access(url, f"{url}{api.api_base_path or ''}/sign-in?link={link}")
                     supervisor.run_beside(_show(supervisor, log, info, shown, began, named_home=named_home))
                     await supervisor.wait_stopping()

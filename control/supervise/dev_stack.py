@@ -10,7 +10,7 @@ import asyncio
 import fcntl
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -33,12 +33,7 @@ R = TypeVar("R")
 
 
 class DevStack:
-    """The stack while `dev` runs.
-
-    Args:
-        lock: Its lock, held.
-        supervisor: Runs the services; its stop ends a start of the stack.
-    """
+    """The stack while `dev` runs; a stop of its supervisor also ends a start of the stack."""
 
     def __init__(self, stack: LocalStack, lock: "DevLock", supervisor: Supervisor, log: Log) -> None:
         self._stack, self._lock, self._supervisor, self._log = stack, lock, supervisor, log
@@ -184,6 +179,11 @@ class DevLock:
     def owns_stack(self) -> bool:
         """True if this `dev`, or a killed one before it, has started the stack."""
         return self._owner.owns_stack
+
+    def add(self, variables: Mapping[str, str]) -> None:
+        """Record further variables that clients need: `tidewheel env` prints them."""
+        self._owner.variables |= variables
+        self._write()
 
     def own_stack(self) -> None:
         """Record, before the stack starts, that this `dev` starts it."""

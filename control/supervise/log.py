@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from tidewheel.clock import SystemClock
-from tidewheel.control.printable import printable
+from tidewheel.control.words import printable
 from tidewheel.jobs.strict_json import as_object
 
 _WAITING_LINES = 10_000

@@ -1,13 +1,21 @@
-"""The roles of a command as services: checked settings, variables, modules with handlers."""
+"""The roles of a command as services, and `tidewheel serve`, which runs them as one unit.
 
+The first signal stops them in order, a second one ends at once: also those of `tidewheel dev`.
+"""
+
+import asyncio
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from tidewheel.control.supervise.child import CODE
+from tidewheel.control.supervise.log import Log
 from tidewheel.control.supervise.process import Service
+from tidewheel.control.supervise.supervisor import Supervisor
 from tidewheel.errors import refuse
 from tidewheel.extras import require
 from tidewheel.settings.api import ApiSettings
@@ -25,6 +33,7 @@ _SETTINGS: Mapping[str, type[Connections]] = {
     "api": ApiSettings,
 }
 _STOP_SECONDS = 20.0  # beside the drain: longer than a service takes to end itself
+_EXIT_BY_SIGNAL = 128  # as shells have it
 
 
 def read_roles(text: str) -> list[str]:
@@ -41,14 +50,7 @@ def read_roles(text: str) -> list[str]:
 def make_services(
     roles: Sequence[str], variables: Mapping[str, str], flags: Sequence[str], metrics_port: int | None
 ) -> list[Service]:
-    """Return the services of some roles.
-
-    Args:
-        metrics_port: The first role's port of metrics; each further role has the next one. 0 picks free ones.
-
-    Raises:
-        SettingsError: A setting of a role is invalid, or the packages of the API are not installed.
-    """
+    """Return the services of some roles, with ports of metrics from one on; 0 picks free ones."""
     services: list[Service] = []
     first = Connections.load(metrics_port=metrics_port).metrics_port
     for number, role in enumerate(roles):
@@ -82,6 +84,50 @@ def module_files(handlers: str | None) -> list[Path]:
         if spec.origin and spec.has_location and not rest:
             files.append(Path(spec.origin))
     return files
+
+
+async def run_services(services: Sequence[Service], log: Log) -> bool:
+    """Run services until a signal; return False if one of them could not be kept running."""
+    supervisor = Supervisor(services, log)
+    with stopping_by_signals(supervisor, log, "the services are killed"):
+        supervisor.start()
+        supervisor.release()
+        await supervisor.wait_stopping()
+        await supervisor.stop()
+    log.report("stopped", level="error" if supervisor.has_failed else "info")
+    return not supervisor.has_failed
+
+
+@contextmanager
+def stopping_by_signals(supervisor: Supervisor, log: Log, at_once: str) -> Generator[None]:
+    """Request a stop at SIGINT, SIGTERM or SIGHUP; kill all and end at a second SIGINT or SIGTERM."""
+    loop, requested = asyncio.get_running_loop(), False
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal requested
+        if requested and number != signal.SIGHUP:  # a terminal that closes sends it beside others
+            supervisor.kill()
+            log.report(f"{number.name} again: {at_once}", level="warning")
+            log.close()
+            os._exit(_EXIT_BY_SIGNAL + number)
+        if not requested:
+            requested = True
+            log.report(f"{number.name}: stopping in order; once more ends at once")
+            supervisor.request_stop()
+
+    # `nohup` and a shell's background jobs ignore some of them: that stays.
+    heeded = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    for number in heeded:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in heeded:
+            loop.remove_signal_handler(number)
 
 
 def _with_folder(folder: Path) -> dict[str, str]:

@@ -9,15 +9,13 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import mkdtemp
 
 from examples.demo.checks import check_all
 from examples.demo.display import Screen, print_summary
 from examples.demo.scenario import run_scenario
-from tidewheel.clock import monotonic_seconds
 from tidewheel.control.local_stack import start_stack
 from tidewheel.errors import TidewheelError
 from tidewheel.local.stack import LocalStack
@@ -25,100 +23,61 @@ from tidewheel.local.stack import LocalStack
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTED = 130  # as in shells: 128 + SIGINT
 _OF_THE_MACHINE = {"TIDEWHEEL_CACHE_DIR", "TIDEWHEEL_MAVEN_REPOSITORY"}
+_NEXT = """
+next steps
+  python -m examples.demo --keep    the same, and the stack stays up for inspection
+  tidewheel dev                     a stack of your own with all services: README.md, docs/quickstart.md
+  examples/demo/README.md           the requests of this demo, line by line"""
+_NEXT_OF_KEPT = """
+the stack is still up with the demo's data; the services are stopped
+  export TIDEWHEEL_HOME={home}
+  tidewheel run list                its runs; `tidewheel admin audit --from 1h` judges them again
+  tidewheel down --erase            stop it and remove its data; then rm -r {home}"""
 
 
 def main(*, keep: bool) -> int:
     """Run the demo on a stack of its own, and return the exit code. Only a kept stack is left running."""
     for name in [name for name in os.environ if name.startswith("TIDEWHEEL_") and name not in _OF_THE_MACHINE]:
         del os.environ[name]  # the demo's services have its own settings, so that figures are comparable
+    for number in _END_SIGNALS:
+        signal.signal(number, _interrupt)
     try:
-        with _interruptible():
-            return 0 if _run(keep=keep) else 1
+        return 0 if _run(keep=keep) else 1
     except KeyboardInterrupt:
-        print("interrupted: everything the demo had started is stopped and removed", file=sys.stderr)
+        print("interrupted: everything the demo had started is stopped", file=sys.stderr)
         return _INTERRUPTED
     except TidewheelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
+def _interrupt(number: int, frame: object) -> None:
+    """Clean up once on the first signal, and ignore any further signal."""
+    del number, frame
+    for one in _END_SIGNALS:
+        signal.signal(one, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def _run(*, keep: bool) -> bool:
-    began = monotonic_seconds()
-    home = Path(mkdtemp(prefix="tidewheel-demo-"))
-    with Screen() as screen, ExitStack() as undo:
+    home, screen = Path(mkdtemp(prefix="tidewheel-demo-")), Screen()
+    with ExitStack() as undo:
         undo.callback(shutil.rmtree, home, ignore_errors=True)
         stack = LocalStack(home, brokers=1)
         undo.callback(stack.down, erase=True, progress=screen.step)
         info = start_stack(stack, screen.step)
-        screen.note(f"stack: a PostgreSQL and a Kafka of its own in {home}")
-        logs = home / "demo-logs"
-        logs.mkdir()
-        try:
-            history = run_scenario(info, logs, screen)
-            checks = check_all(history)
-        except Exception:
-            _keep_logs(logs, screen)
-            raise
-        passed = all(check.holds for check in checks)
-        if not passed:
-            _keep_logs(logs, screen)
+        logs = Path(mkdtemp(prefix="tidewheel-demo-logs-"))
+        screen.note(f"a PostgreSQL and a Kafka of the demo's own in {home}; logs of the services in {logs}")
+        lines, history, audit = run_scenario(info, logs, screen)
         if keep:
             undo.pop_all()
-    print_summary(screen, history, checks)
-    _print_next_steps(screen, home if keep else None)
-    screen.print_line(f"\ntook {monotonic_seconds() - began:.0f} s")
+    checks = check_all(history)
+    print_summary(screen, lines, history, audit, checks)
+    screen.print(_NEXT_OF_KEPT.format(home=home) if keep else _NEXT)
+    passed = not any(check.faults for check in checks)
+    if passed:
+        shutil.rmtree(logs)
     return passed
-
-
-def _keep_logs(logs: Path, screen: Screen) -> None:
-    kept = Path(mkdtemp(prefix="tidewheel-demo-logs-"))
-    shutil.copytree(logs, kept, dirs_exist_ok=True)
-    screen.note(f"the services' logs are kept in {kept}")
-
-
-@contextmanager
-def _interruptible() -> Generator[None]:
-    """Clean up once on the first signal, and ignore any further signal."""
-
-    def interrupt(number: int, frame: object) -> None:
-        del number, frame
-        for one in _END_SIGNALS:
-            signal.signal(one, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {one: signal.signal(one, interrupt) for one in _END_SIGNALS}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
-def _print_next_steps(screen: Screen, kept: Path | None) -> None:
-    stack = (
-        (
-            f"  export TIDEWHEEL_HOME={kept}",
-            "                                    the stack is still up with the demo's data; the services are stopped",
-            "  tidewheel run list                its runs; `tidewheel admin audit --from 1h` judges them again",
-            f"  tidewheel down --erase            stop it and remove its data; then rm -r {kept}",
-        )
-        if kept
-        else (
-            "  python -m examples.demo --keep    the same, and the stack stays up for inspection",
-            "  tidewheel dev                     a stack of your own with all services: README.md",
-        )
-    )
-    for line in ("", "next steps", *stack, *_NEXT):
-        screen.print_line(line)
-
-
-_NEXT = (
-    "  tidewheel --help                  every command; `tidewheel service` starts one service",
-    "  README.md, docs/quickstart.md     how the pieces fit; a request in five lines of any Kafka client",
-    "  tidewheel.requests                the topic of requests; replies are on tidewheel.replies, ends on",
-    "                                    tidewheel.completions, failed runs on tidewheel.dead-letters",
-    "  examples/demo/README.md           the requests of this demo, line by line",
-)
 
 
 if __name__ == "__main__":

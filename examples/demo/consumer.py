@@ -1,97 +1,57 @@
 """The consumer of replies, completions and dead letters, from the start: an ordinary Kafka client."""
 
-import threading
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Self
 
-from confluent_kafka import Consumer, Message
+from confluent_kafka import Consumer
 
-from tidewheel.errors import UndecodableMessage
 from tidewheel.kafka.topics import Topics
 from tidewheel.schemas.codec import decode
-from tidewheel.schemas.generated.records import DeadLetter, Reply, RunCompleted
+from tidewheel.schemas.generated.records import DeadLetter, Reply, ReplyStatus, RunCompleted
 
-_POLL_SECONDS = 0.2
-_MAX_MESSAGES = 500
+_MAX_MESSAGES = 1000
+_TOPICS = Topics()
 
 
 @dataclass(slots=True)
-class Read:
-    """The first copy of each record, by request, run and event; `changed` names repeats that differ."""
+class Seen:
+    """The first copy of each record, by request, run and event; `changed` names runs whose repeat differs."""
 
     replies: dict[tuple[int, int], Reply] = field(default_factory=dict[tuple[int, int], Reply])
-    runs: dict[str, RunCompleted] = field(default_factory=dict[str, RunCompleted])
+    ends: dict[str, RunCompleted] = field(default_factory=dict[str, RunCompleted])
     dead_letters: dict[str, DeadLetter] = field(default_factory=dict[str, DeadLetter])
     repeats: int = 0
     changed: list[str] = field(default_factory=list[str])
-    unreadable: list[str] = field(default_factory=list[str])
+
+    @property
+    def rejections(self) -> list[Reply]:
+        """The replies to malformed requests."""
+        return [reply for reply in self.replies.values() if reply.status is not ReplyStatus.ACCEPTED]
+
+    def read(self, client: Consumer, seconds: float) -> None:
+        """Add what comes within a time; raise UndecodableMessage if a message has no record of its topic."""
+        for message in client.consume(_MAX_MESSAGES, seconds):
+            if message.error() is None:
+                self._take(message.topic() or "", message.value() or b"")
+
+    def _take(self, topic: str, value: bytes) -> None:
+        if topic == _TOPICS.replies:
+            reply = decode(value, Reply)
+            if reply.origin is not None:
+                self.replies.setdefault((reply.origin.partition, reply.origin.offset), reply)
+        elif topic == _TOPICS.completions:
+            end = decode(value, RunCompleted)
+            self.repeats += end.run_id in self.ends
+            if self.ends.setdefault(end.run_id, end) != end:
+                self.changed.append(end.run_id)
+        else:
+            letter = decode(value, DeadLetter)
+            self.dead_letters.setdefault(letter.event_id, letter)
 
 
-class RecordConsumer:
-    """A consumer on its own thread; a context manager."""
-
-    def __init__(self, kafka: Mapping[str, str]) -> None:
-        self._topics = Topics()
-        self._consumer = Consumer(
-            {
-                **kafka,
-                "group.id": "tidewheel-demo",
-                "client.id": "tidewheel-demo",
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-                "fetch.wait.max.ms": 50,
-                "log_level": 2,
-            }
-        )
-        self._read = Read()
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="demo-consumer", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._consumer.subscribe([self._topics.replies, self._topics.completions, self._topics.dead_letters])
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join(timeout=10)
-        self._consumer.close()
-
-    def read(self) -> Read:
-        """Return a copy of the records so far."""
-        with self._lock:
-            known = self._read
-            return Read(
-                dict(known.replies), dict(known.runs), dict(known.dead_letters), known.repeats,
-                deepcopy(known.changed), deepcopy(known.unreadable),
-            )  # fmt: skip
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            messages = self._consumer.consume(_MAX_MESSAGES, _POLL_SECONDS)
-            with self._lock:
-                for message in messages:
-                    if message.error() is None:
-                        self._take(message)
-
-    def _take(self, message: Message) -> None:
-        topic, value, read = message.topic(), message.value(), self._read
-        data = value if isinstance(value, bytes) else b""
-        try:
-            if topic == self._topics.replies:
-                reply = decode(data, Reply)
-                if reply.origin is not None:
-                    read.replies.setdefault((reply.origin.partition, reply.origin.offset), reply)
-            elif topic == self._topics.completions:
-                event = decode(data, RunCompleted)
-                read.repeats += event.run_id in read.runs
-                if read.runs.setdefault(event.run_id, event) != event:
-                    read.changed.append(f"run {event.run_id} has two completion events with different contents")
-            else:
-                letter = decode(data, DeadLetter)
-                read.dead_letters.setdefault(letter.event_id, letter)
-        except UndecodableMessage as error:
-            read.unreadable.append(f"{topic}: {error}")
+def consumer(kafka: Mapping[str, str]) -> Consumer:
+    """Return a client that reads the three topics from their beginning."""
+    own = {"group.id": "tidewheel-demo", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    client = Consumer({**kafka, **own, "fetch.wait.max.ms": 50, "log_level": 2})
+    client.subscribe([_TOPICS.replies, _TOPICS.completions, _TOPICS.dead_letters])
+    return client

@@ -1,7 +1,7 @@
 """A small HTTP server on 127.0.0.1 that counts the effects of the demo's runs.
 
 It reads only the headers of a call. The URL in the file of requests sets its response: `?fail=2` refuses the first two
-attempts and `?hold=1500ms` delays the response. A handler sends `?outcome=failed` before its attempt fails.
+attempts and `?hold=1500ms` delays the response.
 """
 
 import threading
@@ -15,19 +15,16 @@ from urllib.parse import parse_qs, urlsplit
 
 from tidewheel.clock import SystemClock
 
-HANDLERS_PATH = "/handlers/"
+HANDLERS_PATH = "/handlers"
 
 _NEVER_SET = threading.Event()  # never set: waiting for it is how to sleep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One HTTP request that reached the receiver: one attempt.
+    """One HTTP request that reached the receiver, by a handler or an HTTP target: one attempt of a run.
 
-    Attributes:
-        by_handler: Sent by a Python handler; else by an HTTP target.
-        scheduled_at: The run's nominal instant.
-        effective: True if it took effect. False if the file scripts its failure.
+    It took effect (`effective`) unless the receiver refused it.
     """
 
     run_id: str
@@ -41,29 +38,20 @@ class Call:
 
 
 class Receiver:
-    """The server and its calls; a context manager."""
+    """The server and its calls, in the order they arrived; a context manager."""
 
     def __init__(self) -> None:
-        self._calls: list[Call] = []
-        self._server = _Server(("127.0.0.1", 0), partial(_Exchange, self._calls))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="receiver", daemon=True)
+        self.calls: list[Call] = []
+        self._server = _Server(("127.0.0.1", 0), partial(_Exchange, self.calls))
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        threading.Thread(target=self._server.serve_forever, name="receiver", daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-    @property
-    def url(self) -> str:
-        """The base URL, without a slash at the end."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def calls(self) -> list[Call]:
-        """All calls so far, in the order they arrived."""
-        return list(self._calls)
 
 
 class _Server(ThreadingHTTPServer):
@@ -89,30 +77,24 @@ class _Exchange(BaseHTTPRequestHandler):
         arrived = SystemClock().now()
         self.rfile.read(int(self.headers.get("content-length", "0")))
         options = {name: values[-1] for name, values in parse_qs(urlsplit(self.path).query).items()}
-        attempt = int(self.headers.get("tidewheel-attempt", "0"))
+        attempt = int(self.headers["tidewheel-attempt"])
         refused = attempt <= int(options.get("fail", "0"))
         self._calls.append(
             Call(
-                run_id=self.headers.get("tidewheel-run-id", ""),
+                run_id=self.headers["tidewheel-run-id"],
                 attempt=attempt,
-                idempotency_key=self.headers.get("idempotency-key", ""),
-                job_key=self.headers.get("tidewheel-job-key", ""),
+                idempotency_key=self.headers["idempotency-key"],
+                job_key=self.headers["tidewheel-job-key"],
                 by_handler=self.path.startswith(HANDLERS_PATH),
-                scheduled_at=datetime.fromisoformat(self.headers.get("tidewheel-scheduled-at", "")),
+                scheduled_at=datetime.fromisoformat(self.headers["tidewheel-scheduled-at"]),
                 arrived_at=arrived,
-                effective=not refused and options.get("outcome") != "failed",
+                effective=not refused,
             )
         )
         _NEVER_SET.wait(float(options.get("hold", "0ms").removesuffix("ms")) / 1000)
-        self._answer(HTTPStatus.SERVICE_UNAVAILABLE if refused else HTTPStatus.OK)
+        self.send_response(HTTPStatus.SERVICE_UNAVAILABLE if refused else HTTPStatus.OK)
+        self.send_header("content-length", "0")
+        self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing to the terminal."""
-
-    def _answer(self, status: HTTPStatus) -> None:
-        body = f"{status.phrase}\n".encode()
-        self.send_response(status)
-        self.send_header("content-type", "text/plain; charset=utf-8")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)

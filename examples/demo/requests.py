@@ -1,7 +1,7 @@
-"""The requests of the demo: read, their placeholders filled in, and produced as any program would.
+"""The input: `requests.jsonl`, one JSON object a line, produced to Kafka as any program would.
 
-The file has one JSON object a line. `@start+15s` becomes the instant 15 seconds after the start of sending.
-`@receiver/…` becomes a URL of the demo's receiver. Nothing else is changed or validated: intake validates.
+`@start+15s` becomes the instant 15 seconds after the start of sending, `@receiver/…` a URL of the demo's receiver.
+Nothing else is changed or validated: intake validates.
 """
 
 import json
@@ -10,90 +10,61 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import cast
-
-from confluent_kafka import KafkaError, Message, Producer
+from typing import Any
 
 from tidewheel.errors import Unavailable
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.kafka.clients import producer
 from tidewheel.kafka.topics import Topics
 
-FOLDER = Path(__file__).parent
+# What the file must lead to beside success: the fields for which a request is rejected, and the dead letters.
+REJECTED: Mapping[str, frozenset[str]] = {
+    "finance/month-end": frozenset({"job.schedule.timezone"}),
+    "finance/year-end": frozenset({"job.retires", "job.retry.max_attempts"}),
+}
+DEAD_LETTERS = frozenset({"ledger/reconcile-2019"})
 
-_START = re.compile(r'"@start\+(\d+(?:\.\d+)?)s"')
-_RECEIVER = '"@receiver/'
+_FILE = Path(__file__).parent / "requests.jsonl"
+_START = re.compile(r"@start\+(\d+(?:\.\d+)?)s")
 _FLUSH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One request as it is sent, with the key of its message and job, and its label `family`."""
+    """One request as it is sent, with the key of its message and job.
+
+    `family` is a label of the job, empty for other requests. `recurs` is true for a job with an interval or a cron
+    expression.
+    """
 
     key: str
-    family: str
     document: Mapping[str, object]
-
-    @property
-    def job(self) -> Mapping[str, object] | None:
-        """The job it submits; None for any other request."""
-        return cast("Mapping[str, object] | None", self.document.get("job"))
+    family: str = ""
+    recurs: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """The refused fields of each malformed request, by key, and the jobs that end in a dead letter."""
-
-    rejected: Mapping[str, frozenset[str]]
-    dead_letters: frozenset[str]
+def read_requests(start: datetime, receiver: str) -> list[Line]:
+    """Read the file, with the values of `@start` and of `@receiver`."""
+    text = _START.sub(lambda found: format_timestamp(start + timedelta(seconds=float(found[1]))), _FILE.read_text())
+    return [_line(json.loads(each)) for each in text.replace("@receiver/", f"{receiver}/").splitlines()]
 
 
-def read_requests() -> list[str]:
-    """Read `requests.jsonl` with its placeholders."""
-    return (FOLDER / "requests.jsonl").read_text().splitlines()
+def _line(document: Mapping[str, Any]) -> Line:
+    job = document.get("job")
+    if job is None:
+        return Line(document["key"], document)
+    return Line(job["key"], document, job["labels"]["family"], bool({"interval", "cron"} & set(job["schedule"])))
 
 
-def read_expected() -> Expected:
-    """Read `expected.json`."""
-    found = json.loads((FOLDER / "expected.json").read_text())
-    rejected = {key: frozenset(paths) for key, paths in found["rejected"].items()}
-    return Expected(rejected, frozenset(found["dead_letters"]))
-
-
-def fill_in(requests: Sequence[str], start: datetime, receiver: str) -> list[Line]:
-    """Fill in the placeholders of requests, with the value of `@start` and of `@receiver`."""
-    lines: list[Line] = []
-    families: dict[str, str] = {}
-    for request in requests:
-        timed = _START.sub(lambda found: f'"{format_timestamp(start + timedelta(seconds=float(found[1])))}"', request)
-        document = json.loads(timed.replace(_RECEIVER, f'"{receiver}/'))
-        job = document.get("job", {})
-        key = str(job.get("key", document.get("key", "")))
-        family = families.setdefault(key, str(job.get("labels", {}).get("family", "")))
-        lines.append(Line(key, family, document))
-    return lines
-
-
-class Sender:
-    """A producer of requests; `lines` are those that it has sent."""
-
-    def __init__(self, kafka: Mapping[str, str]) -> None:
-        self._producer = Producer({**kafka, "client.id": "tidewheel-demo", "enable.idempotence": True, "log_level": 2})
-        self._failed: list[str] = []
-        self.lines: list[Line] = []
-
-    def send(self, lines: Sequence[Line]) -> None:
-        """Produce requests and wait for their acknowledgements; raise Unavailable if one is missing."""
-        for line in lines:
-            self.lines.append(line)
-            value = json.dumps(line.document).encode()
-            self._producer.produce(Topics().requests, value, line.key, on_delivery=self._delivered)
-            self._producer.poll(0)
-        left = self._producer.flush(_FLUSH_SECONDS)
-        if left or self._failed:
-            message = f"{left + len(self._failed)} requests did not reach Kafka: {'; '.join(self._failed[:3])}"
-            raise Unavailable(message)
-
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        del message
-        if error is not None:
-            self._failed.append(error.str())
+def send(kafka: Mapping[str, str], lines: Sequence[Line]) -> None:
+    """Produce requests and wait for their acknowledgements; raise Unavailable if one is missing."""
+    failed: list[str] = []
+    client = producer(
+        kafka, role="demo", on_delivery=lambda error, message: failed.append(f"{message.key()!r}: {error}")
+    )
+    for line in lines:
+        client.produce(Topics().requests, json.dumps(line.document).encode(), line.key)
+    left = client.flush(_FLUSH_SECONDS)
+    if left or failed:
+        message = f"{left + len(failed)} requests did not reach Kafka: {'; '.join(failed[:3])}"
+        raise Unavailable(message)

@@ -115,7 +115,6 @@ class ProgramStarter:
             sinks: Called with its standard output, and with its standard error.
 
         Raises:
-            SupervisorGone: The process that starts programs is gone.
             OSError: This process has no descriptors left.
         """
         program = Program()

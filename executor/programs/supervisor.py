@@ -46,7 +46,6 @@ class Command(TypedDict):
 
     Attributes:
         argv: Absolute path of the file, and its arguments.
-        env: Its whole environment.
         cwd: Absolute path without links; None is a new folder that is removed afterwards.
         limits: By their names in setrlimit(2).
         not_after: End of the executor's lease, in seconds of the clock that goes on while processes are stopped.

@@ -50,13 +50,7 @@ class AddressGuard(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Return all addresses of a name.
-
-        Raises:
-            AddressRefused: Targets must not reach one of them.
-            LookUpTimedOut: No name server has answered in time.
-            OSError: The name has no address.
-        """
+        """Return all addresses of a name."""
         del family  # of the connector, which is for both
         seconds = look_up_seconds.get()
         try:

@@ -31,6 +31,7 @@ from tidewheel.executor.runners.addresses import (
 from tidewheel.executor.runners.http_client import HttpClient, NotRepeated, read_place
 from tidewheel.executor.runners.retry_after import retry_after
 from tidewheel.executor.runners.secret_store import SecretMissing, SecretRefused, SecretStore
+from tidewheel.http_secrets import host_key, read_secrets, signature_headers
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.hosts import TargetUrl
 from tidewheel.jobs.invalid import InvalidValue
@@ -40,7 +41,6 @@ from tidewheel.schemas.generated.records import HttpTarget
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, TaskTokens
 from tidewheel.transitions.installation import Installation
-from tidewheel.webhooks import host_key, read_secrets, signature_headers
 
 _BODY_BYTES = 48 * 1024  # of the response; as text below the 64 KiB of a result, unless JSON escapes it
 _CUT_CHARACTERS = 8192  # each takes at most 6 bytes as JSON: 48 KiB together

@@ -63,12 +63,7 @@ class _ConnectionOver(Exception):
 
 
 class _Connection(ResponseHandler):
-    """A connection.
-
-    Attributes:
-        interim: The responses 1xx to the request.
-        head_bytes: The bytes of a head that has not ended; None after its end.
-    """
+    """A connection, with the bytes of a head until that has ended."""
 
     used = idle = False
     interim = 0

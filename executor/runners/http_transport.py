@@ -17,12 +17,7 @@ _READ_BYTES = 256 * 1024
 
 
 class Sending:
-    """One request on its way to the kernel.
-
-    Args:
-        begun: True once any byte of it was handed to the kernel.
-        cut: True if the lease was over before the last one.
-    """
+    """One request on its way to the kernel: begun at its first byte, cut by the end of the lease."""
 
     __slots__ = ("begun", "cut", "lease")
 
@@ -31,12 +26,7 @@ class Sending:
 
 
 class LeasedTransport(asyncio.Transport):
-    """A connection over a socket, with or without TLS.
-
-    Args:
-        sock: Connected and non-blocking; the transport closes it.
-        tls: For encrypted bytes; its handshake is over.
-    """
+    """A connection over a non-blocking socket, which it closes, with TLS after its handshake or without."""
 
     def __init__(self, sock: socket.socket, protocol: asyncio.Protocol, tls: "Tls | None") -> None:
         secured = {} if tls is None else {"ssl_object": tls.object, "sslcontext": tls.object.context}
@@ -188,7 +178,6 @@ class Tls:
 
         Raises:
             ssl.SSLError: The other side speaks no TLS, or its certificate is refused.
-            OSError: The connection is lost.
         """
         loop = asyncio.get_running_loop()
         while True:

@@ -25,12 +25,7 @@ LOSSES = 2  # lost executors of a run, after which it runs in a worker process, 
 
 
 class PythonRunner:
-    """Runs the handlers of this process.
-
-    Args:
-        threads: Number of plain functions at once.
-        pool: The worker processes; by default one, started when it is needed.
-    """
+    """Runs this process's handlers: plain ones on threads, isolated ones in a pool started on demand."""
 
     def __init__(self, handlers: Mapping[str, Handler], *, threads: int, pool: WorkerPool | None = None) -> None:
         self._handlers = handlers

@@ -1,12 +1,18 @@
-"""The interface of a runner: it runs the attempts of one kind of target."""
+"""The form of a runner, and the types of targets that one executor runs."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Protocol, runtime_checkable
 
+from tidewheel.errors import SettingsError
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import Outcome, from_exception
+from tidewheel.extras import require
+from tidewheel.jobs.targets import TARGETS
+from tidewheel.schemas.generated.records import TargetKind
+from tidewheel.settings.executor import ExecutorSettings
 
 
 class Runner(Protocol):
@@ -79,3 +85,34 @@ class DeferredRunner:
             return replace(from_exception(error), not_started=True)
         finally:
             self._loading = None
+
+
+def target_kinds(settings: ExecutorSettings) -> list[TargetKind]:
+    """Return the types of targets that an executor runs."""
+    if unknown := next((name for name in settings.targets if name not in TARGETS), None):
+        near = get_close_matches(unknown, TARGETS, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"write some of {', '.join(TARGETS)}"
+        message = f"TIDEWHEEL_TARGETS: there is no type of target {unknown!r}; {remedy}"
+        raise SettingsError(message)
+    if not settings.targets:
+        message = f"TIDEWHEEL_TARGETS: an executor without targets runs nothing; write some of {', '.join(TARGETS)}"
+        raise SettingsError(message)
+    lists = {
+        TargetKind.KAFKA: ("TIDEWHEEL_KAFKA_TOPICS", settings.kafka_topics),
+        TargetKind.SHELL: ("TIDEWHEEL_SHELL_ALLOW", settings.shell_allow),
+        TargetKind.LAMBDA: ("TIDEWHEEL_LAMBDA_FUNCTIONS", settings.lambda_functions),
+    }
+    kinds = [TargetKind(kind) for kind in TARGETS if kind in settings.targets]
+    for kind in kinds:
+        variable, entries = lists.get(kind, ("", ("*",)))
+        if not entries:
+            message = f"TIDEWHEEL_TARGETS names {kind}, but {variable} is empty; name what jobs may use, or * for all"
+            raise SettingsError(message)
+    if TargetKind.LAMBDA in kinds:
+        require("lambda", "TIDEWHEEL_TARGETS with lambda")
+    return kinds
+
+
+def capabilities(kinds: Iterable[TargetKind]) -> frozenset[str]:
+    """Return the names by which an executor registers these types, beside its handlers."""
+    return frozenset(name for kind in kinds if (name := TARGETS[kind].requires))

@@ -37,12 +37,7 @@ class SecretRefused(Exception):
 
 
 class SecretStore:
-    """The secrets of one executor.
-
-    Args:
-        named: Those of the environment; the tenant `default` alone has them.
-        folder: Has a folder for each tenant, with files NAME and NAME.hosts.
-    """
+    """The secrets of one executor: in a folder for each tenant; for `default` also of the environment."""
 
     def __init__(
         self,
@@ -55,12 +50,7 @@ class SecretStore:
         self._looks: dict[tuple[str, str], _Look] = {}
 
     def value(self, tenant: str, name: str, url: TargetUrl) -> str:
-        """Return the value of a header for a URL.
-
-        Raises:
-            SecretMissing: There is no such secret, or its files are not as they should be.
-            SecretRefused: The URL is not one that the secret may be sent to.
-        """
+        """Return the value of a header for a URL; raise SecretMissing if its files are not as they should be."""
         secret = self._find(tenant, name)
         if url.host.name not in secret.hosts:
             message = (

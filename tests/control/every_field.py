@@ -19,9 +19,8 @@ from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, begin, claim,
 from tests.transitions.graphs import drain_some, never
 from tidewheel.control.client.client import Client
 from tidewheel.jobs.batches import BatchCallbacks, BatchRun
-from tidewheel.jobs.concurrency import ConcurrencyKey
+from tidewheel.jobs.concurrency import ConcurrencyKey, OrderingKey
 from tidewheel.jobs.dedupe import JobDedupe, TriggerDedupe
-from tidewheel.jobs.ordering import OrderingKey
 from tidewheel.jobs.requests import AnyRequest
 from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.schedule import ParentSpec, ScheduleSpec
@@ -381,7 +380,7 @@ def _scopes(made: Installation) -> None:
         cause="backfill", created_before=now, include_started=False, reason="<b>",
     )  # fmt: skip
     with Client(database.url) as client:
-        made.redrives.append(redrive(client, database, key=MANUAL, status="failed").redrive_id)
+        made.redrives.append(redrive(client, database, key=MANUAL, status="failed").work_id)
         client.limits.set("o*", at_once=1, rate="1/day", burst=1)
         client.tenants.create("limited")
         made.send("job.submit", tenant="limited", job={"key": "limited", "schedule": "manual", "target": HANDLER})

@@ -38,7 +38,7 @@ from tidewheel.presence import Presence
 from tidewheel.runs import RunState
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.settings.shared import shared_settings
+from tidewheel.settings.services import shared_settings
 
 _OF_KAFKA = {"broker", "topics"}
 

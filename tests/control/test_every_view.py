@@ -65,7 +65,7 @@ class Places:
             "root_run_id": [*made.roots, ids["workflow"]],
             "backfill_id": [*made.backfills, ids["backfill"]],
             "batch_id": [*made.batches],
-            "redrive_id": [*made.redrives, ids["redrive"]],
+            "work_id": [*made.redrives, ids["redrive"]],
             "number": [*self._numbers()],
             "tenant": ["default", "acme", "paused"],
             "key_id": ["aaaaaaaaaa", "bbbbbbbbbb", "cccccccccc"],
@@ -154,7 +154,7 @@ _COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "dlq list": ((),), "dlq groups": ((),), "dlq show": (("{letter}",),),
     "admin limit list": ((),), "admin limit keys": ((),), "admin ordering-key list": ((),), "admin api-key list": ((),),
     "admin tenant show": (("acme",),), "admin tenant usage": (("acme",), ("limited",)),
-    "redrive list": ((),), "redrive show": (("{redrive}",),),
+    "work list": ((),), "work show": (("{work}",),),
 }  # fmt: skip
 """The commands that read an installation, each with its arguments."""
 
@@ -162,8 +162,9 @@ _NO_VIEWS: Mapping[str, str] = {
     "": "dev serve up down doctor env migrate apply freeze thaw",
     "service": "intake scheduler relay executor api",
     "job": "create update pause resume release delete trigger backfill preview skip move unskip rollback",
-    "backfill": "pause resume cancel", "workflow": "pause resume cancel", "run": "cancel retry", "dlq": "redrive purge",
-    "redrive": "pause resume cancel", "batch": "submit add close resume cancel",
+    "backfill": "pause resume cancel", "workflow": "pause resume cancel", "run": "cancel retry retry-failed",
+    "dlq": "redrive purge",
+    "work": "pause resume cancel", "batch": "submit add close resume cancel",
     "admin": "failover bench psql audit restore", "admin calendar": "put delete", "admin limit": "set rm",
     "admin ordering-key": "unblock", "admin api-key": "create revoke",
     "admin archive": "run list show verify restore forget", "admin standby": "enable disable status raise",
@@ -181,7 +182,7 @@ def test_every_list_and_show_of_the_command_line_answers(places: Places) -> None
     assert {words for words, _ in every_command()} == set(_COMMANDS) | _joined(_NO_VIEWS, " ")
     names = {
         "{key}": "key", _RUN: "run_id", _ROOT: "root_run_id", "{backfill}": "backfill_id", "{batch}": "batch_id",
-        "{redrive}": "redrive_id",
+        "{work}": "work_id",
     }  # fmt: skip
     letter = places.made.database.value("SELECT max(id) FROM dead_letters WHERE run_id IS NOT NULL")
     fine = {0, ExitCode.NOT_FOUND}
@@ -262,7 +263,7 @@ def _page_paths(places: Places, name: str, path: str) -> Iterator[str]:
     kinds = {
         "{kind}/{id}": [
             *(f"backfill/{each}" for each in places.values("backfill_id")),
-            *(f"redrive/{each}" for each in places.values("redrive_id")),
+            *(f"redrive/{each}" for each in places.values("work_id")),
             f"cancellation/{places.ids['cancellation']}",
         ],
         "{name}": ["every-day", "default", "acme"],
@@ -310,7 +311,7 @@ _READS: Mapping[str, tuple[object, ...]] = {
     "runs.cancellation": (1,), "runs.cancellations": (), "runs.count": (), "runs.detail": (":run_id",),
     "runs.get": (":run_id",), "runs.list": (), "runs.logs": (":run_id",),
     "dead_letters.get": (":number",), "dead_letters.groups": (), "dead_letters.list": (),
-    "redrives.get": (":redrive_id",), "redrives.list": (), "backfills.get": (":backfill_id",),
+    "works.get": (":work_id",), "works.list": (), "backfills.get": (":backfill_id",),
     "workflows.get": (":root_run_id",), "workflows.list": (), "workflows.parents": (":run_id",),
     "batches.get": (":batch_id",), "batches.list": (),
     "calendars.get": ("every-day",), "calendars.list": (), "freezes.list": (),
@@ -323,8 +324,9 @@ _READS: Mapping[str, tuple[object, ...]] = {
 _WRITES: Mapping[str, str] = {
     "": "backfill close delete move patch pause release resume rollback run_later skip submit trigger trigger_deduped"
     " unskip",
-    "runs": "cancel cancel_all cancel_matching retry retry_now wait follow_logs", "dead_letters": "purge redrive",
-    "redrives": "cancel pause resume wait", "task_tokens": "complete fail heartbeat",
+    "runs": "cancel cancel_all cancel_matching retry retry_failed retry_now wait follow_logs",
+    "dead_letters": "purge redrive",
+    "works": "cancel pause resume wait", "task_tokens": "complete fail heartbeat",
     "backfills": "cancel pause resume wait", "workflows": "cancel pause resume",
     "batches": "add cancel close resume submit wait", "calendars": "delete put", "freezes": "freeze preview_thaw thaw",
     "limits": "remove set", "ordering_keys": "unblock",

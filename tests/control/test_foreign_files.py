@@ -15,8 +15,8 @@ from icalendar import Calendar
 from tests.fixtures.examples import examples
 from tests.strict_types import ROOT
 from tidewheel.control.cli.job_files import read_jobs
+from tidewheel.control.foreign import read_pasted
 from tidewheel.control.ical import days_of
-from tidewheel.control.pasted import read_pasted
 from tidewheel.errors import InvalidInput
 from tidewheel.jobs.parsing import parse_request
 

@@ -21,7 +21,7 @@ from tests.transitions.acts import begin, end, ending
 from tests.transitions.test_workflows import play
 from tidewheel.activity import Stage
 from tidewheel.control.client.client import Client
-from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.connection import Connection, begin_for_tenant
 from tidewheel.control.reads.activity import read_activity, slowest_runs
 from tidewheel.control.reads.backfills import backfills
 from tidewheel.control.reads.jobs import list_jobs
@@ -32,10 +32,9 @@ from tidewheel.ids import job_id
 from tidewheel.migrations.row_security import TENANT_ROLE
 from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import freeze_changes, list_freezes, preview_thaw
-from tidewheel.postgres.pg_copy import Field, FieldDumper
+from tidewheel.postgres.pg_binary import Field, FieldDumper
 from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, connect
 from tidewheel.postgres.statements import Statements, trusted
-from tidewheel.postgres.tenant_role import begin_for_tenant
 from tidewheel.runs import RunState
 from tidewheel.testing.databases import Template
 
@@ -234,13 +233,14 @@ def _fail(client: Client, database: ClockedDatabase) -> None:
     client.dead_letters.get(page.dead_letters[0].id)
     client.runs.retry(failed[0])
     redriven = client.dead_letters.redrive(key="job")
-    assert redriven.redrive_id is not None
-    client.redrives.list()
-    client.redrives.get(redriven.redrive_id)
-    client.redrives.pause(redriven.redrive_id)
-    client.redrives.resume(redriven.redrive_id)
-    client.redrives.cancel(redriven.redrive_id)
+    assert redriven.work_id is not None
+    client.works.list()
+    client.works.get(redriven.work_id)
+    client.works.pause(redriven.work_id)
+    client.works.resume(redriven.work_id)
+    client.works.cancel(redriven.work_id)
     client.dead_letters.purge(key="job")
+    client.runs.retry_failed(key="job")
     first, _ = (client.trigger("job", ordering_key="acme") for _ in range(2))
     end(database, ending(begin(database, first), RunState.FAILED))
     client.ordering_keys.blocked()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidewheel.control.pasted import read_pasted
+from tidewheel.control.foreign import read_pasted
 from tidewheel.errors import InvalidInput
 from tidewheel.jobs.strict_json import as_list, as_object
 

@@ -1,5 +1,7 @@
 """Attempts for runners, without a database: what a claim and its message would have given them."""
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -8,6 +10,7 @@ from uuid import UUID
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.lease import ENDLESS, Lease
 from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.runners.runner import Runner
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record
@@ -60,3 +63,24 @@ def attempt_of(
         on_release=released,
         lease=lease,
     )
+
+
+def run_attempts(make: Callable[[], Runner], *attempts: Attempt, seconds: float = 60.0) -> list[Outcome]:
+    """Run attempts to their ends, one after another, by a runner of their own; each has so many seconds."""
+
+    async def work() -> list[Outcome]:
+        runner, outcomes = make(), list[Outcome]()
+        try:
+            for attempt in attempts:
+                async with asyncio.timeout(seconds):
+                    outcomes.append(await runner.run(attempt))
+        finally:
+            await runner.close()
+        return outcomes
+
+    return asyncio.run(work())
+
+
+def run_attempt(make: Callable[[], Runner], attempt: Attempt) -> Outcome:
+    [outcome] = run_attempts(make, attempt)
+    return outcome

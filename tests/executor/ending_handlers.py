@@ -69,13 +69,11 @@ def _sync(context: tidewheel.Context, payload: dict[str, Any]) -> object:
 
 @tidewheel.handler("ends.thread")
 def on_thread(context: tidewheel.Context, payload: dict[str, Any]) -> object:
-    """On a thread."""
     return _sync(context, payload)
 
 
 @tidewheel.handler("ends.process", isolation="process")
 def in_process(context: tidewheel.Context, payload: dict[str, Any]) -> object:
-    """In a process of its own."""
     return _sync(context, payload)
 
 
@@ -104,5 +102,4 @@ async def on_loop(context: tidewheel.Context, payload: dict[str, Any]) -> object
 
 
 def ending_handlers() -> dict[str, Handler]:
-    """All of them, by name."""
     return {name: found for name, found in registered().items() if name.startswith("ends.")}

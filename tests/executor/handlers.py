@@ -25,29 +25,24 @@ GATES: dict[str, Gate] = {}
 
 
 class Order(BaseModel):
-    """Payload of `acts.order`."""
-
     to: str
     copies: int = 1
 
 
 @tidewheel.handler("acts.echo")
 async def echo(context: tidewheel.Context, payload: object) -> object:
-    """Return the payload."""
     del context
     return payload
 
 
 @tidewheel.handler("acts.echo-on-thread")
 def echo_on_thread(context: tidewheel.Context, payload: object) -> object:
-    """Return the payload, from a thread."""
     del context
     return payload
 
 
 @tidewheel.handler("acts.order")
 async def order(context: tidewheel.Context, payload: Order) -> int:
-    """Return how many copies were ordered."""
     del context
     return payload.copies
 
@@ -67,21 +62,11 @@ async def raise_it(context: tidewheel.Context, payload: str) -> int:
     if context.attempt > 1:
         return context.attempt
     signals: dict[str, BaseException] = {
-        "permanent": tidewheel.Permanent("no such address"),
         "retry-after": tidewheel.RetryAfter(0.3),
-        "snooze": tidewheel.Snooze(0.05),
-        "cancel": tidewheel.Cancel(),
         "cancelled-error": asyncio.CancelledError(),
         "system-exit": SystemExit(3),
     }
     raise signals[payload]
-
-
-@tidewheel.handler("acts.return")
-async def return_it(context: tidewheel.Context, payload: str) -> object:
-    """Return what the payload names."""
-    del context
-    return {"object": object(), "huge": "x" * 70_000, "nothing": None}[payload]
 
 
 @tidewheel.handler("acts.wait")
@@ -120,5 +105,4 @@ def wait_deaf(context: tidewheel.Context, payload: str) -> str:
 
 
 def handlers() -> dict[str, Handler]:
-    """All of them, by name."""
     return {name: found for name, found in registered().items() if name.startswith("acts.")}

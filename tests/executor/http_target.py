@@ -1,6 +1,5 @@
 """A real HTTP server on this machine whose answers a test writes, and attempts at it."""
 
-import asyncio
 import socket
 import threading
 from collections.abc import Callable, Generator, Mapping
@@ -9,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.executor.attempting import attempt_of
+import pytest
+
+from tests.executor.attempting import attempt_of, run_attempt, run_attempts
 from tidewheel.executor.outcome import Outcome
-from tidewheel.executor.runners.addresses import Resolve
 from tidewheel.executor.runners.http import HttpRunner
-from tidewheel.executor.runners.secret_store import SecretStore
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.task_tokens import TaskTokens
 
@@ -22,12 +21,7 @@ from tidewheel.task_tokens import TaskTokens
 class Answer:
     """A response of the server.
 
-    Args:
-        status: The status code.
-        body: Sent whole, with its length.
-        headers: Beside Content-Length.
-        chunks: How often the body is sent, one after another and without a length; endless when negative.
-        hold: Waited for before anything is sent.
+    A body of several chunks is sent without a length; without an end when they are negative.
     """
 
     status: int = 200
@@ -39,8 +33,6 @@ class Answer:
 
 @dataclass
 class Received:
-    """A request as it came."""
-
     method: str
     path: str
     headers: dict[str, str]
@@ -58,8 +50,29 @@ class HttpTarget:
     connections: int = 0
 
     def url(self, path: str = "/hook", host: str = "127.0.0.1") -> str:
-        """Return its URL."""
         return f"http://{host}:{self.port}{path}"
+
+
+class Quiet(BaseHTTPRequestHandler):
+    """A connection that logs nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Generator[int]:
+    """A server of these connections as long as the block; yields its port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
 
 
 @contextmanager
@@ -67,7 +80,7 @@ def serving(*answers: Answer) -> Generator[HttpTarget]:
     """A server as long as the block."""
     target = HttpTarget(answers=list(answers) or [Answer()])
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         protocol_version = "HTTP/1.1"
 
         def setup(self) -> None:
@@ -107,19 +120,8 @@ def serving(*answers: Answer) -> Generator[HttpTarget]:
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = answer
 
-        def log_message(self, format: str, *args: object) -> None:
-            del format, args
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    target.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with listening(Handler) as target.port:
         yield target
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
 
 
 @contextmanager
@@ -153,66 +155,48 @@ def conversing(talk: Callable[[socket.socket], None], host: str = "127.0.0.1", p
         listening.close()
 
 
+def pretend_aws(monkeypatch: pytest.MonkeyPatch, url: str | None = None) -> None:
+    """Name a region and fake credentials, without access to real ones; and an address in place of AWS."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "eu-west-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+        **({} if url is None else {"AWS_ENDPOINT_URL": url}),
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
 def call(
     *urls: str,
-    allow_private: bool = True,
     job: dict[str, Any] | None = None,
     seconds: float = 60.0,
     secrets: tuple[bytes, ...] = (),
     host: str = "127.0.0.1",
-    resolve: Resolve | None = None,
     target: Mapping[str, object] | None = None,
-    store: SecretStore | None = None,
+    **runner: Any,  # noqa: ANN401 - of the runner
 ) -> list[Outcome]:
-    """Run an attempt at each URL to its end, one after another, by one runner.
-
-    Args:
-        urls: Where to.
-        allow_private: As the runner's.
-        job: More of the job.
-        seconds: The time each attempt has.
-        secrets: What to sign with.
-        host: Whose requests these sign.
-        resolve: As the runner's.
-        target: More of the target.
-        store: As the runner's.
-    """
-
-    async def work() -> list[Outcome]:
-        known = {host: secrets} if secrets else None
-        runner = HttpRunner(
-            allow_private=allow_private,
-            secrets=known,
-            task_tokens=TaskTokens([b"of tests"]),
-            resolve=resolve,
-            store=store,
-        )
-        try:
-            outcomes: list[Outcome] = []
-            for url in urls:
-                described = {"target": {"type": "http", "url": url} | dict(target or {})} | (job or {})
-                async with asyncio.timeout(seconds):
-                    outcomes.append(await runner.run(attempt_of(described)))
-            return outcomes
-        finally:
-            await runner.close()
-
-    return asyncio.run(work())
+    """Run an attempt at each URL to its end, by one runner; secrets sign requests to the host."""
+    given: dict[str, Any] = {"allow_private": True, "task_tokens": TaskTokens([b"of tests"])} | runner
+    described = [{"target": {"type": "http", "url": url} | dict(target or {})} | (job or {}) for url in urls]
+    known = {host: secrets} if secrets else None
+    return run_attempts(lambda: HttpRunner(secrets=known, **given), *map(attempt_of, described), seconds=seconds)
 
 
-def call_message(url: str, *, allow_lists: AllowLists | None = None) -> list[Outcome]:
+def answered(*answers: Answer, path: str = "/hook", **given: Any) -> tuple[Outcome, HttpTarget]:  # noqa: ANN401
+    """Run an attempt at a server with these answers; return its outcome and the server."""
+    with serving(*answers) as target:
+        [outcome] = call(target.url(path), **given)
+    return outcome, target
+
+
+def call_message(url: str, *, allow_lists: AllowLists | None = None) -> Outcome:
     """Run an attempt at a URL that no submit has checked: its message has it."""
     attempt = attempt_of({"target": {"type": "http", "url": "http://a"}})
     http = attempt.definition.target.http
     assert http is not None
     target = replace(attempt.definition.target, http=replace(http, url=url))
     attempt.definition = replace(attempt.definition, target=target)
-
-    async def work() -> list[Outcome]:
-        runner = HttpRunner(allow_private=True, allow_lists=allow_lists)
-        try:
-            return [await runner.run(attempt)]
-        finally:
-            await runner.close()
-
-    return asyncio.run(work())
+    return run_attempt(lambda: HttpRunner(allow_private=True, allow_lists=allow_lists), attempt)

@@ -23,7 +23,6 @@ _LEFT: list[asyncio.Task[None]] = []
 
 @tidewheel.handler("alone.echo", isolation="process")
 async def echo(context: tidewheel.Context, payload: object) -> object:
-    """Return the payload."""
     del context
     return payload
 
@@ -44,7 +43,6 @@ def environment(context: tidewheel.Context, payload: object) -> list[str]:
 
 @tidewheel.handler("alone.where", isolation="process")
 def where(context: tidewheel.Context, payload: object) -> dict[str, object]:
-    """Return the process and the payload."""
     return {
         "pid": os.getpid(),
         "group": os.getpgid(0),
@@ -61,14 +59,12 @@ def where(context: tidewheel.Context, payload: object) -> dict[str, object]:
 
 @tidewheel.handler("alone.limits", isolation="process")
 def limits(context: tidewheel.Context, payload: object) -> list[int]:
-    """Its core size and address space."""
     del context, payload
     return [resource.getrlimit(resource.RLIMIT_CORE)[0], resource.getrlimit(resource.RLIMIT_AS)[0]]
 
 
 @tidewheel.handler("alone.die", isolation="process")
 def die(context: tidewheel.Context, payload: str) -> None:
-    """End the process as the payload says."""
     del context
     if payload == "exit":
         os._exit(3)
@@ -92,14 +88,12 @@ def die(context: tidewheel.Context, payload: str) -> None:
 
 @tidewheel.handler("alone.eat", isolation="process")
 async def eat(context: tidewheel.Context, payload: object) -> int:
-    """Take more memory than there is."""
     del context, payload
     return len(bytearray(1 << 44))
 
 
 @tidewheel.handler("alone.return", isolation="process")
 def return_it(context: tidewheel.Context, payload: str) -> object:
-    """Return what the payload names."""
     del context
     return {"object": object(), "huge": "x" * 70_000, "nothing": None}[payload]
 
@@ -208,5 +202,4 @@ def lost(context: tidewheel.Context, payload: object) -> int:
 
 
 def handlers() -> dict[str, Handler]:
-    """All of them, by name."""
     return {name: found for name, found in registered().items() if name.startswith("alone.")}

@@ -24,7 +24,6 @@ async def beat(context: tidewheel.Context, payload: str) -> int:
 
 @tidewheel.handler("long.beat-on-thread")
 def beat_on_thread(context: tidewheel.Context, payload: str) -> int:
-    """The same on a thread."""
     beats, gate = 0, GATES[payload]
     gate.entered.append(str(context.run_id))
     while not gate.opened.wait(_TICK_SECONDS):
@@ -89,20 +88,17 @@ async def count_on(context: tidewheel.Context, payload: int) -> int:
 
 @tidewheel.handler("long.previous")
 async def previous(context: tidewheel.Context, payload: int) -> object:
-    """Return what came before, and the payload."""
     before = await context.previous_async()
     return [before.result, payload]
 
 
 @tidewheel.handler("long.previous-on-thread")
 def previous_on_thread(context: tidewheel.Context, payload: int) -> object:
-    """The same on a thread."""
     return [context.previous().result, payload]
 
 
 @tidewheel.handler("long.deadline")
 async def deadline(context: tidewheel.Context, payload: object) -> float:
-    """Return how long it may take."""
     del payload
     return context.deadline_seconds
 

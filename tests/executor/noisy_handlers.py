@@ -39,7 +39,6 @@ async def _later(payload: str) -> None:
 
 @tidewheel.handler("noisy.say-on-thread")
 def say_on_thread(context: tidewheel.Context, payload: str) -> str:
-    """Write through every way there is, on a thread."""
     _say(context, payload)
     threading.Event().wait(_TICK_SECONDS)
     print("late", payload, end="")  # noqa: T201
@@ -48,7 +47,6 @@ def say_on_thread(context: tidewheel.Context, payload: str) -> str:
 
 @tidewheel.handler("noisy.log-wrong")
 async def log_wrong(context: tidewheel.Context, payload: object) -> None:
-    """Log what cannot be written."""
     del context, payload
     _LOG.warning("%d", "no number")
     print("still here")  # noqa: T201
@@ -56,7 +54,6 @@ async def log_wrong(context: tidewheel.Context, payload: object) -> None:
 
 @tidewheel.handler("noisy.much")
 def much(context: tidewheel.Context, payload: int) -> None:
-    """Write so many lines of a hundred bytes."""
     del context
     for number in range(payload):
         print(f"{number:99}")  # noqa: T201
@@ -64,7 +61,6 @@ def much(context: tidewheel.Context, payload: int) -> None:
 
 @tidewheel.handler("noisy.wait")
 def wait(context: tidewheel.Context, payload: str) -> None:
-    """Write something, wait at a gate, write something else."""
     print("before")  # noqa: T201
     GATES[payload].entered.append(str(context.run_id))
     GATES[payload].opened.wait(60)
@@ -73,7 +69,6 @@ def wait(context: tidewheel.Context, payload: str) -> None:
 
 @tidewheel.handler("noisy.say-and-wait")
 def say_and_wait(context: tidewheel.Context, payload: list[str]) -> None:
-    """Write a text, and wait at a gate."""
     del context
     text, gate = payload
     print(text)  # noqa: T201
@@ -83,7 +78,6 @@ def say_and_wait(context: tidewheel.Context, payload: list[str]) -> None:
 
 @tidewheel.handler("noisy.silent")
 async def silent(context: tidewheel.Context, payload: object) -> object:
-    """Write nothing."""
     del context
     return payload
 
@@ -100,5 +94,4 @@ async def block(context: tidewheel.Context, payload: str) -> int:
 
 
 def handlers() -> dict[str, Handler]:
-    """All of them, by name."""
     return {name: found for name, found in registered().items() if name.startswith("noisy.")}

@@ -30,7 +30,6 @@ Own = psycopg.Connection[TupleRow]
 
 
 def completion(database: Database, started: Started, executor_id: UUID = EXECUTOR) -> Completion:
-    """Return the completion of a handler's context."""
     return Completion(CompletionConfig(database.installation, executor_id), started.run_id, started.attempt)
 
 
@@ -41,7 +40,6 @@ def work(own: psycopg.Connection[Any], done: Completion, result: object = None) 
 
 
 def effects(database: Database, run_id: UUID) -> int:
-    """Return the number of effects of a run."""
     return database.value("SELECT count(*) FROM effects WHERE run_id = %s", [run_id])
 
 

@@ -36,7 +36,6 @@ tidewheel.handler("flow.read")(_read)
 
 @tidewheel.handler("flow.read-isolated", isolation="process")
 def read_isolated(context: tidewheel.Context, payload: object) -> object:
-    """The same in a worker process."""
     return _read(context, payload)
 
 
@@ -80,5 +79,4 @@ def _shown(parent: Parent) -> list[object]:
 
 
 def handlers() -> dict[str, Handler]:
-    """Those of this module, by name."""
     return {name: found for name, found in registered().items() if name.startswith("flow.")}

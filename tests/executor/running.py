@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 from confluent_kafka import Producer
 
-from tests.executor.handlers import handlers
+from tests.executor.handlers import GATES, handlers
 from tests.fixtures.database import Database
 from tests.fixtures.services import GROUP_VARIABLE, until
 from tests.relay.topics import make_topics
@@ -24,6 +24,7 @@ from tests.transitions.stepping import in_background
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.loop import Executor
 from tidewheel.kafka.topics import Topics
+from tidewheel.postgres.session import Conn
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import FINAL, Lane, RunState
 from tidewheel.settings.executor import ExecutorSettings
@@ -39,10 +40,15 @@ QUICK = {
 }
 
 
+def hold_row(database: Database, run_id: UUID) -> Conn:
+    """Lock a run's row by another transaction, which lets go by a rollback."""
+    holding = database.connection()
+    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [run_id])
+    return holding
+
+
 @dataclass(frozen=True)
 class Ended:
-    """The end of a run."""
-
     state: str
     reason: str | None
     attempt: int
@@ -71,7 +77,6 @@ class Executing:
         return Producer({**self.kafka, "linger.ms": 0, "log_level": 0})  # outlives the broker
 
     def make_topics(self) -> None:
-        """Make the topics of the default queue, one partition each."""
         names = [self.topics.runs("default", lane) for lane in Lane]
         make_topics(self.kafka, names)
 
@@ -106,8 +111,13 @@ class Executing:
             self._jobs.add(key)
         return trigger(self.database, key, **({} if payload is None else {"payload": payload}))
 
+    def held(self, gate: str, handler: str = "acts.wait", **job: object) -> UUID:
+        """Trigger a run that waits at a gate, and wait until it has begun."""
+        run_id = self.trigger(handler, gate, **job)
+        until(lambda: str(run_id) in GATES[gate].entered, f"run {run_id} begins")
+        return run_id
+
     def state(self, run_id: UUID) -> RunState:
-        """Return the state of a run."""
         [(final, now_open)] = self.database.rows(
             "SELECT r.state, o.state FROM runs AS r LEFT JOIN job_runs AS o USING (run_id) WHERE r.run_id = %s",
             [run_id],
@@ -127,7 +137,6 @@ class Executing:
         return Ended(*row)
 
     def run(self, handler: str | Mapping[str, object], payload: object = None, **job: object) -> Ended:
-        """Trigger a run and wait for its end."""
         return self.ended(self.trigger(handler, payload, **job))
 
     def publish(self, *run_ids: UUID) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
 from tests.fixtures.services import until
-from tests.transitions.acts import apply_batch, attempts, dead_letters, open_run
+from tests.transitions.acts import apply_batch, attempts, open_run
 
 pytestmark = pytest.mark.kafka
 
@@ -19,16 +19,16 @@ ONCE: dict[str, Any] = {
 }
 
 
-def test_failed_at_most_once_run_is_not_retried(executing: Executing) -> None:
+@pytest.mark.parametrize(
+    ("handler", "payload", "error_type"),
+    [("acts.fail-until", 3, "ValueError"), ("acts.raise", "retry-after", "RetryAfter")],
+)
+def test_failed_at_most_once_run_is_not_retried(
+    executing: Executing, handler: str, payload: object, error_type: str
+) -> None:
     with executing.running():
-        ended = executing.run("acts.fail-until", 3, **ONCE)
-    assert (ended.state, ended.attempt, ended.error_type) == ("failed", 1, "ValueError")
-
-
-def test_at_most_once_run_ignores_retry_after(executing: Executing) -> None:
-    with executing.running():
-        ended = executing.run("acts.raise", "retry-after", **ONCE)
-    assert (ended.state, ended.attempt, ended.error_type) == ("failed", 1, "RetryAfter")
+        ended = executing.run(handler, payload, **ONCE)
+    assert (ended.state, ended.attempt, ended.error_type) == ("failed", 1, error_type)
 
 
 @pytest.mark.parametrize("target", ["acts.wait", "acts.wait-on-thread"])
@@ -41,28 +41,11 @@ def test_timed_out_at_most_once_run_is_not_retried(executing: Executing, gate: s
     assert GATES[gate].entered == [str(run_id)]
 
 
-@pytest.mark.parametrize("target", ["acts.wait", "acts.wait-on-thread"])
-def test_started_at_most_once_run_has_an_unknown_outcome_after_shutdown(
-    executing: Executing, gate: str, target: str
-) -> None:
-    with executing.running(drain_timeout=timedelta(0)):
-        run_id = executing.trigger(target, gate, **ONCE)
-        until(lambda: GATES[gate].entered, "it runs")
-    ended = executing.ended(run_id)
-    assert (ended.state, ended.reason, ended.error_type) == ("failed", "unknown_outcome", "unknown_outcome")
-    [letter] = dead_letters(executing.database)
-    assert letter.run_id == str(run_id)
-    with executing.running():
-        assert executing.run("acts.echo", 1).state == "succeeded"
-    assert GATES[gate].entered == [str(run_id)]
-
-
 @pytest.mark.slow
 def test_queued_at_most_once_run_is_released_at_shutdown(executing: Executing, gate: str) -> None:
     """It is certain that it has not begun, so that another executor may begin it."""
     with executing.running(threads=1, drain_timeout=timedelta(0)):
-        executing.trigger("acts.wait-on-thread", gate)
-        until(lambda: GATES[gate].entered, "the only thread is busy")
+        executing.held(gate, "acts.wait-on-thread")
         run_id = executing.trigger("acts.echo-on-thread", 1, **ONCE)
         until(lambda: open_run(executing.database, run_id).state == "running", "it is claimed")
     run = open_run(executing.database, run_id)
@@ -77,8 +60,7 @@ def test_cancelled_run_that_waits_for_a_thread_never_starts(executing: Executing
     other = uuid4().hex
     GATES[other] = Gate()
     with executing.running(threads=1):
-        executing.trigger("acts.wait-on-thread", gate)
-        until(lambda: GATES[gate].entered, "the only thread is busy")
+        executing.held(gate, "acts.wait-on-thread")
         run_id = executing.trigger("acts.wait-on-thread", other, **ONCE)
         until(lambda: open_run(executing.database, run_id).state == "running", "it is claimed")
         apply_batch(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
@@ -99,8 +81,7 @@ def test_refused_connection_is_a_certain_non_start(executing: Executing) -> None
 def test_full_executor_claims_no_at_most_once_run_ahead(executing: Executing, gate: str) -> None:
     """Nothing is claimed ahead of a slot: what has none is another executor's."""
     with executing.running(slots=1, drain_timeout=timedelta(0)):
-        executing.trigger("acts.wait", gate)
-        until(lambda: GATES[gate].entered, "the only slot is taken")
+        executing.held(gate)
         waiting = [executing.trigger("acts.echo", number, **ONCE) for number in range(3)]
         for run_id in waiting:
             executing.publish(run_id)

@@ -31,8 +31,6 @@ HANDLERS = noisy_handlers.handlers()
 
 
 class Lines(logging.Handler):
-    """The executor's own log."""
-
     def __init__(self) -> None:
         super().__init__()
         self.records: list[logging.LogRecord] = []
@@ -41,7 +39,6 @@ class Lines(logging.Handler):
         self.records.append(record)
 
     def about(self, run_id: UUID) -> list[str]:
-        """The messages that name a run."""
         return [r.getMessage() for r in self.records if vars(r).get("run_id") == str(run_id)]
 
 
@@ -81,8 +78,6 @@ def attempt(handler: str, payload: object, **given: object) -> Attempt:
 
 
 def run(*attempts: Attempt) -> None:
-    """Run attempts at the same time."""
-
     async def work() -> None:
         runner = PythonRunner(HANDLERS, threads=len(attempts))
         for made, outcome in zip(attempts, await asyncio.gather(*map(runner.run, attempts)), strict=True):
@@ -260,5 +255,4 @@ def test_output_is_dropped_and_counted_without_kafka(missed: Callable[[], float]
 
 @pytest.fixture
 def missed() -> Callable[[], float]:
-    """Return the number of bytes dropped from the topic."""
     return lambda: REGISTRY.get_sample_value("tidewheel_output_bytes_dropped_total") or 0.0

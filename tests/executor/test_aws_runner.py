@@ -18,8 +18,8 @@ import httpx
 import pytest
 from moto.server import ThreadedMotoServer
 
-from tests.executor.attempting import RUN, Reports, attempt_of
-from tests.executor.http_target import Answer, HttpTarget, serving
+from tests.executor.attempting import RUN, Reports, attempt_of, run_attempt
+from tests.executor.http_target import Answer, HttpTarget, pretend_aws, serving
 from tests.fixtures.services import until
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.lease import Lease
@@ -56,16 +56,7 @@ def aws() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Fake credentials, without access to real ones."""
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", "a"),
-        ("AWS_SECRET_ACCESS_KEY", "b"),
-        ("AWS_DEFAULT_REGION", REGION),
-        ("AWS_EC2_METADATA_DISABLED", "true"),
-        ("AWS_CONFIG_FILE", "/dev/null"),
-        ("AWS_SHARED_CREDENTIALS_FILE", "/dev/null"),
-    ):
-        monkeypatch.setenv(name, value)
+    pretend_aws(monkeypatch)
     return monkeypatch
 
 
@@ -82,14 +73,7 @@ def job(function: str = "echo", **fields: object) -> dict[str, Any]:
 
 
 def run(attempt: Attempt, allow_lists: AllowLists | None = None) -> Outcome:
-    async def work() -> Outcome:
-        runner = LambdaRunner(allow_lists or AllowLists(enforces=True, functions=("*",)))
-        try:
-            return await runner.run(attempt)
-        finally:
-            await runner.close()
-
-    return asyncio.run(work())
+    return run_attempt(lambda: LambdaRunner(allow_lists or AllowLists(enforces=True, functions=("*",))), attempt)
 
 
 def test_lambda_gets_the_payload_and_returns_the_result(aws: str, environment: pytest.MonkeyPatch) -> None:
@@ -221,27 +205,23 @@ def test_function_that_is_not_named_is_not_invoked(target: HttpTarget) -> None:
     assert target.received == []
 
 
-def test_abandoned_invocation_keeps_its_slot_until_it_returns(target: HttpTarget) -> None:
+async def test_abandoned_invocation_keeps_its_slot_until_it_returns(target: HttpTarget) -> None:
     answered = threading.Event()
     target.answers = [Answer(200, b"1", hold=answered)]
     reports = Reports()
     attempt = attempt_of(job(), reports=reports)
-
-    async def work() -> None:
-        runner = LambdaRunner(AllowLists(enforces=True, functions=("*",)))
-        task = asyncio.ensure_future(runner.run(attempt))
-        while not target.received:
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert attempt.on_thread
-        assert reports.released == 0
-        answered.set()
-        until(lambda: reports.released == 1, "its slot is free")
-        await runner.close()
-
-    asyncio.run(work())
+    runner = LambdaRunner(AllowLists(enforces=True, functions=("*",)))
+    task = asyncio.ensure_future(runner.run(attempt))
+    while not target.received:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert attempt.on_thread
+    assert reports.released == 0
+    answered.set()
+    until(lambda: reports.released == 1, "its slot is free")
+    await runner.close()
 
 
 @pytest.mark.parametrize("size", [10, 40_000])

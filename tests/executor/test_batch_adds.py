@@ -110,17 +110,14 @@ def test_a_call_that_waits_for_its_batch_keeps_no_other_from_adding(database: Da
     assert waiting.result(10.0)
 
 
-def test_coroutines_that_add_leave_the_threads_of_the_loop_to_others() -> None:
+async def test_coroutines_that_add_leave_the_threads_of_the_loop_to_others() -> None:
     go_on = threading.Event()
 
     class Waiting(NoChannel):
         def add_runs(self, document: bytes) -> bool:
             return bool(document) and go_on.wait(10.0)
 
-    async def add_at_once() -> list[bool]:
-        adding = [asyncio.create_task(RunBatch(Waiting()).add_async([])) for _ in range(100)]
-        await asyncio.sleep(0)  # all of them have begun
-        await asyncio.wait_for(asyncio.to_thread(go_on.set), 5.0)
-        return await asyncio.gather(*adding)
-
-    assert all(asyncio.run(add_at_once()))
+    adding = [asyncio.create_task(RunBatch(Waiting()).add_async([])) for _ in range(100)]
+    await asyncio.sleep(0)  # all of them have begun
+    await asyncio.wait_for(asyncio.to_thread(go_on.set), 5.0)
+    assert all(await asyncio.gather(*adding))

@@ -1,13 +1,13 @@
 """Cancelling by filter while executors work: at once behind a backlog, cooperative, then forced."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from confluent_kafka import Producer
 
-from tests.executor.handlers import GATES, Gate
+from tests.executor.handlers import GATES
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
@@ -22,14 +22,6 @@ from tidewheel.schemas.generated.records import ReplyStatus
 pytestmark = pytest.mark.kafka
 
 BACKLOG = 4000
-
-
-@pytest.fixture
-def gate() -> Iterator[str]:
-    name = uuid4().hex
-    GATES[name] = Gate()
-    yield name
-    GATES[name].opened.set()
 
 
 @contextmanager
@@ -101,8 +93,7 @@ def test_running_attempts_are_signalled_and_unresponsive_ones_fenced_off(
     executing: Executing, gate: str, handler: str
 ) -> None:
     with executing.running(), scheduling(executing.database):
-        run = executing.trigger(handler, gate)
-        until(lambda: GATES[gate].entered == [str(run)], "it runs")
+        run = executing.held(gate, handler)
         apply_batch(executing.database, {"type": "runs.cancel", "handler": handler, "reason": "stop that"})
         assert executing.ended(run).state == "cancelled"
         if handler != "acts.wait-deaf":

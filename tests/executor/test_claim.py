@@ -1,18 +1,25 @@
 """Claims in one transaction under a valid lease; after a lost COMMIT they are read back."""
 
 import math
+from collections.abc import Sequence
 from typing import LiteralString
 from uuid import UUID
 
 import psycopg
 import pytest
+from confluent_kafka import Consumer, Message
 
+from tests.executor.handlers import handlers
+from tests.executor.running import Executing, hold_row
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, open_run, requested_claim, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
-from tidewheel.executor.claim import Claimer, LeaseLost
+from tidewheel.executor.claim import BatchClaimer, ClaimedRun, Claimer, LeaseLost
 from tidewheel.executor.lease import Lease
+from tidewheel.executor.message_check import MessageCheck
+from tidewheel.local.stack import StackInfo
+from tidewheel.message_signatures import MessageKeys
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import KEPT_PLANS, UNIFORM, Session, connect
 from tidewheel.postgres.statements import Statements
@@ -131,8 +138,7 @@ def test_locked_active_run_is_tried_once_more_then_left_to_the_sweep(database: D
     claiming = claimer(database)
     [first] = claiming.claim([requested_claim(database, trigger(database))], source="message").started
     second = requested_claim(database, trigger(database, overlap="terminate_other"))
-    somebody = database.connection()
-    somebody.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
+    somebody = hold_row(database, first.run_id)
     assert claiming.claim([second], source="message").started == []
     assert open_run(database, second.run_id).state == "queued"
     waiting = in_background(lambda: claiming.claim([second], source="sweep"))
@@ -275,3 +281,71 @@ def test_runs_claimed_under_a_lease_that_ended_do_not_start_with_those_read_back
     started = claiming.claim([*meeting, free], source="message").started
     assert (read[0], claiming.lease) == (first, second)
     assert free.run_id not in {one.run_id for one in started}
+
+
+ONCE = {"delivery": "at_most_once"}
+
+
+@pytest.fixture
+def entered(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.kafka)
+    made.make_topics()
+    database.execute(ENTER, [EXECUTOR])
+    return made
+
+
+@pytest.mark.kafka
+def test_at_most_once_runs_are_never_overcommitted(entered: Executing) -> None:
+    """If the process died, it would be unknown whether a queued one had started."""
+    plain = {entered.trigger("acts.echo", number) for number in range(2)}
+    once = {entered.trigger("acts.echo", number, **ONCE) for number in range(3)}
+    for run_id in plain | once:
+        entered.publish(run_id)
+    messages = _read(entered, 5)
+    begun: list[ClaimedRun] = []
+    claiming = _batch_claimer(entered, begun)
+    started, left = claiming.claim(claiming.decode(messages), real=1)
+    assert (started, len(left)) == (3, 2)
+    assert {one.run_id for one, _, _ in begun} > plain
+    assert claiming.claim(left, real=2) == (2, [])
+    assert {one.run_id for one, _, _ in begun} == plain | once
+    claiming.close()
+
+
+@pytest.mark.kafka
+def test_message_with_an_invalid_run_id_is_skipped(entered: Executing) -> None:
+    good = entered.trigger("acts.echo", 1)
+    for bad in ("f" * 36, "-" * 36, "", "no run"):
+        run_id = entered.trigger("acts.echo", 2)
+        value = entered.database.value("SELECT value FROM outbox WHERE key = %s", [str(run_id).encode()])
+        damaged = value.replace(bytes([72]) + str(run_id).encode(), bytes([2 * len(bad)]) + bad.encode(), 1)
+        entered.database.execute("UPDATE outbox SET value = %s WHERE key = %s", [damaged, str(run_id).encode()])
+        entered.publish(run_id)
+    entered.publish(good)
+    begun: list[ClaimedRun] = []
+    claiming = _batch_claimer(entered, begun)
+    assert claiming.claim(claiming.decode(_read(entered, 5)), real=5) == (1, [])
+    assert [one.run_id for one, _, _ in begun] == [good]
+    claiming.close()
+
+
+def _batch_claimer(executing: Executing, begun: list[ClaimedRun]) -> BatchClaimer:
+    topic = executing.topics.runs("default", "standard")
+    keys = MessageKeys()
+    with executing.database.transaction() as connection:
+        keys.refresh(connection)
+    check = MessageCheck(keys, "refuse")
+    own = claimer(executing.database)
+    return BatchClaimer(topic, claimer=own, check=check, handlers=frozenset(handlers()), start=begun.extend)
+
+
+def _read(executing: Executing, count: int) -> Sequence[Message]:
+    topic = executing.topics.runs("default", "standard")
+    config = {**executing.kafka, "group.id": f"{topic}.test", "auto.offset.reset": "earliest"}
+    consumer = Consumer(config)
+    consumer.subscribe([topic])
+    found: list[Message] = []
+    while len(found) < count:
+        found += consumer.consume(count - len(found), 1.0)
+    consumer.close()
+    return found

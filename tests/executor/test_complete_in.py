@@ -102,6 +102,14 @@ def own(shop: Database) -> Iterator[Own]:
         yield connection
 
 
+def chained(shop: Database, **job: object) -> Started:
+    """Begin the first run of a job with a fixed delay."""
+    submit(shop, "chained", schedule={"fixed_delay": "60s"}, **job)
+    fire_due(shop)
+    [run] = job_runs(shop)
+    return begin(shop, run.run_id)
+
+
 def apply_effects(database: Database) -> int:
     with database.transaction() as connection:
         return apply_deferred_effects(connection, database.installation)
@@ -257,11 +265,8 @@ def test_enqueued_run_commits_with_the_completion_or_not_at_all(shop: Database, 
 
 def test_long_transaction_does_not_block_its_job(shop: Database, own: Own) -> None:
     """Its turn, its timer and its row are free to all others, who would wait for ever otherwise."""
-    submit(shop, "chained", schedule={"fixed_delay": "60s"}, pause_on_failure=3)
-    fire_due(shop)
-    [run] = job_runs(shop)
+    started = chained(shop, pause_on_failure=3)
     shop.execute("UPDATE jobs SET consecutive_failures = 2 WHERE key = 'chained'")
-    started = begin(shop, run.run_id)
     work(own, completion(shop, started))
     apply_batch(shop, about("job.pause", "chained"))
     apply_batch(shop, about("job.resume", "chained"))
@@ -355,10 +360,7 @@ def test_new_run_does_not_need_deferred_effects_applied(shop: Database, own: Own
 
 def test_fixed_delay_counts_from_the_completion(shop: ClockedDatabase, own: Own) -> None:
     shop.stop_clock()
-    submit(shop, "chained", schedule={"fixed_delay": "60s"})
-    fire_due(shop)
-    [run] = job_runs(shop)
-    started = begin(shop, run.run_id)
+    started = chained(shop)
     work(own, completion(shop, started))
     ended = shop.now()
     own.commit()
@@ -381,10 +383,7 @@ def test_change_before_deferred_effects_fires_nothing_sooner(
     shop: ClockedDatabase, own: Own, change: tuple[dict[str, object], ...]
 ) -> None:
     shop.stop_clock()
-    submit(shop, "chained", schedule={"fixed_delay": "60s"})
-    fire_due(shop)
-    [run] = job_runs(shop)
-    started = begin(shop, run.run_id)
+    started = chained(shop)
     shop.advance(timedelta(seconds=30))
     work(own, completion(shop, started))
     ended = shop.now()
@@ -399,10 +398,7 @@ def test_change_before_deferred_effects_fires_nothing_sooner(
 
 def test_edit_before_deferred_effects_is_kept(shop: ClockedDatabase, own: Own) -> None:
     shop.stop_clock()
-    submit(shop, "chained", schedule={"fixed_delay": "60s"})
-    fire_due(shop)
-    [run] = job_runs(shop)
-    work(own, completion(shop, begin(shop, run.run_id)))
+    work(own, completion(shop, chained(shop)))
     own.commit()
     submit(shop, "chained", schedule={"cron": "0 0 1 1 *"})
     before = shop.rows("SELECT due_at, hold_reason FROM timers")

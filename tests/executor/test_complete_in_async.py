@@ -1,13 +1,15 @@
 """Completions and triggers on asynchronous connections, without foreign statements in between."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
 from tests.executor.own_transactions import EFFECT, MAKE_EFFECTS, completion, effects, one_or_none
+from tests.executor.running import hold_row
 from tests.fixtures.database import Database, Template
 from tests.fixtures.services import until
 from tests.transitions.acts import begun, job_runs, requeue, submit
@@ -38,63 +40,51 @@ def shop(made: Database) -> Iterator[Database]:
     made.execute("TRUNCATE effects, job_runs, finished_runs, run_inputs, outbox, attempts, attempt_outputs, requests")
 
 
-def on(shop: Database, work: Callable[[Own], Awaitable[None]], *, autocommit: bool = False) -> None:
-    """Do something on an asynchronous connection."""
-
-    async def go() -> None:
-        async with await psycopg.AsyncConnection.connect(shop.url, autocommit=autocommit) as own:
-            await work(own)
-
-    asyncio.run(go())
+@asynccontextmanager
+async def connected(shop: Database, *, autocommit: bool = False) -> AsyncGenerator[Own]:
+    """The application's own connection, as psycopg makes it."""
+    async with await psycopg.AsyncConnection.connect(shop.url, autocommit=autocommit) as own:
+        yield own
 
 
-def test_run_is_completed_with_its_effect(shop: Database) -> None:
+async def test_run_is_completed_with_its_effect(shop: Database) -> None:
     started = begun(shop)
-
-    async def work(own: Own) -> None:
+    async with connected(shop) as own:
         for ends in (own.rollback, own.commit):
             await own.execute(EFFECT, [started.run_id, 1])
             await completion(shop, started).complete_in_async(own, {"sent": 1})
             assert not one_or_none(shop, started.run_id)
             await ends()
-
-    on(shop, work)
     assert one_or_none(shop, started.run_id)
 
 
-def test_run_is_completed_in_a_transaction_block_on_autocommit(shop: Database) -> None:
+async def test_run_is_completed_in_a_transaction_block_on_autocommit(shop: Database) -> None:
     started = begun(shop)
-
-    async def work(own: Own) -> None:
+    async with connected(shop, autocommit=True) as own:
         done = completion(shop, started)
         with pytest.raises(InvalidInput, match="on autocommit, outside a transaction"):
             await done.complete_in_async(own, None)
         async with own.transaction():
             await own.execute(EFFECT, [started.run_id, 1])
             await done.complete_in_async(own, None)
-
-    on(shop, work, autocommit=True)
     assert one_or_none(shop, started.run_id)
 
 
-def test_superseded_attempt_never_commits_its_effect(shop: Database) -> None:
+async def test_superseded_attempt_never_commits_its_effect(shop: Database) -> None:
     started = begun(shop)
-
-    async def work(own: Own) -> None:
+    async with connected(shop) as own:
         await own.execute(EFFECT, [started.run_id, 1])
         requeue(shop, started, AttemptOutcome.LOST)
         with pytest.raises(AttemptOver):
             await completion(shop, started).complete_in_async(own, None)
         await own.commit()
-
-    on(shop, work)
     assert effects(shop, started.run_id) == 0
 
 
-def test_concurrent_use_of_one_connection_is_serialized(shop: Database) -> None:
+async def test_concurrent_use_of_one_connection_is_serialized(shop: Database) -> None:
     started = begun(shop)
+    async with connected(shop) as own:
 
-    async def work(own: Own) -> None:
         async def busy() -> None:
             for _ in range(30):
                 cursor = await own.execute("SELECT 7 FROM pg_sleep(0.001)")
@@ -107,19 +97,15 @@ def test_concurrent_use_of_one_connection_is_serialized(shop: Database) -> None:
             await enqueue_async(own, "job", {"number": number})
         await asyncio.gather(*others)
         await own.commit()
-
-    on(shop, work)
     assert one_or_none(shop, started.run_id)
     assert len(job_runs(shop)) == 5
 
 
-def test_cancelled_completion_leaves_the_connection_usable(shop: Database) -> None:
+async def test_cancelled_completion_leaves_the_connection_usable(shop: Database) -> None:
     """A statement that waits for a lock is cancelled on the server, and the transaction can roll back."""
     started = begun(shop)
-    other = shop.connection()
-    other.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
-
-    async def work(own: Own) -> None:
+    other = hold_row(shop, started.run_id)
+    async with connected(shop) as own:
         await own.execute(EFFECT, [started.run_id, 1])
         pid = own.info.backend_pid
         waiting = asyncio.create_task(completion(shop, started).complete_in_async(own, None))
@@ -136,13 +122,11 @@ def test_cancelled_completion_leaves_the_connection_usable(shop: Database) -> No
         await own.execute(EFFECT, [started.run_id, 1])
         await completion(shop, started).complete_in_async(own, None)
         await own.commit()
-
-    on(shop, work)
     assert one_or_none(shop, started.run_id)
 
 
-def test_trigger_commits_or_rolls_back_with_the_callers_rows(shop: Database) -> None:
-    async def work(own: Own) -> None:
+async def test_trigger_commits_or_rolls_back_with_the_callers_rows(shop: Database) -> None:
+    async with connected(shop) as own:
         await enqueue_async(own, "job")
         await own.rollback()
         run = await enqueue_async(own, "job", {"cents": 900}, request_id="order-1")
@@ -152,25 +136,19 @@ def test_trigger_commits_or_rolls_back_with_the_callers_rows(shop: Database) -> 
         await own.commit()
         assert [found.run_id for found in job_runs(shop)] == [run]
 
-    on(shop, work)
 
-
-def test_trigger_on_autocommit_commits_at_once(shop: Database) -> None:
-    async def work(own: Own) -> None:
+async def test_trigger_on_autocommit_commits_at_once(shop: Database) -> None:
+    async with connected(shop, autocommit=True) as own:
         await enqueue_async(own, "job")
         assert len(job_runs(shop)) == 1
 
-    on(shop, work, autocommit=True)
 
-
-def test_wrong_kind_of_connection_is_refused_with_the_right_call(shop: Database) -> None:
+async def test_wrong_kind_of_connection_is_refused_with_the_right_call(shop: Database) -> None:
     def never(connection: Conn) -> None:
         raise AssertionError(connection)
 
-    async def work(own: Own) -> None:
+    async with connected(shop) as own:
         with pytest.raises(InvalidInput, match="await the one that ends with _async"):
             enqueue(own, "job")  # type: ignore[arg-type]  # which is what is tested
         with psycopg.connect(shop.url) as sync, pytest.raises(InvalidInput, match="call the one without _async"):
             await use_async_connection(sync, never)  # type: ignore[arg-type]
-
-    on(shop, work)

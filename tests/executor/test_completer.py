@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 from psycopg import sql
 
+from tests.executor.running import hold_row
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import (
@@ -34,7 +35,7 @@ from tidewheel.executor import completer as completer_module
 from tidewheel.executor import record_outcomes
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.completer import Completer, Item
-from tidewheel.executor.outcome import CANCELLED, RELEASED, failed, from_exception, succeeded, timed_out
+from tidewheel.executor.outcome import CANCELLED, RELEASED, Outcome, failed, from_exception, succeeded, timed_out
 from tidewheel.postgres.partitions import day_of
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome
@@ -55,7 +56,6 @@ class Flood:
     looked: int = 0
 
     def on(self) -> bool:
-        """Return True while it lasts."""
         self.looked += 1
         return self.lasts
 
@@ -74,6 +74,18 @@ def completing(database: Database, in_burst: Callable[[], bool] = lambda: False)
         yield completer
     finally:
         completer.close()
+
+
+def record(database: Database, attempt: Attempt, outcome: Outcome) -> None:
+    """Write an outcome, as an executor does."""
+    with completing(database) as completer:
+        completer.add(attempt, outcome)
+        assert completer.drain(30)
+
+
+def succeed_all(completer: Completer, *attempts: Attempt) -> None:
+    for attempt in attempts:
+        completer.add(attempt, succeeded(None))
 
 
 def _ignore(*_: object) -> None:
@@ -118,9 +130,7 @@ def test_last_counted_attempt_ends_the_run(with_job: Database) -> None:
     started = begun(with_job)
     requeue(with_job, started, AttemptOutcome.FAILED)
     second = begin(with_job, started.run_id)
-    with completing(with_job) as completer:
-        completer.add(attempt_at(with_job, second), failed("ValueError", "again"))
-        assert completer.drain(30)
+    record(with_job, attempt_at(with_job, second), failed("ValueError", "again"))
     assert final_state(with_job, started.run_id) == ("failed", None)
 
 
@@ -129,9 +139,7 @@ def test_lost_and_released_attempts_are_not_counted(with_job: Database) -> None:
     for outcome in (AttemptOutcome.LOST, AttemptOutcome.RELEASED, AttemptOutcome.LOST):
         requeue(with_job, begin(with_job, run_id), outcome)
     fourth = begin(with_job, run_id)
-    with completing(with_job) as completer:
-        completer.add(attempt_at(with_job, fourth), failed("ValueError", "first real failure"))
-        assert completer.drain(30)
+    record(with_job, attempt_at(with_job, fourth), failed("ValueError", "first real failure"))
     run = open_run(with_job, run_id)
     assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts) == ("retrying", 4, 1, 2)
 
@@ -195,8 +203,7 @@ def test_many_outcomes_end_the_delay(with_job: Database, monkeypatch: pytest.Mon
 
 def test_locked_row_is_retried_until_it_is_written(with_job: Database) -> None:
     started = begun(with_job)
-    holding = with_job.connection()
-    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    holding = hold_row(with_job, started.run_id)
     with completing(with_job) as completer:
         completer.add(attempt_at(with_job, started), succeeded(None))
         assert not completer.drain(0.3)
@@ -211,11 +218,9 @@ def test_locked_row_delays_no_other_outcome(with_job: Database) -> None:
     """Such as a handler that has called `complete_in`, and whose own transaction lasts."""
     started, other, later = begun(with_job), begun(with_job), begun(with_job)
     items = [attempt_at(with_job, each) for each in (started, other, later)]
-    holding = with_job.connection()
-    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    holding = hold_row(with_job, started.run_id)
     with completing(with_job) as completer:
-        for item in items[:2]:
-            completer.add(item, succeeded(None))
+        succeed_all(completer, *items[:2])
         until(lambda: completer.backlog() == 1, "what nobody has is written")
         completer.progress.put(items[2].key, b'"half"', None)
         until(lambda: completer.progress.seconds_until_save() is None, "what attempts tell of themselves is written")
@@ -238,9 +243,7 @@ def test_outcome_that_meets_a_flush_is_retried(with_job: Database, monkeypatch: 
         return finish_runs(*given, **named)
 
     monkeypatch.setattr(record_outcomes, "finish_runs", end_after_the_flush)
-    with completing(with_job) as completer:
-        completer.add(attempt, CANCELLED)
-        assert completer.drain(30)
+    record(with_job, attempt, CANCELLED)
     assert final_state(with_job, started.run_id) == ("cancelled", None)
 
 
@@ -248,9 +251,7 @@ def test_superseded_outcome_is_dropped(with_job: Database) -> None:
     zombie = begun(with_job)
     attempt = attempt_at(with_job, zombie)
     requeue(with_job, zombie, AttemptOutcome.LOST)
-    with completing(with_job) as completer:
-        completer.add(attempt, succeeded(None))
-        assert completer.drain(30)
+    record(with_job, attempt, succeeded(None))
     assert open_run(with_job, zombie.run_id).state == "retrying"
     assert completions(with_job) == []
 
@@ -279,8 +280,7 @@ def test_outcome_that_cannot_be_stored_at_all_delays_no_other(fresh_database: Da
     forbid = sql.SQL("ALTER TABLE finished_runs ADD CONSTRAINT poison CHECK (run_id <> {})")
     fresh_database.execute(forbid.format(sql.Literal(bad.run_id)))
     with completing(fresh_database) as completer:
-        for attempt in (bad, other):
-            completer.add(attempt, succeeded(None))
+        succeed_all(completer, bad, other)
         until(lambda: completer.backlog() == 1, "the other is written")
         completer.add(later, succeeded(None))
         until(lambda: completer.backlog() == 1, "the later one is written")
@@ -290,15 +290,19 @@ def test_outcome_that_cannot_be_stored_at_all_delays_no_other(fresh_database: Da
     assert job_runs(fresh_database) == []
 
 
+def refused_alone(database: Database) -> tuple[Attempt, list[Attempt]]:
+    """Begin attempts; PostgreSQL refuses the failure of the first, in a way that is no fault of its data."""
+    submit(database, retry={"max_attempts": 1})
+    bad, *others = [attempt_at(database, begun(database)) for _ in range(40)]
+    database.execute("ALTER TABLE attempts RENAME COLUMN error_message TO elsewhere")
+    return bad, others
+
+
 def test_outcome_that_is_refused_alone_is_set_aside_and_recorded_later(fresh_database: Database) -> None:
-    """PostgreSQL refuses attempts that fail, in a way that is no fault of their data."""
-    submit(fresh_database, retry={"max_attempts": 1})
-    bad, *others = [attempt_at(fresh_database, begun(fresh_database)) for _ in range(40)]
-    fresh_database.execute("ALTER TABLE attempts RENAME COLUMN error_message TO elsewhere")
+    bad, others = refused_alone(fresh_database)
     with completing(fresh_database) as completer:
         completer.add(bad, failed("ValueError", "no"))
-        for attempt in others:
-            completer.add(attempt, succeeded(None))
+        succeed_all(completer, *others)
         until(lambda: completer.backlog() == 1, "the others are recorded")
         until(lambda: bad.key in completer._aside, "it is set aside")
         fresh_database.execute("ALTER TABLE attempts RENAME COLUMN elsewhere TO error_message")
@@ -311,14 +315,11 @@ def test_outcome_that_is_refused_alone_is_set_aside_and_recorded_later(fresh_dat
 @pytest.mark.slow
 def test_outcome_set_aside_is_counted_once_while_its_row_is_locked(fresh_database: Database) -> None:
     """Counted again and again, it would soon be a backlog above which nothing is claimed."""
-    submit(fresh_database, retry={"max_attempts": 1})
-    bad, *others = [attempt_at(fresh_database, begun(fresh_database)) for _ in range(40)]
-    fresh_database.execute("ALTER TABLE attempts RENAME COLUMN error_message TO elsewhere")
+    bad, others = refused_alone(fresh_database)
     holding = fresh_database.connection()
     with completing(fresh_database) as completer:
         completer.add(bad, failed("ValueError", "no"))
-        for attempt in others:
-            completer.add(attempt, succeeded(None))
+        succeed_all(completer, *others)
         until(lambda: bad.key in completer._aside, "it is set aside")
         holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [bad.run_id])
         fresh_database.execute("ALTER TABLE attempts RENAME COLUMN elsewhere TO error_message")
@@ -334,8 +335,7 @@ def test_error_of_the_installation_loses_no_outcome(fresh_database: Database) ->
     items = [attempt_at(fresh_database, begun(fresh_database)) for _ in range(20)]
     fresh_database.execute("ALTER TABLE finished_runs RENAME COLUMN lane TO elsewhere")
     with completing(fresh_database) as completer:
-        for attempt in items:
-            completer.add(attempt, succeeded(None))
+        succeed_all(completer, *items)
         assert not completer.drain(1.0)
         assert completer.backlog() == len(items)
         fresh_database.execute("ALTER TABLE finished_runs RENAME COLUMN elsewhere TO lane")
@@ -356,8 +356,7 @@ def test_end_of_a_run_that_had_ended_is_counted_and_stops_no_other(
         [again.run_id],
     )
     with completing(fresh_database) as completer:
-        for attempt in (again, other):
-            completer.add(attempt, succeeded(None))
+        succeed_all(completer, again, other)
         assert completer.drain(30)
     assert fresh_database.rows("SELECT state FROM finished_runs WHERE run_id = %s", [again.run_id]) == [("cancelled",)]
     assert final_state(fresh_database, other.run_id)[0] == "succeeded"
@@ -366,29 +365,19 @@ def test_end_of_a_run_that_had_ended_is_counted_and_stops_no_other(
     assert "its first end stays" in caplog.text
 
 
-def test_outcome_recreates_a_partition_dropped_while_its_run_was_open(with_job: Database) -> None:
+@pytest.mark.parametrize("tables", [("attempt_outputs", "attempts"), ("finished_runs",)], ids=["attempt", "end"])
+def test_outcome_creates_the_missing_partitions_of_its_attempt_or_its_end(
+    with_job: Database, tables: Sequence[str]
+) -> None:
     started = begun(with_job)
     attempt = attempt_at(with_job, started)
-    day = day_of(started.started_at)
-    for table in ("attempt_outputs", "attempts"):
+    day = day_of(started.started_at if len(tables) > 1 else with_job.now())
+    for table in tables:
         with_job.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day:%Y%m%d}")))
-    with completing(with_job) as completer:
-        completer.add(attempt, succeeded(b"1"))
-        assert completer.drain(30)
+    record(with_job, attempt, succeeded(b"1"))
     assert final_state(with_job, started.run_id) == ("succeeded", None)
     assert attempts(with_job, started.run_id) == [(1, "succeeded")]
     assert with_job.rows("SELECT result FROM attempt_outputs") == [(b"1",)]
-
-
-def test_outcome_creates_the_missing_partition_of_its_end(with_job: Database) -> None:
-    started = begun(with_job)
-    attempt = attempt_at(with_job, started)
-    day = day_of(with_job.now())
-    with_job.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"finished_runs_{day:%Y%m%d}")))
-    with completing(with_job) as completer:
-        completer.add(attempt, succeeded(b"1"))
-        assert completer.drain(30)
-    assert final_state(with_job, started.run_id) == ("succeeded", None)
     assert len(completions(with_job)) == 1
 
 
@@ -407,8 +396,7 @@ def test_outcomes_wait_during_a_database_outage(with_job: Database) -> None:
 def test_progress_of_a_locked_run_is_saved_later(with_job: Database) -> None:
     held, over = begun(with_job), begun(with_job)
     requeue(with_job, over, AttemptOutcome.LOST)
-    holding = with_job.connection()
-    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [held.run_id])
+    holding = hold_row(with_job, held.run_id)
     with completing(with_job) as completer:
         progress = completer.progress
         for started in (held, over):
@@ -441,7 +429,6 @@ def test_progress_that_is_refused_alone_stops_no_other_and_is_saved_later(fresh_
 
 
 def saved(database: Database) -> dict[UUID, bytes]:
-    """Return the progress of open runs."""
     return {run: bytes(progress) for run, progress in database.rows("SELECT run_id, progress FROM run_inputs")}
 
 
@@ -451,8 +438,7 @@ def test_run_that_is_free_again_does_not_go_on_without_its_checkpoint(
     """It is locked when its checkpoint is saved, and free when its attempt ends."""
     started = begun(with_job)
     attempt = attempt_at(with_job, started)
-    holding = with_job.connection()
-    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    holding = hold_row(with_job, started.run_id)
 
     def end_after_the_lock(*given: Any, **named: Any) -> record_outcomes.Recorded:  # noqa: ANN401 - passed on
         holding.rollback()
@@ -467,28 +453,36 @@ def test_run_that_is_free_again_does_not_go_on_without_its_checkpoint(
     assert with_job.rows("SELECT run_id, checkpoint FROM run_inputs") == [(started.run_id, b'"here"')]
 
 
+def note_writers(monkeypatch: pytest.MonkeyPatch, before: Callable[[str, dict[UUID, str]], None]) -> dict[UUID, str]:
+    """Write two outcomes at a time; return the thread that wrote each, which calls `before` first."""
+    writers: dict[UUID, str] = {}
+
+    def noted(connection: Conn, installation: Installation, batch: Sequence[Item], *given: Any, **named: Any) -> Any:  # noqa: ANN401
+        name = threading.current_thread().name
+        before(name, writers)
+        writers.update(dict.fromkeys([item[0].run_id for item in batch], name))
+        return record_outcomes.record_outcomes(connection, installation, batch, *given, **named)
+
+    monkeypatch.setattr(completer_module, "record_outcomes", noted)
+    monkeypatch.setattr(completer_module, "_BATCH", 2)
+    return writers
+
+
 def test_second_writer_leaves_attempts_with_unsaved_progress(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint is written before the end of its attempt, by the one thread that writes checkpoints."""
     items = [attempt_at(with_job, begun(with_job)) for _ in range(6)]
     told = items[2]  # of those that the second writer would take first
-    writers: dict[UUID, str] = {}
 
-    def noted(
-        connection: Conn, installation: Installation, batch: Sequence[Item], executor_id: UUID, *, uniform: bool
-    ) -> record_outcomes.Recorded:
-        name = threading.current_thread().name
+    def before(name: str, writers: dict[UUID, str]) -> None:
         if name == "completer" and not writers:
             until(
                 lambda: completer._backlog_event.set() or "completer-2" in writers.values(),
                 "the second writer has begun",
             )
-        writers.update(dict.fromkeys([item[0].run_id for item in batch], name))
-        return record_outcomes.record_outcomes(connection, installation, batch, executor_id, uniform=uniform)
 
-    monkeypatch.setattr(completer_module, "record_outcomes", noted)
-    monkeypatch.setattr(completer_module, "_BATCH", 2)
+    writers = note_writers(monkeypatch, before)
     with completing(with_job) as completer:
         completer._items.extend((attempt, RELEASED) for attempt in items)
         completer.progress.put(told.key, b'"half"', b'"here"')
@@ -506,23 +500,16 @@ def test_second_writer_helps_until_little_is_left(
     later: bool,  # noqa: FBT001 - whether all else comes only when the first is at it
 ) -> None:
     items = [(attempt_at(with_job, begun(with_job)), RELEASED) for _ in range(8)]
-    writers: dict[UUID, str] = {}
     busy, all_came = threading.Event(), threading.Event()
 
-    def noted(
-        connection: Conn, installation: Installation, batch: Sequence[Item], executor_id: UUID, *, uniform: bool
-    ) -> record_outcomes.Recorded:
-        name = threading.current_thread().name
+    def before(name: str, writers: dict[UUID, str]) -> None:
         if name == "completer" and not busy.is_set():
             busy.set()
             until(lambda: len(writers) == 6, "the second writer has written all that the first has not in hand")
         elif name == "completer-2":
             assert all_came.wait(30)
-        writers.update(dict.fromkeys([item[0].run_id for item in batch], name))
-        return record_outcomes.record_outcomes(connection, installation, batch, executor_id, uniform=uniform)
 
-    monkeypatch.setattr(completer_module, "record_outcomes", noted)
-    monkeypatch.setattr(completer_module, "_BATCH", 2)
+    writers = note_writers(monkeypatch, before)
     with completing(with_job) as completer:
         completer._items.extend(items[:2] if later else items)
         completer._wake.set()
@@ -540,9 +527,7 @@ def test_snooze_lasts_a_second_at_least(with_job: Database, delay: float, pause:
     started = begun(with_job)
     attempt = attempt_at(with_job, started)
     before = with_job.now()
-    with completing(with_job) as completer:
-        completer.add(attempt, from_exception(Snooze(delay)))
-        assert completer.drain(30)
+    record(with_job, attempt, from_exception(Snooze(delay)))
     run = open_run(with_job, started.run_id)
     assert (run.state, run.failed_attempts) == ("queued", 0)
     assert run.publish_at >= before + timedelta(seconds=pause)

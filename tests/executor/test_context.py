@@ -26,8 +26,6 @@ JSON = st.recursive(
 
 
 class Wire:
-    """A channel that records its calls."""
-
     def __init__(self) -> None:
         self.told: list[tuple[bytes | None, bytes | None]] = []
 
@@ -42,8 +40,6 @@ class Wire:
 
 
 class Place(BaseModel):
-    """A checkpoint."""
-
     page: int
 
 
@@ -133,14 +129,10 @@ def test_previous_run_is_read_on_a_thread_or_awaited_on_the_loop() -> None:
     assert asyncio.run(context.previous_async()) == Previous(NOON, {"seen": 3}, NOON)
 
 
-def test_blocking_read_on_the_loop_is_refused_with_the_async_call() -> None:
+async def test_blocking_read_on_the_loop_is_refused_with_the_async_call() -> None:
     context, _ = wired()
-
-    async def wrong() -> None:
-        context.previous()
-
     with pytest.raises(RuntimeError, match=r"write `await ctx\.previous_async\(\)`"):
-        asyncio.run(wrong())
+        context.previous()
 
 
 STEPPED = b'{"tidewheel.steps":{"charge":{"cents":9}},"checkpoint":4}'
@@ -211,20 +203,17 @@ def test_result_of_a_step_that_does_not_fit_is_no_reason_to_repeat_it(result: ob
         context.heartbeat(checkpoint="x" * 65500)
 
 
-def test_coroutine_awaits_its_steps() -> None:
+async def test_coroutine_awaits_its_steps() -> None:
     context, wire = wired()
 
     async def charge() -> dict[str, int]:
         await asyncio.sleep(0)
         return {"cents": 9}
 
-    async def work() -> None:
-        with pytest.raises(RuntimeError, match=r"block the event loop; write `await ctx.step_async\('charge', …\)`"):
-            context.step("charge", dict)
-        one, two = await asyncio.gather(context.step_async("charge", charge), context.step_async("plain", lambda: 2))
-        assert (one, two) == ({"cents": 9}, 2)
-
-    asyncio.run(work())
+    with pytest.raises(RuntimeError, match=r"block the event loop; write `await ctx.step_async\('charge', …\)`"):
+        context.step("charge", dict)
+    one, two = await asyncio.gather(context.step_async("charge", charge), context.step_async("plain", lambda: 2))
+    assert (one, two) == ({"cents": 9}, 2)
     saved = [told for told in wire.told if told != (b"wait", None)]
     assert json.loads(saved[-1][1] or b"")["tidewheel.steps"] == {"charge": {"cents": 9}, "plain": 2}
 

@@ -4,9 +4,9 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TypeVar
 
 import pytest
 
@@ -29,8 +29,6 @@ from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import TargetKind
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.transitions.installation import Installation
-
-T = TypeVar("T")
 
 
 class Loaded:
@@ -64,18 +62,15 @@ class Loading:
         return self.loaded[-1]
 
 
-def using(load: Loading, work: Callable[[DeferredRunner], Coroutine[object, object, T]]) -> T:
-    """Do something with a deferred runner, and close it."""
-
-    async def whole() -> T:
-        runner = DeferredRunner(load)
-        try:
-            return await work(runner)
-        finally:
-            load.let_go.set()
-            await runner.close()
-
-    return asyncio.run(whole())
+@asynccontextmanager
+async def using(load: Loading) -> AsyncGenerator[DeferredRunner]:
+    """A deferred runner as long as the block."""
+    runner = DeferredRunner(load)
+    try:
+        yield runner
+    finally:
+        load.let_go.set()
+        await runner.close()
 
 
 async def begun(load: Loading) -> None:
@@ -90,23 +85,20 @@ def test_executor_without_http_runs_does_not_import_their_library() -> None:
     assert done.stdout == "False\n"
 
 
-def test_first_attempts_at_once_load_once() -> None:
+async def test_first_attempts_at_once_load_once() -> None:
     load = Loading()
-
-    async def work(runner: DeferredRunner) -> list[Outcome]:
+    async with using(load) as runner:
         attempts = [asyncio.create_task(runner.run(attempt_of())) for _ in range(3)]
         await begun(load)
         load.let_go.set()
-        return [*await asyncio.gather(*attempts), await runner.run(attempt_of())]
-
-    assert using(load, work) == 4 * [succeeded(None)]
+        outcomes = [*await asyncio.gather(*attempts), await runner.run(attempt_of())]
+    assert outcomes == 4 * [succeeded(None)]
     assert (load.calls, [each.closed for each in load.loaded]) == (1, [True])
 
 
-def test_attempt_cancelled_during_the_load_leaves_it_to_the_next() -> None:
+async def test_attempt_cancelled_during_the_load_leaves_it_to_the_next() -> None:
     load = Loading()
-
-    async def work(runner: DeferredRunner) -> Outcome:
+    async with using(load) as runner:
         first = asyncio.create_task(runner.run(attempt_of()))
         await begun(load)
         first.cancel()
@@ -114,34 +106,26 @@ def test_attempt_cancelled_during_the_load_leaves_it_to_the_next() -> None:
             await first
         second = asyncio.create_task(runner.run(attempt_of()))
         load.let_go.set()
-        return await second
-
-    assert using(load, work) == succeeded(None)
+        assert await second == succeeded(None)
     assert load.calls == 1
 
 
-def test_runner_whose_attempts_were_cancelled_is_closed() -> None:
+async def test_runner_whose_attempts_were_cancelled_is_closed() -> None:
     load = Loading()
-
-    async def work(runner: DeferredRunner) -> None:
+    async with using(load) as runner:
         only = asyncio.create_task(runner.run(attempt_of()))
         await begun(load)
         only.cancel()
         await asyncio.gather(only, return_exceptions=True)
-
-    using(load, work)
     assert [each.closed for each in load.loaded] == [True]
 
 
-def test_load_that_fails_fails_its_attempts_as_not_started_and_is_repeated() -> None:
+async def test_load_that_fails_fails_its_attempts_as_not_started_and_is_repeated() -> None:
     load = Loading(ImportError("no such library"))
     load.let_go.set()
-
-    async def work(runner: DeferredRunner) -> tuple[list[Outcome], Outcome]:
+    async with using(load) as runner:
         failures = await asyncio.gather(*(runner.run(attempt_of()) for _ in range(2)))
-        return failures, await runner.run(attempt_of())
-
-    failures, later = using(load, work)
+        later = await runner.run(attempt_of())
     for failure in failures:
         assert (failure.kind, failure.error_type, failure.error_message, failure.not_started, failure.permanent) == (
             AttemptOutcome.FAILED, "ImportError", "no such library", True, False
@@ -149,12 +133,11 @@ def test_load_that_fails_fails_its_attempts_as_not_started_and_is_repeated() -> 
     assert (later, load.calls) == (succeeded(None), 2)
 
 
-def dispatched(load: Loading, meanwhile: Callable[[Attempt], None], **job: object) -> list[Outcome]:
+async def dispatched(load: Loading, meanwhile: Callable[[Attempt], None], **job: object) -> list[Outcome]:
     """Dispatch an attempt whose time is over unless its clock restarts; return its reports."""
     reports = Reports()
     attempt = attempt_of(job, reports=reports)
-
-    async def work(runner: DeferredRunner) -> None:
+    async with using(load) as runner:
         dispatcher = TargetDispatcher({TargetKind.HANDLER: runner}, grace_seconds=1)
 
         async def watched() -> None:
@@ -168,18 +151,16 @@ def dispatched(load: Loading, meanwhile: Callable[[Attempt], None], **job: objec
         await begun(load)
         meanwhile(attempt)
         await running
-
-    using(load, work)
     return reports
 
 
-def test_load_is_not_the_attempts_time() -> None:
+async def test_load_is_not_the_attempts_time() -> None:
     load = Loading()
-    assert dispatched(load, lambda _: load.let_go.set(), start_to_close="20s") == [succeeded(None)]
+    assert await dispatched(load, lambda _: load.let_go.set(), start_to_close="20s") == [succeeded(None)]
 
 
-def test_cancel_during_the_load_ends_the_attempt() -> None:
-    assert dispatched(Loading(), lambda attempt: attempt.stop()) == [CANCELLED]
+async def test_cancel_during_the_load_ends_the_attempt() -> None:
+    assert await dispatched(Loading(), lambda attempt: attempt.stop()) == [CANCELLED]
 
 
 @pytest.mark.kafka

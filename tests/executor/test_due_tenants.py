@@ -9,16 +9,16 @@ from uuid import UUID
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.executor.test_claim import ENTER, claimer
+from tests.executor.test_claim import ENTER
+from tests.executor.test_sweep import sweep_of
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, submission
+from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, submission, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.executor import due_tenants
 from tidewheel.executor.due_tenants import DueTenants, deal
 from tidewheel.executor.remote_executors import RemoteClaim, RemoteExecutors
-from tidewheel.executor.slots import HeldBytes, Slots
+from tidewheel.executor.slots import Slots
 from tidewheel.executor.sweep import Sweep
-from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 
 BURST = 60
@@ -51,18 +51,12 @@ def burst(database: Database) -> Database:
 
 
 def sweeping(database: Database, started: list[UUID], every: timedelta) -> Sweep:
-    return Sweep(
-        database.session(),
-        claimer=claimer(database),
-        slots=Slots(SLOTS),
-        held=HeldBytes(),
-        queues=["default"],
-        handlers=frozenset({HANDLER}),
-        start=lambda claimed: started.extend(run.run_id for run, *_ in claimed),
-        idle=lambda: True,
-        overloaded=lambda: False,
+    return sweep_of(
+        database,
+        Slots(SLOTS),
+        lambda claimed: started.extend(run.run_id for run, *_ in claimed),
         every=every,
-        stop=Shutdown(),
+        idle=True,
     )
 
 
@@ -143,3 +137,31 @@ def test_turns_are_dealt_by_weight_and_runs_of_a_tenant_keep_their_order() -> No
     counts = Counter(run.tenant for run in dealt[:7000])
     assert [counts[tenant] for tenant in "abc"] == pytest.approx([1000, 2000, 4000], rel=0.1)
     assert [run.number for run in dealt if run.tenant == "a"] == [*range(4000)]
+
+
+def test_sweep_of_remote_executors_skips_cancelled_runs(database: Database) -> None:
+    """As the sweep of any executor does: a backlog of it would hide what is behind."""
+    remote = RemoteExecutors(database.session(), database.installation, notify=lambda _: None)
+    submit(database, "cancelled", target="a")
+    submit(database, "wanted", target="a")
+    for _ in range(2):
+        trigger(database, "cancelled")
+    wanted = trigger(database, "wanted")
+    apply_batch(database, {"type": "runs.cancel", "key": "cancelled"})
+    database.execute("UPDATE job_runs SET publish_at = publish_at - interval '10 seconds'")
+    mine = remote.register("theirs", ["default"], ["a"], 1, lease=timedelta(seconds=15))
+    claimed = remote.claim(RemoteClaim(mine, 1, sweep=1))
+    assert [one.run_id for one in claimed.started] == [wanted]
+
+
+def test_sweep_of_remote_executors_skips_pending_cancels(database: Database) -> None:
+    remote = RemoteExecutors(database.session(), database.installation, notify=lambda _: None)
+    submit(database, target="a")
+    cancelled, wanted = trigger(database), trigger(database)
+    with database.transaction() as holding:
+        holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [cancelled])
+        apply_batch(database, {"type": "run.cancel", "run_id": str(cancelled)})
+    database.execute("UPDATE job_runs SET publish_at = publish_at - interval '10 seconds'")
+    mine = remote.register("theirs", ["default"], ["a"], 1, lease=timedelta(seconds=15))
+    claimed = remote.claim(RemoteClaim(mine, 1, sweep=1))
+    assert [one.run_id for one in claimed.started] == [wanted]

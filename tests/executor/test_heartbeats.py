@@ -53,8 +53,7 @@ def test_heartbeats_keep_an_attempt_alive(executing: Executing, gate: str) -> No
 
 def test_waiting_for_a_thread_misses_no_heartbeat(executing: Executing, gate: str) -> None:
     with executing.running(threads=1, **KNOWN):
-        executing.trigger("acts.wait-on-thread", gate)
-        until(lambda: GATES[gate].entered, "the only thread is busy")
+        executing.held(gate, "acts.wait-on-thread")
         waiting = executing.trigger("acts.echo-on-thread", 1, heartbeat="1s")
         until(lambda: open_run(executing.database, waiting).state == "running", "the other is claimed")
         since = monotonic_seconds()

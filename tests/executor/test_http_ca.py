@@ -1,6 +1,5 @@
 """HTTPS targets whose certificate an internal authority has signed."""
 
-import asyncio
 import ssl
 import threading
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.executor.attempting import attempt_of
+from tests.executor.attempting import attempt_of, run_attempt
 from tests.fixtures.certificates import Authority
 from tidewheel.errors import SettingsError
 from tidewheel.executor.outcome import Outcome
@@ -48,14 +47,8 @@ def url(authority: Authority) -> Iterator[str]:
 
 
 def call(url: str, ca_file: Path | None) -> Outcome:
-    async def work() -> Outcome:
-        runner = HttpRunner(allow_private=True, ca_file=ca_file)
-        try:
-            return await runner.run(attempt_of({"target": {"type": "http", "url": url}}))
-        finally:
-            await runner.close()
-
-    return asyncio.run(work())
+    attempt = attempt_of({"target": {"type": "http", "url": url}})
+    return run_attempt(lambda: HttpRunner(allow_private=True, ca_file=ca_file), attempt)
 
 
 def test_target_with_a_certificate_of_the_named_authority_is_called(authority: Authority, url: str) -> None:

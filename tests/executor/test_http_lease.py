@@ -19,6 +19,7 @@ import uvloop
 
 from tests.executor.attempting import attempt_of
 from tests.executor.http_target import HttpTarget, conversing, serving
+from tests.fixtures.services import until
 from tidewheel.clock import boot_seconds
 from tidewheel.executor.lease import Lease
 from tidewheel.executor.outcome import NOT_STARTED, Outcome
@@ -148,14 +149,6 @@ def connecting(port: int) -> set[int]:
     return {int(row[1].split(":")[1], 16) for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "02"}
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait until something holds."""
-    give_up = boot_seconds() + 30
-    while not condition():
-        assert boot_seconds() < give_up, what
-        threading.Event().wait(0.01)
-
-
 def accepted_from_another(listening: socket.socket, ports: set[int]) -> socket.socket:
     """Accept until a connection comes that the test has not made."""
     listening.settimeout(30)
@@ -282,34 +275,31 @@ def bound_what_the_kernel_takes(port: int) -> None:
                 found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
 
-def test_few_connections_are_kept_to_many_hosts() -> None:
-    async def work() -> int:
-        living: set[asyncio.StreamWriter] = set()
+async def test_few_connections_are_kept_to_many_hosts() -> None:
+    living: set[asyncio.StreamWriter] = set()
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            living.add(writer)
-            with suppress(asyncio.IncompleteReadError, ConnectionError):
-                while await reader.readuntil(b"\r\n\r\n"):
-                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-            living.discard(writer)
-            writer.close()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        living.add(writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        living.discard(writer)
+        writer.close()
 
-        server = await asyncio.start_server(serve, "0.0.0.0", 0)  # noqa: S104 - for every address of the loopback
-        port = server.sockets[0].getsockname()[1]
-        runner = HttpRunner(allow_private=True)
-        for number in range(KEPT + 60):
-            url = f"http://127.0.{1 + number // 250}.{1 + number % 250}:{port}/"
-            outcome = await runner.run(attempt_of({"target": {"type": "http", "url": url, "method": "GET"}}))
-            assert outcome.kind is AttemptOutcome.SUCCEEDED
-        async with asyncio.timeout(10):
-            while len(living) > KEPT + 1:
-                await asyncio.sleep(0)
-        left = len(living)
-        await runner.close()
-        server.close()
-        async with asyncio.timeout(10):
-            while living:
-                await asyncio.sleep(0)
-        return left
-
-    assert KEPT - 1 <= asyncio.run(work()) <= KEPT + 1
+    server = await asyncio.start_server(serve, "0.0.0.0", 0)  # noqa: S104 - for every address of the loopback
+    port = server.sockets[0].getsockname()[1]
+    runner = HttpRunner(allow_private=True)
+    for number in range(KEPT + 60):
+        url = f"http://127.0.{1 + number // 250}.{1 + number % 250}:{port}/"
+        outcome = await runner.run(attempt_of({"target": {"type": "http", "url": url, "method": "GET"}}))
+        assert outcome.kind is AttemptOutcome.SUCCEEDED
+    async with asyncio.timeout(10):
+        while len(living) > KEPT + 1:
+            await asyncio.sleep(0)
+    left = len(living)
+    await runner.close()
+    server.close()
+    async with asyncio.timeout(10):
+        while living:
+            await asyncio.sleep(0)
+    assert KEPT - 1 <= left <= KEPT + 1

@@ -1,6 +1,5 @@
 """Secrets in headers of HTTP targets: sent to their hosts, for their tenants, and to no others."""
 
-import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.executor.attempting import attempt_of
+from tests.executor.attempting import attempt_of, run_attempt
 from tests.executor.http_target import HttpTarget, serving
 from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.runners.http import HttpRunner
@@ -21,43 +20,30 @@ REFERENCE = {"Authorization": {"secret": "BILLING"}}
 
 
 class Clock:
-    """Seconds that a test moves on."""
-
     now = 0.0
 
     def __call__(self) -> float:
         return self.now
 
 
+async def resolve(host: str, port: int) -> list[str]:
+    del host, port
+    return ["127.0.0.1"]
+
+
 def call(
     url: str, store: SecretStore, *, tenant: str = "default", headers: object = REFERENCE, allow_private: bool = True
 ) -> Outcome:
-    """Run an attempt at a URL for a tenant."""
     attempt = attempt_of({"target": {"type": "http", "url": url, "headers": headers}})
     attempt.definition = replace(attempt.definition, tenant=tenant)
-
-    async def resolve(host: str, port: int) -> list[str]:
-        del host, port
-        return ["127.0.0.1"]
-
-    async def work() -> Outcome:
-        runner = HttpRunner(allow_private=allow_private, store=store, resolve=resolve)
-        try:
-            async with asyncio.timeout(60):
-                return await runner.run(attempt)
-        finally:
-            await runner.close()
-
-    return asyncio.run(work())
+    return run_attempt(lambda: HttpRunner(allow_private=allow_private, store=store, resolve=resolve), attempt)
 
 
 def sent(target: HttpTarget) -> list[str | None]:
-    """The credentials that the receiver got."""
     return [request.headers.get("authorization") for request in target.received]
 
 
 def put(folder: Path, name: str, value: str | bytes, *hosts: str) -> None:
-    """Write a secret's files."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(value if isinstance(value, bytes) else value.encode())
     (folder / f"{name}.hosts").write_text("".join(f"{host}\n" for host in hosts))

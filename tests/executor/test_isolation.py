@@ -8,19 +8,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import psutil
 import pytest
 
 import tidewheel
 from tests.executor import isolated_handlers
 from tests.executor.attempting import NOON, RUN, Reports, attempt_of
 from tests.executor.running import Executing
+from tests.executor.test_run_queue import until_async
+from tests.executor.test_shell_runner import gone
 from tests.fixtures.services import until
 from tests.transitions.acts import apply_batch, open_run
 from tidewheel.executor.attempt import Attempt
@@ -84,25 +84,11 @@ def read_written(path: Path) -> str:
     return path.read_text()
 
 
-def gone(pid: int) -> bool:
-    """Return True if a process has ended, reaped or not."""
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    return True
-
-
-async def until_async(condition: Callable[[], object], what: str) -> None:
-    await asyncio.to_thread(until, condition, what)
-
-
-def test_isolated_handler_runs_in_a_warm_worker_process() -> None:
-    async def work() -> tuple[dict[str, Any], dict[str, Any]]:
-        async with runner() as made:
-            first = await made.run(attempt("where", {"to": "ann"}, labels={"a": "1"}, checkpoint=b'{"next":2}'))
-            second = await made.run(attempt("where", number=2))
-            return json.loads(first.result or b""), json.loads(second.result or b"")
-
-    first, second = asyncio.run(work())
+async def test_isolated_handler_runs_in_a_warm_worker_process() -> None:
+    async with runner() as made:
+        one = await made.run(attempt("where", {"to": "ann"}, labels={"a": "1"}, checkpoint=b'{"next":2}'))
+        two = await made.run(attempt("where", number=2))
+    first, second = json.loads(one.result or b""), json.loads(two.result or b"")
     assert first["group"] == first["session"] != os.getpgid(0)
     assert first["pid"] != os.getpid()
     assert second["pid"] == first["pid"]
@@ -137,14 +123,11 @@ def test_dead_worker_fails_its_attempt_and_is_replaced(payload: str, message: st
     assert message in (outcome.error_message or "")
 
 
-def test_segfault_leaves_its_stack_in_the_output() -> None:
-    async def work() -> Attempt:
-        async with runner() as made:
-            dying = attempt("die", "segfault")
-            await made.run(dying)
-            return dying
-
-    output = asyncio.run(work()).output
+async def test_segfault_leaves_its_stack_in_the_output() -> None:
+    async with runner() as made:
+        dying = attempt("die", "segfault")
+        await made.run(dying)
+    output = dying.output
     assert output is not None
     assert b"isolated_handlers.py" in (output.tail() or b"")
 
@@ -173,14 +156,11 @@ def test_result_of_64_kib_arrives_from_a_worker() -> None:
     assert len(run("echo", "x" * (MAX_RESULT_BYTES - 2)).result or b"") == MAX_RESULT_BYTES
 
 
-def test_output_of_a_worker_is_kept_and_bounded() -> None:
-    async def work() -> Attempt:
-        async with runner() as made:
-            printing = attempt("print", 20_000_000)
-            assert (await made.run(printing)).kind is AttemptOutcome.SUCCEEDED
-            return printing
-
-    output = asyncio.run(work()).output
+async def test_output_of_a_worker_is_kept_and_bounded() -> None:
+    async with runner() as made:
+        printing = attempt("print", 20_000_000)
+        assert (await made.run(printing)).kind is AttemptOutcome.SUCCEEDED
+    output = printing.output
     assert output is not None
     *lines, error, logged, program, end = (output.tail() or b"").decode().splitlines()
     assert len(output.tail() or b"") == 64 * 1024
@@ -195,14 +175,11 @@ def test_forked_child_does_not_become_a_second_worker() -> None:
     until(lambda: gone(child), "the child has ended")
 
 
-def test_children_are_killed_with_the_worker() -> None:
-    async def work() -> int:
-        async with runner() as made:
-            forked = await made.run(attempt("fork", "stay"))
-            await made.run(attempt("die", "exit"))
-            return json.loads(forked.result or b"")
-
-    child = asyncio.run(work())
+async def test_children_are_killed_with_the_worker() -> None:
+    async with runner() as made:
+        forked = await made.run(attempt("fork", "stay"))
+        await made.run(attempt("die", "exit"))
+        child = json.loads(forked.result or b"")
     until(lambda: gone(child), "the child has ended")
 
 
@@ -262,45 +239,37 @@ def test_worker_may_stop_by_itself_when_requested(handler: str, tmp_path: Path) 
         assert read_written(file) == "stopped True"
 
 
-def test_attempt_queued_for_a_worker_can_be_cancelled(tmp_path: Path) -> None:
+async def test_attempt_queued_for_a_worker_can_be_cancelled(tmp_path: Path) -> None:
     file = tmp_path / "runs"
-
-    async def work() -> bool:
-        async with runner() as made:
-            first = asyncio.create_task(made.run(attempt("hold", {"file": str(file)})))
-            await until_async(file.exists, "the first runs")
-            waiting = attempt("echo", 1)
-            second = asyncio.create_task(made.run(waiting))
-            while not (taken_back := waiting.cancel_queued()):
-                await asyncio.sleep(0)
-            for task in (first, second):
-                task.cancel()
-            await asyncio.gather(first, second, return_exceptions=True)
-            return taken_back
-
-    assert asyncio.run(work())
-
-
-def test_other_workers_continue_when_one_dies(tmp_path: Path) -> None:
-    file = tmp_path / "runs"
-
-    async def work() -> None:
-        async with runner(processes=2) as made:
-            neighbour = attempt("await", str(file))
-            task = asyncio.create_task(made.run(neighbour))
-            await until_async(file.exists, "the neighbour runs")
-            for payload in ("segfault", "exit"):
-                assert (await made.run(attempt("die", payload))).error_type == "ProcessDied"
-            assert not task.done()
-            neighbour.cancelled.set()
+    async with runner() as made:
+        first = asyncio.create_task(made.run(attempt("hold", {"file": str(file)})))
+        await until_async(file.exists, "the first runs")
+        waiting = attempt("echo", 1)
+        second = asyncio.create_task(made.run(waiting))
+        while not (taken_back := waiting.cancel_queued()):
+            await asyncio.sleep(0)
+        for task in (first, second):
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(first, second, return_exceptions=True)
+    assert taken_back
 
-    asyncio.run(work())
+
+async def test_other_workers_continue_when_one_dies(tmp_path: Path) -> None:
+    file = tmp_path / "runs"
+    async with runner(processes=2) as made:
+        neighbour = attempt("await", str(file))
+        task = asyncio.create_task(made.run(neighbour))
+        await until_async(file.exists, "the neighbour runs")
+        for payload in ("segfault", "exit"):
+            assert (await made.run(attempt("die", payload))).error_type == "ProcessDied"
+        assert not task.done()
+        neighbour.cancelled.set()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     assert read_written(file) == "stopped True"
 
 
-def test_heartbeats_and_previous_runs_use_the_pipe() -> None:
+async def test_heartbeats_and_previous_runs_use_the_pipe() -> None:
     class Listening(Attempt):
         """An attempt that records its heartbeats."""
 
@@ -313,16 +282,13 @@ def test_heartbeats_and_previous_runs_use_the_pipe() -> None:
     beats: list[tuple[bytes | None, bytes | None]] = []
     plain = attempt("beat")
     listening = Listening(plain.started, plain.request, plain.definition, plain.on_report, plain.on_release)
-
-    async def work() -> Outcome:
-        async with runner() as made:
-            return await made.run(listening)
-
-    assert json.loads(asyncio.run(work()).result or b"") == [{"sum": 3}, NOON.isoformat()]
+    async with runner() as made:
+        found = await made.run(listening)
+    assert json.loads(found.result or b"") == [{"sum": 3}, NOON.isoformat()]
     assert beats == [(b'{"done":1}', b'{"next":2}')]
 
 
-def test_leftover_tasks_do_not_act_for_the_next_attempt() -> None:
+async def test_leftover_tasks_do_not_act_for_the_next_attempt() -> None:
     class Listening(Attempt):
         """An attempt that records its heartbeats with its number."""
 
@@ -340,47 +306,33 @@ def test_leftover_tasks_do_not_act_for_the_next_attempt() -> None:
         plain = attempt(handler, number, number=number)
         return Listening(plain.started, plain.request, plain.definition, plain.on_report, plain.on_release)
 
-    async def work() -> Outcome:
-        async with runner() as made:
-            assert (await made.run(listening("leave", 1))).kind is AttemptOutcome.SUCCEEDED
-            gate.set()
-            return await made.run(listening("ask", 2))
-
-    assert asyncio.run(work()).result == b"2"
+    async with runner() as made:
+        assert (await made.run(listening("leave", 1))).kind is AttemptOutcome.SUCCEEDED
+        gate.set()
+        found = await made.run(listening("ask", 2))
+    assert found.result == b"2"
     assert set(beats) == {(1, b"1")}
 
 
 @pytest.mark.parametrize(("losses", "here"), [(0, True), (1, True), (2, False), (7, False)])
-def test_run_that_lost_two_executors_runs_isolated(losses: int, here: bool) -> None:  # noqa: FBT001
-    async def work() -> bool:
-        async with runner() as made:
-            again = attempt("lost")
-            again.started = again.started._replace(lost_attempts=losses)
-            return (await made.run(again)).result == str(os.getpid()).encode()
-
-    assert asyncio.run(work()) is here
+async def test_run_that_lost_two_executors_runs_isolated(losses: int, here: bool) -> None:  # noqa: FBT001
+    async with runner() as made:
+        again = attempt("lost")
+        again.started = again.started._replace(lost_attempts=losses)
+        found = (await made.run(again)).result == str(os.getpid()).encode()
+    assert found is here
 
 
-def test_unready_worker_reports_why_and_counts_as_not_started() -> None:
-    async def work() -> Outcome:
-        async with runner(modules="no.such.module") as made:
-            return await made.run(attempt("echo"))
-
-    outcome = asyncio.run(work())
-    assert (outcome.kind, outcome.error_type, outcome.not_started) == (AttemptOutcome.FAILED, "WorkerFailed", True)
-    assert "no.such.module" in (outcome.error_message or "")
-
-
-def test_worker_without_the_handler_counts_as_not_started() -> None:
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [("no.such.module", "no.such.module"), ("tests.executor.handlers", "has no handler 'alone.echo'")],
+)
+async def test_unready_worker_reports_why_and_counts_as_not_started(modules: str, said: str) -> None:
     """So an at-most-once run starts again."""
-
-    async def work() -> Outcome:
-        async with runner(modules="tests.executor.handlers") as made:
-            return await made.run(attempt("echo"))
-
-    outcome = asyncio.run(work())
+    async with runner(modules=modules) as made:
+        outcome = await made.run(attempt("echo"))
     assert (outcome.kind, outcome.error_type, outcome.not_started) == (AttemptOutcome.FAILED, "WorkerFailed", True)
-    assert "has no handler 'alone.echo'" in (outcome.error_message or "")
+    assert said in (outcome.error_message or "")
 
 
 @pytest.fixture
@@ -409,27 +361,16 @@ def test_killed_executor_leaves_no_process(parent: tuple["subprocess.Popen[bytes
         until(lambda pid=pid: gone(pid), f"{pid} has ended")
 
 
-@dataclass
-class _Refused:
-    isolation: Any
-    words: str
-
-
-@pytest.mark.parametrize(
-    "refused",
-    [
-        _Refused("fork", "isolation='fork' is unknown; leave it out (thread) or write 'process'"),
-        _Refused("loop", "isolation='loop' does not suit a plain function; leave it out (thread) or write 'process'"),
-    ],
-)
-def test_unknown_isolation_is_refused(refused: _Refused) -> None:
+@pytest.mark.parametrize(("isolation", "words"), [("fork", "is unknown"), ("loop", "does not suit a plain function")])
+def test_unknown_isolation_is_refused(isolation: Any, words: str) -> None:  # noqa: ANN401
     with pytest.raises(ValueError, match="isolation") as caught:
 
-        @tidewheel.handler("alone-refused", isolation=refused.isolation)
+        @tidewheel.handler("alone-refused", isolation=isolation)
         def never(_: Context, payload: object) -> None:
             del payload
 
-    assert str(caught.value) == f"handler 'alone-refused': {refused.words}"
+    said = f"isolation='{isolation}' {words}; leave it out (thread) or write 'process'"
+    assert str(caught.value) == f"handler 'alone-refused': {said}"
 
 
 @pytest.mark.kafka

@@ -14,18 +14,17 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.executor.attempting import attempt_of
+from tests.executor.attempting import attempt_of, run_attempt
 from tests.executor.handlers import handlers
-from tests.executor.http_target import serving
+from tests.executor.http_target import pretend_aws, serving
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.topics import make_topics
 from tidewheel.clock import boot_seconds
 from tidewheel.errors import AttemptOver
-from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.heartbeat import Heartbeat
+from tidewheel.executor.heartbeat import Heartbeat, OnSignal
 from tidewheel.executor.lease import Lease
-from tidewheel.executor.outcome import NOT_STARTED, RELEASED, Outcome
+from tidewheel.executor.outcome import NOT_STARTED, RELEASED
 from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.executor.runners.http import HttpRunner
 from tidewheel.executor.runners.kafka import KafkaRunner
@@ -45,36 +44,33 @@ from tidewheel.transitions.cancel_signals import Signal
 OVER = Lease(-math.inf)
 
 
-def run(make: Callable[[], Runner], attempt: Attempt) -> Outcome:
-    """Run an attempt by a runner of its own."""
+def accept(run_id: UUID, attempt: int, signal: Signal) -> bool:
+    del run_id, attempt, signal
+    return True
 
-    async def work() -> Outcome:
-        runner = make()
-        try:
-            return await runner.run(attempt)
-        finally:
-            await runner.close()
 
-    return asyncio.run(work())
+def heart(
+    database: Database,
+    *,
+    executor_id: UUID | None = None,
+    every: timedelta = timedelta(milliseconds=50),
+    lease: timedelta = timedelta(seconds=15),
+    on_signal: OnSignal = accept,
+    busy: bool = True,
+    on_reentry: Callable[[Conn], None] = lambda _: None,
+) -> Heartbeat:
+    """A heartbeat without an executor around it."""
+    return Heartbeat(
+        database.session(), executor_id=executor_id or uuid4(), name="mine", queues=["default"], handlers=[], slots=1,
+        group_protocol="classic", every=every, lease=lease, on_signal=on_signal, busy=lambda: busy, keys=MessageKeys(),
+        skew=ClockSkew(timedelta(seconds=60)), on_reentry=on_reentry,
+    )  # fmt: skip
 
 
 def test_late_heartbeat_starts_another_lease_and_the_old_one_stays_over(database: Database) -> None:
     seen: list[bool] = []
 
-    def accept(run_id: UUID, attempt: int, signal: Signal) -> bool:
-        del run_id, attempt, signal
-        return True
-
-    def reenter(connection: Conn) -> None:
-        del connection
-        seen.append(old.is_over())
-
-    beat = Heartbeat(
-        database.session(), executor_id=uuid4(), name="mine", queues=["default"], handlers=[], slots=1,
-        group_protocol="classic", every=timedelta(milliseconds=50), lease=timedelta(seconds=2),
-        on_signal=accept, busy=lambda: True, keys=MessageKeys(), skew=ClockSkew(timedelta(seconds=60)),
-        on_reentry=reenter,
-    )  # fmt: skip
+    beat = heart(database, lease=timedelta(seconds=2), on_reentry=lambda _: seen.append(old.is_over()))
     beat.start(Shutdown())
     old = beat.lease()
     first_end = old.until
@@ -99,13 +95,12 @@ def test_lease_that_ended_before_the_heartbeats_commit_stays_over(database: Data
     The read of the signals waits for a lock.
     """
     reentries: list[bool] = []
-    beat = Heartbeat(
-        database.session(), executor_id=uuid4(), name="mine", queues=["default"], handlers=[], slots=1,
-        group_protocol="classic", every=timedelta(milliseconds=50), lease=timedelta(seconds=3),
-        on_signal=lambda _run, _attempt, _kind: True, busy=lambda: False, keys=MessageKeys(),
-        skew=ClockSkew(timedelta(seconds=60)),
+    beat = heart(
+        database,
+        lease=timedelta(seconds=3),
+        busy=False,
         on_reentry=lambda _: reentries.append(old.is_over()),
-    )  # fmt: skip
+    )
     beat.start(Shutdown())
     old = beat.lease()
     holding = database.connection()
@@ -137,7 +132,7 @@ def test_no_handler_is_called_after_the_lease(lost: int) -> None:
     plain = next(one for one in known.values() if not one.is_async and not one.own_process)
     attempt = attempt_of({"target": plain.name}, lease=OVER)
     attempt.started = attempt.started._replace(lost_attempts=lost)
-    assert run(lambda: PythonRunner(known, threads=1), attempt) == NOT_STARTED
+    assert run_attempt(lambda: PythonRunner(known, threads=1), attempt) == NOT_STARTED
 
 
 @pytest.mark.process
@@ -145,11 +140,7 @@ def test_no_target_is_called_after_the_lease(monkeypatch: pytest.MonkeyPatch, tm
     made = tmp_path / "made"
     program: dict[str, object] = {"type": "shell", "argv": ["/bin/sh", "-c", f"touch {made}"]}
     with serving() as target:
-        for variable, text in (
-            ("AWS_ENDPOINT_URL", target.url("")), ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"),
-            ("AWS_DEFAULT_REGION", "eu-west-1"), ("AWS_EC2_METADATA_DISABLED", "true"),
-        ):  # fmt: skip
-            monkeypatch.setenv(variable, text)
+        pretend_aws(monkeypatch, target.url(""))
         cases: list[tuple[Callable[[], Runner], dict[str, object]]] = [
             (lambda: HttpRunner(allow_private=True), {"type": "http", "url": target.url()}),
             (lambda: LambdaRunner(AllowLists(enforces=True, functions=("*",))), {"type": "lambda", "function": "echo"}),
@@ -158,7 +149,7 @@ def test_no_target_is_called_after_the_lease(monkeypatch: pytest.MonkeyPatch, tm
         for make, described in cases:
             for payload in ({"a": 1}, None):
                 attempt = attempt_of({"target": described, "payload": payload}, lease=OVER)
-                assert run(make, attempt) is NOT_STARTED
+                assert run_attempt(make, attempt) is NOT_STARTED
     assert target.received == []
     assert not made.exists()
 
@@ -173,7 +164,7 @@ def test_message_is_neither_produced_nor_left_in_the_client_after_the_lease(
     target = {"target": {"type": "kafka", "topic": topic}}
     known = info.kafka
     assert (
-        run(lambda: KafkaRunner(known, database.installation, lease, allowed), attempt_of(target, lease=OVER))
+        run_attempt(lambda: KafkaRunner(known, database.installation, lease, allowed), attempt_of(target, lease=OVER))
         is NOT_STARTED
     )
 
@@ -196,7 +187,7 @@ def test_message_is_neither_produced_nor_left_in_the_client_after_the_lease(
 
 
 @pytest.mark.slow
-def test_recalled_message_that_was_sent_without_a_response_may_have_been_written(database: Database) -> None:
+async def test_recalled_message_that_was_sent_without_a_response_may_have_been_written(database: Database) -> None:
     """The client counts it as queued while it waits to be sent again: no at-most-once run may start again.
 
     The broker is the client's own. Its connection is lost after the message was sent, and before the response.
@@ -209,24 +200,20 @@ def test_recalled_message_that_was_sent_without_a_response_may_have_been_written
         brokers = json.loads(statistics)["brokers"].values()
         sent_to.extend(int(one["nodename"].rpartition(":")[2]) for one in brokers if one["req"].get("Produce"))
 
-    async def recalled() -> Outcome:
-        config = cast("dict[str, str]", {**broker, **waits, "stats_cb": note})
-        allowed = AllowLists(enforces=True, topics=("*",))
-        runner = KafkaRunner(config, database.installation, timedelta(seconds=60), allowed)
-        mine = Lease(math.inf)
-        task = asyncio.create_task(runner.run(attempt_of({"target": {"type": "kafka", "topic": "orders"}}, lease=mine)))
-        async with asyncio.timeout(60):
-            while not sent_to:
-                await asyncio.sleep(0.01)
-        assert lose_connections(sent_to[0])
-        await asyncio.sleep(1.0)
-        mine.end()
-        await asyncio.to_thread(runner.recall)
-        outcome = await task
-        await runner.close()
-        return outcome
-
-    outcome = asyncio.run(recalled())
+    config = cast("dict[str, str]", {**broker, **waits, "stats_cb": note})
+    allowed = AllowLists(enforces=True, topics=("*",))
+    runner = KafkaRunner(config, database.installation, timedelta(seconds=60), allowed)
+    mine = Lease(math.inf)
+    task = asyncio.create_task(runner.run(attempt_of({"target": {"type": "kafka", "topic": "orders"}}, lease=mine)))
+    async with asyncio.timeout(60):
+        while not sent_to:
+            await asyncio.sleep(0.01)
+    assert lose_connections(sent_to[0])
+    await asyncio.sleep(1.0)
+    mine.end()
+    await asyncio.to_thread(runner.recall)
+    outcome = await task
+    await runner.close()
     assert (outcome.kind, outcome.not_started) == (AttemptOutcome.RELEASED, False)
 
 

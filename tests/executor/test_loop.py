@@ -8,10 +8,10 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.executor.handlers import GATES, handlers
-from tests.executor.running import Executing
+from tests.executor.running import Executing, hold_row
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import attempts, begin, completions, open_run, some_executor
+from tests.transitions.acts import attempts, completions, open_run
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 
@@ -135,8 +135,7 @@ def test_locked_run_delays_no_other_start_and_starts_when_it_is_free(
     database = executing.database
     runs = [executing.trigger("acts.echo", 1, description=f"job {n}", overlap=overlap) for n in range(20)]
     locked, others = runs[10], runs[:10] + runs[11:]
-    holding = database.connection()
-    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [locked])
+    holding = hold_row(database, locked)
     if by_message:
         executing.publish(*runs)
     with executing.running(**NO_SWEEP if by_message else {}):
@@ -163,8 +162,7 @@ def test_locked_run_delays_no_other_end_and_ends_when_it_is_free(executing: Exec
         runs = [executing.trigger("acts.wait", gate, description=f"job {n}", overlap=overlap) for n in range(20)]
         until(lambda: len(GATES[gate].entered) == 20, "all run")
         locked, others = runs[10], runs[:10] + runs[11:]
-        holding = database.connection()
-        holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [locked])
+        holding = hold_row(database, locked)
         GATES[gate].opened.set()
         assert {executing.ended(run_id).state for run_id in others} == {"succeeded"}
         later = executing.trigger("acts.echo", 2, overlap=overlap)
@@ -177,54 +175,16 @@ def test_locked_run_delays_no_other_end_and_ends_when_it_is_free(executing: Exec
     assert database.count("active_runs") == 0
 
 
-def test_shutdown_releases_attempts_uncounted(executing: Executing, gate: str) -> None:
-    with executing.running(drain_timeout=timedelta(0)):
-        run_id = executing.trigger("acts.wait", gate)
-        until(lambda: GATES[gate].entered, "it runs")
-    run = open_run(executing.database, run_id)
-    assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts, run.executor_id) == (
-        "queued",
-        1,
-        0,
-        0,
-        None,
-    )
-    assert executors(executing.database) == 0
-    GATES[gate].opened.set()
-    with executing.running():
-        ended = executing.ended(run_id)
-    assert (ended.state, ended.attempt) == ("succeeded", 2)
-    assert attempts(executing.database, run_id) == [(1, "released"), (2, "succeeded")]
-
-
 def test_shutdown_lets_attempts_end_within_the_drain_timeout(executing: Executing, gate: str) -> None:
     stop = Shutdown()
     stopping = executing.start(stop)
-    run_id = executing.trigger("acts.wait", gate)
-    until(lambda: GATES[gate].entered, "it runs")
+    run_id = executing.held(gate)
     stop.request()
     until(lambda: executing.database.value("SELECT stopping FROM executors"), "it says that it is on its way out")
     GATES[gate].opened.set()
     stopping.result(60)
     assert attempts(executing.database, run_id) == [(1, "succeeded")]
     assert executors(executing.database) == 0
-
-
-def test_attempts_of_a_lost_executor_are_requeued(executing: Executing) -> None:
-    """It beats no more and holds a run: the others watch its counter stand still for the whole lease."""
-    ghost = some_executor()
-    executing.database.execute(
-        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
-        " VALUES (%s, 'ghost', '{default}', '{}', 1, now(), now())",
-        [ghost],
-    )
-    run_id = executing.trigger("acts.echo", {"own": "payload"})
-    begin(executing.database, run_id, ghost)
-    with executing.running(lease=timedelta(seconds=1)):
-        ended = executing.ended(run_id)
-        until(lambda: executors(executing.database) == 1, "its lease is gone")
-    assert (ended.state, ended.attempt, ended.result) == ("succeeded", 2, b'{"own":"payload"}')
-    assert attempts(executing.database, run_id) == [(1, "lost"), (2, "succeeded")]
 
 
 def test_executor_with_an_ended_lease_registers_again(executing: Executing) -> None:
@@ -237,8 +197,7 @@ def test_executor_with_an_ended_lease_registers_again(executing: Executing) -> N
 
 def test_service_survives_lost_connections(executing: Executing, gate: str) -> None:
     with executing.running():
-        held = executing.trigger("acts.wait", gate)
-        until(lambda: GATES[gate].entered, "it runs")
+        held = executing.held(gate)
         executing.database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
             " AND pid <> pg_backend_pid()"

@@ -79,19 +79,16 @@ def headers_of(kind: str, executing: Executing, message: tuple[str, bytes, bytes
 
 
 def publish(executing: Executing, topic: str, key: bytes, value: bytes, headers: Headers) -> None:
-    """Write a message as any client of Kafka can."""
     producer = Producer({**executing.kafka})
     producer.produce(topic, key=key, value=value, headers=headers)
     assert producer.flush(30) == 0
 
 
 def unverified(reason: str) -> float:
-    """Return the number of messages that were counted for a reason."""
     return REGISTRY.get_sample_value("tidewheel_messages_unverified_total", {"reason": reason}) or 0.0
 
 
 def due(executing: Executing, run_ids: list[UUID]) -> list[datetime]:
-    """Return the due times of runs."""
     rows = executing.database.rows("SELECT run_id, publish_at FROM runs WHERE run_id = ANY (%s)", [run_ids])
     return [dict(rows)[run_id] for run_id in run_ids]
 
@@ -103,7 +100,6 @@ def beats(executing: Executing, seen: dict[str, int], count: int) -> bool:
 
 
 def key_ids(executing: Executing, topic: str) -> list[int]:
-    """Return the ids of the keys of a topic's messages, in the order of partitions and offsets."""
     reader = TopicReader(executing.kafka, [topic])
     reader.read_to_end()
     reader.close()

@@ -62,7 +62,6 @@ def mine(client: Consumer, topic: str) -> Offsets:
 
 
 def committed_offsets(client: Consumer, topic: str) -> list[int | None]:
-    """Return the committed offsets of both partitions; None before the first commit."""
     found = client.committed([TopicPartition(topic, partition) for partition in (0, 1)], timeout=30)
     return [each.offset if each.offset >= 0 else None for each in found]
 

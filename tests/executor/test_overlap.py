@@ -1,7 +1,6 @@
 """Overlapping runs on real executors: the active one is signalled within a second and frees its slot."""
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -9,8 +8,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.executor.handlers import GATES, Gate
+from tests.executor.handlers import GATES
 from tests.executor.running import Executing
+from tests.executor.test_lease import heart
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import (
@@ -27,25 +27,13 @@ from tests.transitions.acts import (
     trigger,
 )
 from tests.transitions.overlapping import make, signals
-from tidewheel.executor.heartbeat import Heartbeat
-from tidewheel.message_signatures import MessageKeys
-from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
-from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_signals
 
 A_SECOND = timedelta(seconds=1)
 # Were it not for the terminate, a handler that does not listen would hold its run for a minute.
 DEAF: dict[str, Any] = {"cancel_grace": timedelta(seconds=60)}
-
-
-@pytest.fixture
-def gate() -> Iterator[str]:
-    name = uuid4().hex
-    GATES[name] = Gate()
-    yield name
-    GATES[name].opened.set()
 
 
 def entered(gate: str, run_id: UUID) -> bool:
@@ -60,8 +48,7 @@ def created_at(executing: Executing, run_id: UUID) -> datetime:
 @pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread"])
 def test_cancel_other_stops_the_active_run_and_starts_the_next(executing: Executing, gate: str, handler: str) -> None:
     with executing.running():
-        first = executing.trigger(handler, gate, overlap="cancel_other")
-        until(lambda: entered(gate, first), "the first runs")
+        first = executing.held(gate, handler, overlap="cancel_other")
         second = executing.trigger(handler, gate, overlap="cancel_other")
         ended = executing.ended(first)
         until(lambda: entered(gate, second), "the second runs")
@@ -75,15 +62,14 @@ def test_cancel_other_stops_the_active_run_and_starts_the_next(executing: Execut
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread"])
+@pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread", "acts.wait-deaf"])
 def test_terminate_other_starts_at_once_and_frees_the_slot(executing: Executing, gate: str, handler: str) -> None:
     with executing.running(**DEAF):
-        first = executing.trigger(handler, gate, overlap="terminate_other")
-        until(lambda: entered(gate, first), "the first runs")
-        second = executing.trigger(handler, gate, overlap="terminate_other")
-        until(lambda: entered(gate, second), "the second runs")
+        first = executing.held(gate, handler, overlap="terminate_other")
+        second = executing.held(gate, handler, overlap="terminate_other")
         ended = executing.ended(first)
-        until(lambda: GATES[gate].stopped == [str(first)], "the first is told to stop")
+        if handler != "acts.wait-deaf":
+            until(lambda: GATES[gate].stopped == [str(first)], "the first is told to stop")
         until(lambda: executing.database.count("signals") == 0, "the signal is taken away")
         GATES[gate].opened.set()
         assert executing.ended(second).state == "succeeded"
@@ -96,26 +82,11 @@ def test_terminate_other_starts_at_once_and_frees_the_slot(executing: Executing,
 def test_one_slot_suffices_for_terminate_other(executing: Executing, gate: str) -> None:
     """Two executors with a slot each: the second terminates a run and so frees the first one's slot."""
     with executing.running(slots=1, **DEAF), executing.running(slots=1, **DEAF):
-        first = executing.trigger("acts.wait", gate, overlap="terminate_other")
-        until(lambda: entered(gate, first), "the first runs")
-        second = executing.trigger("acts.wait", gate, overlap="terminate_other")
-        until(lambda: entered(gate, second), "the second runs")
+        executing.held(gate, overlap="terminate_other")
+        second = executing.held(gate, overlap="terminate_other")
         assert executing.run("acts.echo", 1).state == "succeeded"
         GATES[gate].opened.set()
         assert executing.ended(second).state == "succeeded"
-
-
-@pytest.mark.kafka
-def test_unresponsive_run_is_fenced_off(executing: Executing, gate: str) -> None:
-    with executing.running(**DEAF):
-        first = executing.trigger("acts.wait-deaf", gate, overlap="terminate_other")
-        until(lambda: entered(gate, first), "the first runs")
-        second = executing.trigger("acts.wait-deaf", gate, overlap="terminate_other")
-        until(lambda: entered(gate, second), "the second runs")
-        assert executing.ended(first).state == "cancelled"
-        GATES[gate].opened.set()
-        assert executing.ended(second).state == "succeeded"
-    assert attempts(executing.database, first) == [(1, "cancelled")]
 
 
 @pytest.mark.kafka
@@ -170,20 +141,8 @@ class Beating:
     def __init__(self, database: Database, executor_id: UUID) -> None:
         self.told: list[tuple[UUID, int, Signal]] = []
         self.here: set[UUID] = set()
-        self._heartbeat = Heartbeat(
-            database.session(),
-            executor_id=executor_id,
-            name="test",
-            queues=["default"],
-            handlers=[],
-            slots=1,
-            group_protocol="classic",
-            every=timedelta(seconds=5),
-            lease=timedelta(seconds=15),
-            on_signal=self._on_signal,
-            busy=lambda: True,
-            keys=MessageKeys(),
-            skew=ClockSkew(ExecutorSettings.load().max_clock_skew),
+        self._heartbeat = heart(
+            database, executor_id=executor_id, every=timedelta(seconds=5), on_signal=self._on_signal
         )
 
     def __enter__(self) -> "Beating":

@@ -10,9 +10,8 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from tests.executor.attempting import NOON, RUN, Reports, attempt_of
+from tests.executor.attempting import NOON, RUN, Reports, attempt_of, run_attempt
 from tests.fixtures.services import until
-from tidewheel.errors import Permanent
 from tidewheel.executor.context import Context
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.outcome import Outcome
@@ -21,8 +20,6 @@ from tidewheel.runs import AttemptOutcome
 
 
 class Mail(BaseModel):
-    """Payload of the example handlers."""
-
     to: str
     copies: int = 1
 
@@ -37,18 +34,9 @@ def run(
     model: type[BaseModel] | None = None,
     **fields: Any,  # noqa: ANN401
 ) -> Outcome:
-    """Run a handler's attempt to its end."""
     adapter: TypeAdapter[object] | None = None if model is None else TypeAdapter(model)
     handler = Handler("a", function, inspect.iscoroutinefunction(function), adapter)
-    runner = PythonRunner({"a": handler}, threads=2)
-
-    async def work() -> Outcome:
-        try:
-            return await runner.run(attempt_of(job, **fields))
-        finally:
-            await runner.close()
-
-    return asyncio.run(work())
+    return run_attempt(lambda: PythonRunner({"a": handler}, threads=2), attempt_of(job, **fields))
 
 
 async def echo(_: Context, payload: object) -> object:
@@ -140,18 +128,6 @@ def test_unserializable_result_fails_permanently(value: object, error_type: str,
 
     outcome = run(returns if on_thread else returns_later)
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, error_type, True)
-
-
-@pytest.mark.parametrize("on_thread", [False, True])
-def test_exception_is_the_attempts_outcome(on_thread: bool) -> None:  # noqa: FBT001
-    def breaks(_: Context, payload: object) -> None:
-        raise Permanent(str(payload))
-
-    async def breaks_later(_: Context, payload: object) -> None:
-        raise Permanent(str(payload))
-
-    outcome = run(breaks if on_thread else breaks_later, {"payload": "no such address"})
-    assert (outcome.error_type, outcome.error_message, outcome.permanent) == ("Permanent", "no such address", True)
 
 
 @pytest.mark.parametrize("way", [SystemExit, KeyboardInterrupt])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.executor.running import hold_row
 from tests.fixtures.database import Database
 from tests.transitions.acts import (
     apply_batch,
@@ -204,8 +205,10 @@ def test_lost_attempts_are_requeued_uncounted_with_their_payload(database: Datab
     assert database.count("executors") == 0
 
 
-def test_lost_run_under_cancellation_ends_cancelled(database: Database, ghost: UUID) -> None:
-    run_id = trigger(database)
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_lost_run_under_cancellation_ends_cancelled(database: Database, ghost: UUID, delivery: str) -> None:
+    submit(database, "cancelled", delivery=delivery)
+    run_id = trigger(database, "cancelled")
     begin(database, run_id, ghost)
     apply_batch(database, {"type": "run.cancel", "run_id": str(run_id)})
     reap(database)
@@ -244,15 +247,6 @@ def test_lost_at_most_once_run_has_an_unknown_outcome(database: Database, ghost:
     assert open_run(database, other).state == "retrying"
 
 
-def test_lost_at_most_once_run_ends_cancelled_if_requested(database: Database, ghost: UUID) -> None:
-    submit(database, "once", delivery="at_most_once")
-    run_id = trigger(database, "once")
-    begin(database, run_id, ghost)
-    apply_batch(database, {"type": "run.cancel", "run_id": str(run_id)})
-    reap(database)
-    assert final_state(database, run_id) == ("cancelled", "requested")
-
-
 def test_executor_with_a_new_heartbeat_is_not_reaped(database: Database, ghost: UUID) -> None:
     run_id = trigger(database)
     begin(database, run_id, ghost)
@@ -278,8 +272,7 @@ def test_locked_row_is_reaped_later(database: Database, ghost: UUID, caplog: pyt
     held, free = trigger(database), trigger(database)
     for run_id in (held, free):
         begin(database, run_id, ghost)
-    holding = database.connection()
-    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [held])
+    holding = hold_row(database, held)
     with caplog.at_level("INFO", "tidewheel.executor"):
         reap(database, looks=3)
     lines = [record.getMessage().removeprefix(f"executor {ghost} ") for record in caplog.records]

@@ -19,13 +19,13 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.executor.attempting import RUN, attempt_of
+from tests.executor.attempting import RUN, attempt_of, run_attempt
 from tests.fixtures.services import until
 from tidewheel.errors import SettingsError
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.attempt_output import OUTPUT_BYTES
 from tidewheel.executor.outcome import Outcome
-from tidewheel.executor.programs.process import ProgramEnd, ProgramStarter
+from tidewheel.executor.programs.process import ProgramStarter
 from tidewheel.executor.programs.supervisor import Command
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.redaction import protect
@@ -54,21 +54,11 @@ def load(**settings: object) -> ExecutorSettings:
 
 def run(job: dict[str, Any], **settings: object) -> tuple[Outcome, str]:
     """Run a program to its end; returns what became of it, and what it wrote."""
-    return run_attempt(attempt_of(job), **settings)
+    return end_of(attempt_of(job), **settings)
 
 
-def run_attempt(attempt: Attempt, **settings: object) -> tuple[Outcome, str]:
-    """Run an attempt at a program to its end."""
-
-    async def work() -> Outcome:
-        runner = ShellRunner(load(**settings))
-        try:
-            return await asyncio.wait_for(runner.run(attempt), PATIENCE_SECONDS)
-        finally:
-            await runner.close()
-
-    outcome = asyncio.run(work())
-    return outcome, written(attempt)
+def end_of(attempt: Attempt, **settings: object) -> tuple[Outcome, str]:
+    return run_attempt(lambda: ShellRunner(load(**settings)), attempt), written(attempt)
 
 
 def cancel(job: dict[str, Any], *, times: int = 1, **settings: object) -> str:
@@ -258,7 +248,7 @@ def test_program_of_the_jobs_own_folder_does_not_run(tmp_path: Path) -> None:
         target = replace(attempt.definition.target, shell=forged)
         attempt.definition = replace(attempt.definition, target=target)
         for allowed in (settings, settings | {"shell_allow": "*"}):
-            outcome, output = run_attempt(attempt, **allowed)
+            outcome, output = end_of(attempt, **allowed)
             assert (outcome.error_type, outcome.not_started, output) == ("ProgramRefused", True, "")
 
 
@@ -276,22 +266,17 @@ def test_job_works_in_allowed_folders_only(tmp_path: Path) -> None:
         assert run(shell("pwd", "-P", cwd=str(cwd)), shell_cwd=str(inside))[1].strip() == str(real.resolve())
 
 
-def test_link_that_is_put_in_after_the_check_starts_nothing(tmp_path: Path) -> None:
+async def test_link_that_is_put_in_after_the_check_starts_nothing(tmp_path: Path) -> None:
     """The supervisor compares where it has arrived with the checked folder."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-
-    async def work() -> ProgramEnd:
-        starter = ProgramStarter()
-        command = Command(argv=[ECHO, "a"], env={}, cwd=str(tmp_path / "link"), limits={}, not_after=math.inf)
-        written: list[bytes] = []
-        program = await starter.start(command, b"", (written.append, written.append))
-        ended = await program.ended
-        program.close()
-        await starter.close()
-        return ended
-
-    ended = asyncio.run(work())
+    starter = ProgramStarter()
+    command = Command(argv=[ECHO, "a"], env={}, cwd=str(tmp_path / "link"), limits={}, not_after=math.inf)
+    written: list[bytes] = []
+    program = await starter.start(command, b"", (written.append, written.append))
+    ended = await program.ended
+    program.close()
+    await starter.close()
     assert (ended.errno, "replaced by a link" in ended.message) == (errno.ELOOP, True)
 
 
@@ -310,14 +295,8 @@ def test_endless_output_does_not_grow_memory() -> None:
     size = 128 << 20
     before = psutil.Process().memory_info().rss
     attempt = attempt_of(shell("sh", "-c", f"head -c {size} /dev/zero >&2; yes x | head -c {size}"))
-
-    async def work() -> Outcome:
-        runner = ShellRunner(load())
-        outcome = await runner.run(attempt)
-        await runner.close()
-        return outcome
-
-    assert asyncio.run(work()).kind is AttemptOutcome.SUCCEEDED
+    outcome, _ = end_of(attempt)
+    assert outcome.kind is AttemptOutcome.SUCCEEDED
     assert attempt.output is not None
     assert (attempt.output.written, written(attempt)) == (2 * size, "x\n" * (OUTPUT_BYTES // 2))
     assert psutil.Process().memory_info().rss - before < 64 << 20
@@ -371,20 +350,21 @@ def test_job_memory_is_bounded_by_the_executors_limit() -> None:
     assert run(python(source), shell_memory_bytes=most)[1] == "512\n"
 
 
-def test_program_over_its_memory_limit_fails_alone() -> None:
-    outcome, _ = run(python("b = bytearray(1 << 30)", memory_bytes=256 << 20))
-    assert outcome.error_type == "exit_1"
-    assert (outcome.error_message or "").endswith("MemoryError")
-
-
-def test_program_over_its_cpu_limit_is_killed_and_named() -> None:
-    outcome, _ = run(shell("sh", "-c", "while :; do :; done", cpu_seconds=1), shell_cpu_seconds=3600)
-    assert outcome.error_type == "signal_SIGXCPU"
-
-
-def test_program_that_writes_too_large_a_file_is_killed() -> None:
-    outcome, _ = run(shell("sh", "-c", "exec head -c 100000 /dev/zero > big"), shell_file_bytes=4096)
-    assert outcome.error_type == "signal_SIGXFSZ"
+@pytest.mark.parametrize(
+    ("job", "settings", "error_type", "said"),
+    [
+        (python("b = bytearray(1 << 30)", memory_bytes=256 << 20), {}, "exit_1", "MemoryError"),
+        (shell("sh", "-c", "while :; do :; done", cpu_seconds=1), {"shell_cpu_seconds": 3600}, "signal_SIGXCPU", ""),
+        (shell("sh", "-c", "exec head -c 100000 /dev/zero > big"), {"shell_file_bytes": 4096}, "signal_SIGXFSZ", ""),
+    ],
+    ids=["memory", "time", "file"],
+)
+def test_program_over_a_limit_fails_alone_and_is_named(
+    job: dict[str, Any], settings: dict[str, object], error_type: str, said: str
+) -> None:
+    outcome, _ = run(job, **settings)
+    assert outcome.error_type == error_type
+    assert (outcome.error_message or "").endswith(said)
 
 
 FORKS = """
@@ -403,7 +383,6 @@ except BlockingIOError:
 
 
 def processes_of(uid: int) -> list[dict[str, Any]]:
-    """Return the attributes of a user's processes; those that end meanwhile have none."""
     found = [process.info for process in psutil.process_iter(["uids", "num_threads"])]
     return [each for each in found if each["uids"] is not None and each["uids"].real == uid]
 
@@ -418,19 +397,16 @@ def test_forks_are_bounded_and_all_killed() -> None:
         assert not processes_of(uid)
 
 
-def test_killed_program_starter_is_replaced() -> None:
-    async def work() -> list[AttemptOutcome]:
-        runner = ShellRunner(load())
-        first = await runner.run(attempt_of(shell("true")))
-        for child in psutil.Process().children():
-            if "programs/supervisor.py" in " ".join(child.cmdline()):
-                child.kill()
-                child.wait(PATIENCE_SECONDS)
-        second = await runner.run(attempt_of(shell("true")))
-        await runner.close()
-        return [first.kind, second.kind]
-
-    assert asyncio.run(work()) == [AttemptOutcome.SUCCEEDED] * 2
+async def test_killed_program_starter_is_replaced() -> None:
+    runner = ShellRunner(load())
+    first = await runner.run(attempt_of(shell("true")))
+    for child in psutil.Process().children():
+        if "programs/supervisor.py" in " ".join(child.cmdline()):
+            child.kill()
+            child.wait(PATIENCE_SECONDS)
+    second = await runner.run(attempt_of(shell("true")))
+    await runner.close()
+    assert [first.kind, second.kind] == [AttemptOutcome.SUCCEEDED] * 2
 
 
 def test_program_that_kills_its_supervisor_dies_with_it() -> None:

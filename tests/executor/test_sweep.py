@@ -1,23 +1,26 @@
 """The sweep: runs that an executor with free slots claims from the table, also during messages."""
 
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
-from tests.executor.handlers import GATES
+from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
 from tests.executor.test_claim import ENTER, claimer
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import EXECUTOR, HANDLER, attempts, submit, trigger
+from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, attempts, submission, submit, trigger
 from tests.transitions.stepping import in_background
+from tidewheel.control.client.client import Client
+from tidewheel.executor.claim import StartRuns
 from tidewheel.executor.slots import HeldBytes, Slots
 from tidewheel.executor.sweep import LaneSchedule, Sweep
 from tidewheel.process.service import Shutdown
-from tidewheel.runs import Lane
+from tidewheel.runs import Lane, RunState
 
 pytestmark = pytest.mark.kafka
 
@@ -89,6 +92,30 @@ def test_unused_slots_are_those_free_all_the_time() -> None:
     assert slots.unused(Lane.STANDARD) == 15
 
 
+def sweep_of(
+    database: Database,
+    slots: Slots,
+    start: StartRuns,
+    *,
+    every: timedelta,
+    idle: bool,
+) -> Sweep:
+    """The sweep of the default queue by an executor with one handler."""
+    return Sweep(
+        database.session(),
+        claimer=claimer(database),
+        slots=slots,
+        held=HeldBytes(),
+        queues=["default"],
+        handlers=frozenset({HANDLER}),
+        start=start,
+        idle=lambda: idle,
+        overloaded=lambda: False,
+        every=every,
+        stop=Shutdown(),
+    )
+
+
 def test_overdue_runs_get_a_tenth_of_the_slots_by_one_claim(database: Database) -> None:
     """Slots are free for moments only, for messages fill them at once."""
     database.execute(ENTER, [EXECUTOR])
@@ -97,18 +124,8 @@ def test_overdue_runs_get_a_tenth_of_the_slots_by_one_claim(database: Database) 
         trigger(database)
     slots, swept = Slots(30), list[int]()
     slots.take(Lane.STANDARD, 27)  # all but the critical lane's
-    sweep = Sweep(
-        database.session(),
-        claimer=claimer(database),
-        slots=slots,
-        held=HeldBytes(),
-        queues=["default"],
-        handlers=frozenset({HANDLER}),
-        start=lambda claimed: swept.append(len(claimed)),
-        idle=lambda: False,
-        overloaded=lambda: False,
-        every=timedelta(milliseconds=10),
-        stop=Shutdown(),
+    sweep = sweep_of(
+        database, slots, lambda claimed: swept.append(len(claimed)), every=timedelta(milliseconds=10), idle=False
     )
     refilling = in_background(lambda: free_and_fill(slots, 3))
     while not refilling.done():
@@ -156,5 +173,47 @@ def free_and_fill(slots: Slots, count: int) -> None:
 
 
 def is_over(executing: Executing, run_id: UUID) -> bool:
-    """Return True if a run is no longer open."""
     return bool(executing.database.value("SELECT NOT EXISTS (SELECT FROM job_runs WHERE run_id = %s)", [run_id]))
+
+
+LARGE_BYTES = 250_000
+FULL = 56  # attempts whose payload, in three forms each, is more than 40 MiB
+
+
+@pytest.fixture
+def large_gate() -> Iterator[str]:
+    """A gate whose name is a large payload."""
+    name = uuid4().hex.ljust(LARGE_BYTES, "x")
+    GATES[name] = Gate()
+    yield name
+    GATES[name].opened.set()
+
+
+def test_large_payloads_of_one_tenant_stop_no_other_tenant_and_no_critical_run(
+    executing: Executing, large_gate: str
+) -> None:
+    database = executing.database
+    with Client(database.url) as client:
+        client.tenants.create("acme")
+    of_acme = {
+        "small": submission("small", target="acts.echo"),
+        "batch": submission("batch", target="acts.echo", lane="batch"),
+        "large": submission("large", target="acts.order", payload={"to": "y" * LARGE_BYTES}),
+    }
+    submit(database, "held", target="acts.wait", payload=large_gate)
+    apply_batch(database, *(each | {"tenant": "acme"} for each in of_acme.values()))
+    with executing.running(slots=100):
+        for number in range(FULL):
+            trigger(database, "held")
+            until(lambda: len(GATES[large_gate].entered) == number + 1, "it runs")  # noqa: B023 - called at once
+        beyond = trigger(database, "held")
+        critical = executing.trigger("acts.echo", 1, lane="critical")
+        assert executing.ended(critical).state == "succeeded"
+        for key in of_acme:
+            assert executing.ended(trigger(database, key, tenant="acme")).state == "succeeded"
+        published = trigger(database, "small", tenant="acme")
+        executing.publish(published)
+        assert executing.ended(published).state == "succeeded"
+        assert executing.state(beyond) is RunState.QUEUED
+        GATES[large_gate].opened.set()
+        until(lambda: str(beyond) in GATES[large_gate].entered, "it runs once there is room")

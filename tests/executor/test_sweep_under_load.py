@@ -107,5 +107,4 @@ def keep_flooding(executing: Executing, name: str) -> None:
 
 
 def brought_by_messages(executing: Executing) -> int:
-    """Return the number of attempts claimed by message."""
     return int(executing.database.value("SELECT count(*) FROM ended_attempts WHERE claimed_from <> 'sweep'"))

@@ -12,7 +12,7 @@ from tests.executor.running import Executing
 from tests.fixtures.services import until
 from tests.transitions.acts import open_run
 from tidewheel.errors import SettingsError
-from tidewheel.executor.runners.kinds import target_kinds
+from tidewheel.executor.runners.runner import target_kinds
 from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.schemas.generated.records import TargetKind
 from tidewheel.settings.executor import ExecutorSettings

@@ -17,10 +17,9 @@ from psycopg.conninfo import make_conninfo
 from tests.fixtures.database import Database
 from tests.fixtures.roles import role_passwords
 from tests.fixtures.services import Fleet, make_fleet, until
-from tidewheel.local.ports import free_port
+from tidewheel.local.daemon import free_port, run_program
 from tidewheel.local.postgres import Postgres
 from tidewheel.local.postgres_program import find_programs, server_account
-from tidewheel.local.program import run_program
 from tidewheel.local.stack import StackInfo
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.session import connect

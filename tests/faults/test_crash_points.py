@@ -55,7 +55,7 @@ CASES = {
 REAPING = {"reap.before_commit", "reap.after_commit"}
 OWN_TRANSACTIONS = {"complete_in.held", "complete_in.written"}  # in test_own_transactions_killed.py
 BACKFILLING = {"backfilling.before_commit", "backfilling.after_commit"}  # in test_backfill_killed.py
-REDRIVING = {"redriving.before_commit", "redriving.after_commit"}  # in test_redrive_killed.py
+WORKING = {"working.before_commit", "working.after_commit"}  # in test_work_killed.py
 DELETING = {"deleting.before_commit", "deleting.after_commit"}  # in test_tenant_deletion_killed.py
 REMOVING = {"counting.before_commit", "removing.page"}  # in tests/scheduler/test_job_days.py and test_retention.py
 ARCHIVING = {"archiving.before_manifest", "archiving.before_record"}  # in tests/control/archive/test_archive.py
@@ -72,7 +72,7 @@ _MARKED = [pytest.param(name, marks=[] if name in EACH else [pytest.mark.slow]) 
 
 
 def test_every_point_has_its_case() -> None:
-    elsewhere = REAPING | BACKFILLING | REDRIVING | FREEING | DELETING | DRAINING | TIMING_OUT | OWN_TRANSACTIONS
+    elsewhere = REAPING | BACKFILLING | WORKING | FREEING | DELETING | DRAINING | TIMING_OUT | OWN_TRANSACTIONS
     assert set(CASES) | elsewhere | ARCHIVING | REMOVING | RESTORING == POINTS
 
 

@@ -11,7 +11,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.oracle import read_effects
 from tests.fixtures.services import Fleet
 from tidewheel.ids import job_id
-from tidewheel.postgres.alike import MAX_ALIKE
+from tidewheel.postgres.faults import MAX_ALIKE
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -66,7 +66,7 @@ def test_huge_batch_of_requests_stops_no_intake_for_ever(fleet: Fleet, codec: st
     send(fleet, topic, request("first"))
     fleet.until(lambda: database.count("jobs") == 1, "the first job is there")
     most = memory(first) + HEADROOM
-    first.kill()  # not `terminate`: a close right after the join may wait for ever in the client (docs/progress.md)
+    first.kill()  # not `terminate`: a close right after the join may wait for ever in the client
 
     for number in range(2):
         send(fleet, topic, request(f"before-{number}"))

@@ -21,7 +21,7 @@ from tests.transitions.acts import begun, copy_ends, submission, submit, succeed
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
 from tidewheel.kafka.topics import DEFAULT_QUEUE
-from tidewheel.local.ports import free_port
+from tidewheel.local.daemon import free_port
 from tidewheel.runs import Lane
 from tidewheel.schemas.codec import FORMS
 from tidewheel.schemas.generated.records import Request, RunRequest

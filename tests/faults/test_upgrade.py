@@ -31,7 +31,7 @@ from tests.strict_types import ROOT
 from tidewheel.control.client.client import Client
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.errors import MigrationError
-from tidewheel.local.ports import free_port
+from tidewheel.local.daemon import free_port
 from tidewheel.local.stack import StackInfo
 from tidewheel.migrations import runner
 from tidewheel.migrations.runner import Migration, migrate

@@ -155,7 +155,7 @@ def test_redriven_target_reply_ends_its_run(fresh_database: Database, info: Stac
         assert headers["task_token"].encode() not in told[0][0]
         database.execute("ALTER TABLE attempts DROP CONSTRAINT poison")
         with Client(database.url) as client:
-            assert redrive(client, fresh_database, kind="message").redriven_count == 1
+            assert redrive(client, fresh_database, kind="message").done_count == 1
         [(key, value, parts)] = database.rows(
             "SELECT key, value, headers FROM outbox WHERE topic = %s", [requests.topics.target_replies]
         )

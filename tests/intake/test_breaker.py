@@ -3,7 +3,7 @@
 import pytest
 
 from tidewheel.intake.breaker import RequestBreaker
-from tidewheel.postgres.alike import MAX_ALIKE
+from tidewheel.postgres.faults import MAX_ALIKE
 from tidewheel.schemas.generated.records import RequestType
 
 pytestmark = pytest.mark.unit

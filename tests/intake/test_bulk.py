@@ -9,7 +9,7 @@ from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, apply_batch_within, job_runs, lifecycle, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.intake.bulk import Loaded, load_jobs
+from tidewheel.intake.new_jobs import Loaded, load_jobs
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 

@@ -25,7 +25,7 @@ from tests.transitions.acts import (
     trigger,
 )
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.intake import lock_wait as busy
+from tidewheel.intake import locks as busy
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.claim import claim_runs

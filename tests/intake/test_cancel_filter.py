@@ -24,8 +24,8 @@ from tests.transitions.acts import (
 )
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.control.client.client import Client
-from tidewheel.intake import cancel as cancel_filter
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake import runs as cancel_filter
+from tidewheel.intake.locks import RowLocked
 from tidewheel.postgres.session import BY_KEY, Conn, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome

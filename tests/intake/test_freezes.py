@@ -25,7 +25,7 @@ from tests.transitions.acts import (
 )
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake import freezes
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.jobs.parsing import RequestRefused, parse_request
 from tidewheel.postgres.session import UNIFORM, Conn
 from tidewheel.postgres.statements import Statements

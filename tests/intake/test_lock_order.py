@@ -8,7 +8,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import apply_batch, apply_batch_within, begin, claim, submission, submit, succeed, trigger
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.schemas.generated.records import ReplyStatus
 
 

@@ -35,7 +35,7 @@ from tests.transitions.acts import (
 from tests.transitions.graphs import after, put, workflow
 from tests.transitions.overlapping import signals
 from tidewheel.errors import AttemptOver
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.local.stack import StackInfo
 from tidewheel.postgres.session import UNIFORM, connect
 from tidewheel.runs import RunState

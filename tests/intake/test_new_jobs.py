@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import apply_batch, submission, submit
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.bulk import Loaded, load_jobs
+from tidewheel.intake.new_jobs import Loaded, load_jobs
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit

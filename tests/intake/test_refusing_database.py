@@ -22,7 +22,7 @@ from tests.transitions.acts import about, final_state, submission, submit
 from tidewheel.control.client.bulk_load import BulkLoader, JobText
 from tidewheel.control.client.client import Client
 from tidewheel.local.stack import StackInfo
-from tidewheel.postgres.alike import MAX_ALIKE
+from tidewheel.postgres.faults import MAX_ALIKE
 from tidewheel.process.faults import faults
 
 pytestmark = pytest.mark.kafka

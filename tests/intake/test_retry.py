@@ -30,7 +30,7 @@ from tests.transitions.acts import (
     trigger,
 )
 from tidewheel.ids import job_id, run_bucket, run_id
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.runs import AttemptOutcome, Cause, RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RunRequest

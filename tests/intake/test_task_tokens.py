@@ -30,7 +30,7 @@ from tests.transitions.acts import (
 )
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import RunId
-from tidewheel.intake import lock_wait as busy
+from tidewheel.intake import locks as busy
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.task_tokens import task_token

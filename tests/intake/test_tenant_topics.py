@@ -17,7 +17,7 @@ from tests.relay.topics import delete_topic, make_topics
 from tests.scheduler.test_tenant_deletions import rows_by_table
 from tests.transitions.acts import about, submission
 from tidewheel.control.client.client import Client
-from tidewheel.intake import consume, subscription
+from tidewheel.intake import consume, offsets
 from tidewheel.intake.offsets import hold_deletions
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.kafka.offsets import read_led_offsets
@@ -31,7 +31,7 @@ from tidewheel.transitions.tenant_refusals import topics_to_read
 
 @pytest.fixture
 def requests(database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Requests:
-    monkeypatch.setattr(subscription, "_AGE_SECONDS", 0.2)
+    monkeypatch.setattr(offsets, "_AGE_SECONDS", 0.2)
     return Requests(database, info.kafka)
 
 

@@ -64,7 +64,7 @@ def test_head_length_and_digest_of_a_message_that_is_too_long_are_kept(requests:
     assert stored == 65536
     with Client(database.url) as client:
         redriven = redrive(client, database, kind="message")
-    assert (redriven.redriven_count, redriven.rejected_count) == (0, 2)
+    assert (redriven.done_count, redriven.rejected_count) == (0, 2)
     assert "only the first are stored" in str(redriven.rejections[0]["errors"])
 
 

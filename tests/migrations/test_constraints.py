@@ -57,6 +57,7 @@ OF_WORDS = {
     ("processes", "role"): {"intake", "scheduler", "relay", "executor", "api"},
     ("backfills", "state"): {"running", "paused", "finished", "cancelled"},
     ("redrives", "state"): set(BackfillState),
+    ("works", "state"): set(BackfillState),
     ("redrives", "kind"): {"run", "message"},
     ("backfills", "what"): {"missing_only", "all"},
     ("backfills", "versions"): {"as_of", "current"},

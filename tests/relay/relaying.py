@@ -21,6 +21,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.outbox import OutboxLane, OutboxRow, append
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.loop import Relay
+from tidewheel.relay.read import Reader
 from tidewheel.settings.services import RelaySettings
 
 _SECONDS = 30.0
@@ -28,8 +29,6 @@ _SECONDS = 30.0
 
 @dataclass
 class Arrived:
-    """A message in Kafka."""
-
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes]]
@@ -45,6 +44,7 @@ class Relaying:
     kafka: Mapping[str, str]
     prefix: str = field(default_factory=lambda: f"t{uuid4().hex[:10]}")
     client: dict[str, str] = field(default_factory=dict[str, str])
+    _readers: list[Reader] = field(default_factory=list[Reader])
 
     @cached_property
     def began_at(self) -> datetime:
@@ -67,20 +67,27 @@ class Relaying:
         return self.topic(name, config={"cleanup.policy": "compact"})
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic, by its full name."""
         delete_topic(self.kafka, name)
 
     def row(self, topic: str, value: bytes | None = b"v", key: bytes | None = b"k", **fields: Any) -> OutboxRow:  # noqa: ANN401
-        """Build a row, due by default."""
         known: dict[str, Any] = {
             "shard": 0, "lane": OutboxLane.STANDARD, "publish_at": self.began_at, "headers": (),
         }  # fmt: skip
         return OutboxRow(topic=topic, key=key, value=value, **{**known, **fields})
 
     def write(self, *rows: OutboxRow) -> None:
-        """Append rows in one transaction."""
         with self.database.transaction() as connection:
             append(connection, rows, shards=64)
+
+    def reader(self, batch: int, **settings: Any) -> Reader:  # noqa: ANN401
+        """A reader without a relay, closed with the test."""
+        made = Reader(self.database.url, batch, **settings)
+        self._readers.append(made)
+        return made
+
+    def close(self) -> None:
+        for each in self._readers:
+            each.close()
 
     def make(self, stop: Shutdown, **settings: object) -> Relay:
         """A relay to be stepped or run."""
@@ -104,12 +111,15 @@ class Relaying:
             ended.result(_SECONDS)
 
     def left(self) -> int:
-        """Count the rows in the outbox."""
         return self.database.count("outbox")
 
     def until_empty(self) -> None:
-        """Wait until every row has left."""
         until(lambda: self.left() == 0, "the outbox is empty")
+
+    def drain(self, **settings: object) -> None:
+        """Run a relay until every row has left."""
+        with self.running(**settings):
+            self.until_empty()
 
     def arrived(self, topic: str) -> list[Arrived]:
         """Return all messages of a topic, by partition and offset."""
@@ -145,9 +155,7 @@ class Relaying:
         return sorted(found, key=lambda one: (one.partition, one.offset))
 
     def values(self, topic: str) -> list[bytes | None]:
-        """Return the values of all messages of a topic."""
         return [one.value for one in self.arrived(topic)]
 
     def due_at(self, later: timedelta) -> datetime:
-        """An instant of the database's clock."""
         return self.database.now() + later

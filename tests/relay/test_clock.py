@@ -1,24 +1,15 @@
 """Wrong clocks of the relay and of the database lose no message."""
 
-# pyright: reportUnknownMemberType=false
-
 import logging
 import os
-from collections.abc import Mapping
 from datetime import timedelta
 
 import pytest
-from confluent_kafka.admin import (
-    AlterConfigOpType,  # type: ignore[attr-defined]  # its stub re-exports none of these
-    ConfigEntry,  # type: ignore[attr-defined]
-    ConfigResource,  # type: ignore[attr-defined]
-    ResourceType,  # type: ignore[attr-defined]
-)
 
-from tests.fixtures.database import ClockedDatabase, Database
-from tests.fixtures.services import admin_of, until
+from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
-from tests.relay.topics import make_topics
+from tests.relay.topics import set_topic_config
 from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka
@@ -26,22 +17,16 @@ pytestmark = pytest.mark.kafka
 _BEFORE = "message.timestamp.before.max.ms"
 
 
-@pytest.fixture
-def relaying(database: Database, info: StackInfo) -> Relaying:
-    return Relaying(database, info.kafka)
-
-
 def test_message_refused_for_timestamp_is_retried(relaying: Relaying, caplog: pytest.LogCaptureFixture) -> None:
     """A broker that allows no age refuses every sender's clock."""
     caplog.set_level(logging.WARNING)
-    topic = f"{relaying.prefix}.strict"
-    make_topics(relaying.kafka, [topic], config={_BEFORE: "0"})
+    topic = relaying.topic("strict", config={_BEFORE: "0"})
     kept = os.urandom(900_000)  # takes milliseconds to arrive: a short one may come in the millisecond it was sent in
     relaying.write(relaying.row(topic, kept))
     with relaying.running():
         until(lambda: "did not accept a message" in caplog.text, "the broker has refused it")
         assert (relaying.left(), relaying.database.count("quarantine")) == (1, 0)
-        lift(relaying.kafka, topic)
+        set_topic_config(relaying.kafka, topic, {_BEFORE: "9223372036854775807"})
         relaying.until_empty()
     assert relaying.values(topic) == [kept]
     assert relaying.database.count("quarantine") == 0
@@ -77,13 +62,4 @@ def test_lost_relay_with_future_heartbeat_is_replaced(clocked: ClockedDatabase, 
     )
     clocked.advance(timedelta(hours=-1))
     relaying.write(*(relaying.row(topic, b"v", shard=shard, publish_at=clocked.now()) for shard in range(64)))
-    with relaying.running():
-        relaying.until_empty()
-
-
-def lift(kafka: Mapping[str, str], topic: str) -> None:
-    entry = ConfigEntry(_BEFORE, "9223372036854775807", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = admin_of(kafka)
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
+    relaying.drain()

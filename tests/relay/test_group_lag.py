@@ -4,21 +4,14 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client import REGISTRY
 
-from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tidewheel.errors import Unavailable
 from tidewheel.kafka.topics import Topics
-from tidewheel.local.stack import StackInfo
 from tidewheel.relay import group_lag
 from tidewheel.relay.group_lag import GroupLag
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture
-def relaying(database: Database, info: StackInfo) -> Relaying:
-    return Relaying(database, info.kafka)
 
 
 def lag_of(topic: str, group: str) -> float | None:

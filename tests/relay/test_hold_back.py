@@ -9,20 +9,14 @@ import pytest
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
-from tidewheel.local.stack import StackInfo
 from tidewheel.outbox import SLICES, OutboxRow
 from tidewheel.process.service import Shutdown
-from tidewheel.relay.due_rows import ID, KEY, TOPIC, Batch, Published
+from tidewheel.relay.due_rows import ID, KEY, TOPIC, Published
 from tidewheel.relay.read import Reader
 
 pytestmark = pytest.mark.kafka
 
 UNSERVED = 64  # what leaves for a queue without an executor
-
-
-@pytest.fixture
-def relaying(database: Database, info: StackInfo) -> Relaying:
-    return Relaying(database, info.kafka)
 
 
 def runs(relaying: Relaying, topic: str, tenant: str, count: int, **fields: object) -> list[OutboxRow]:
@@ -44,13 +38,28 @@ def open_runs(database: Database, rows: list[OutboxRow]) -> None:
     )
 
 
+def backlog(relaying: Relaying, topic: str, count: int) -> list[OutboxRow]:
+    """Write open runs of one tenant, whose messages are due."""
+    burst = runs(relaying, topic, "a", count)
+    open_runs(relaying.database, burst)
+    relaying.write(*burst)
+    return burst
+
+
+def read(reader: Reader, database: Database) -> list[bytes | None]:
+    """Read a batch as if all of it were published; return the keys."""
+    batch = reader.read([*range(SLICES)], [], [])
+    database.execute("DELETE FROM outbox WHERE id = ANY (%s)", [[int.from_bytes(row[ID]) for row in batch.rows]])
+    reader.acknowledged(batch, Published([*batch.rows]))
+    return [row[KEY] for row in batch.rows]
+
+
 def test_tenants_leave_by_weight(relaying: Relaying) -> None:
     topic = relaying.topic("runs.standard")
     relaying.database.execute("INSERT INTO tenants (tenant, weight) VALUES ('b', 2), ('c', 4)")
     for tenant in "abc":
         relaying.write(*runs(relaying, topic, tenant, 900))
-    with relaying.running(topic_prefix=relaying.prefix):
-        relaying.until_empty()
+    relaying.drain(topic_prefix=relaying.prefix)
     values = relaying.values(topic)
     assert Counter(values) == {b"a": 900, b"b": 900, b"c": 900}
     counts = Counter(values[:1400])
@@ -60,9 +69,7 @@ def test_tenants_leave_by_weight(relaying: Relaying) -> None:
 def test_what_no_executor_takes_stays_in_the_outbox(relaying: Relaying) -> None:
     """Other topics go on. Claims make room, and the newcomer goes before the backlog."""
     topic, other = relaying.topic("runs.standard"), relaying.topic("runs.other.standard")
-    burst = runs(relaying, topic, "a", 1000)
-    open_runs(relaying.database, burst)
-    relaying.write(*burst)
+    backlog(relaying, topic, 1000)
     with relaying.running(topic_prefix=relaying.prefix):
         until(lambda: relaying.left() == 1000 - UNSERVED, "the window is full")
         [newcomer] = runs(relaying, topic, "b", 1)
@@ -85,9 +92,7 @@ def test_late_runs_are_seen_while_their_topic_is_held_back(relaying: Relaying) -
     Meanwhile the relay's row has what is held back.
     """
     topic = relaying.topic("runs.standard")
-    burst = runs(relaying, topic, "a", 1000)
-    open_runs(relaying.database, burst)
-    relaying.write(*burst)
+    backlog(relaying, topic, 1000)
     with relaying.running(topic_prefix=relaying.prefix):
         until(lambda: relaying.left() == 1000 - UNSERVED, "the window is full")
         late = [
@@ -117,76 +122,55 @@ def test_late_runs_are_seen_while_their_topic_is_held_back(relaying: Relaying) -
 
 def test_failure_of_a_topic_leaves_others_held_back(relaying: Relaying) -> None:
     topic = f"{relaying.prefix}.runs.standard"
-    burst = runs(relaying, topic, "a", 1000)
-    open_runs(relaying.database, burst)
-    relaying.write(*burst, *runs(relaying, "missing", "a", 1))
-    reader = Reader(relaying.database.url, 2000, fair_prefix=f"{relaying.prefix}.runs.")
+    backlog(relaying, topic, 1000)
+    relaying.write(*runs(relaying, "missing", "a", 1))
+    reader = relaying.reader(2000, fair_prefix=f"{relaying.prefix}.runs.")
     batch = reader.read([*range(SLICES)], [], [])
     reader.acknowledged(batch, Published([row for row in batch.rows if row[TOPIC] == topic]))
     assert reader.held_seconds() is not None
     reader.acknowledged(batch, Published([row for row in batch.rows if row[TOPIC] != topic]))
     assert reader.held_seconds() is None
-    reader.close()
 
 
 def test_window_holds_while_first_marks_are_looked_up(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
     """One slice and lane after another joins, and no run of it is lost."""
     monkeypatch.setattr("tidewheel.relay.read._MARKS_SECONDS", 0.0)
     topic = f"{relaying.prefix}.runs.standard"
-    burst = runs(relaying, topic, "a", 1000)
-    open_runs(relaying.database, burst)
-    relaying.write(*burst)
-    reader = Reader(relaying.database.url, 2000, fair_prefix=f"{relaying.prefix}.runs.")
+    burst = backlog(relaying, topic, 1000)
+    reader = relaying.reader(2000, fair_prefix=f"{relaying.prefix}.runs.")
     keys: list[bytes | None] = []
     for _ in range(5 * SLICES):
-        batch = reader.read([*range(SLICES)], [], [])
-        keys += [row[KEY] for row in batch.rows]
-        _delete(relaying.database, batch)
-        reader.acknowledged(batch, Published([*batch.rows]))
+        keys += read(reader, relaying.database)
     assert len(keys) < 300
     relaying.database.execute("DELETE FROM job_runs")
 
     def all_read() -> bool:
-        batch = reader.read([*range(SLICES)], [], [])
-        keys.extend(row[KEY] for row in batch.rows)
-        _delete(relaying.database, batch)
-        reader.acknowledged(batch, Published([*batch.rows]))
+        keys.extend(read(reader, relaying.database))
         return len(keys) >= len(burst)
 
     until(all_read, "all runs are read")
-    reader.close()
     assert Counter(keys) == {row.key: 1 for row in burst}
-
-
-def _delete(database: Database, batch: Batch) -> None:
-    database.execute("DELETE FROM outbox WHERE id = ANY (%s)", [[int.from_bytes(row[ID]) for row in batch.rows]])
 
 
 def test_priority_goes_first(relaying: Relaying) -> None:
     topic = relaying.topic("runs.standard")
     urgent = [row._replace(value=b"urgent") for row in runs(relaying, topic, "a", 1, priority=9)]
     relaying.write(*runs(relaying, topic, "a", 2000, priority=0), *urgent)
-    with relaying.running(topic_prefix=relaying.prefix):
-        relaying.until_empty()
+    relaying.drain(topic_prefix=relaying.prefix)
     assert relaying.values(topic).index(b"urgent") < UNSERVED
 
 
 def test_frozen_runs_hold_nothing_back(relaying: Relaying) -> None:
     topic = relaying.topic("runs.standard")
-    burst = runs(relaying, topic, "a", 300)
-    open_runs(relaying.database, burst)
     relaying.database.execute("INSERT INTO freezes (tenant) VALUES ('a')")
-    relaying.write(*burst)
-    with relaying.running(topic_prefix=relaying.prefix):
-        relaying.until_empty()
+    backlog(relaying, topic, 300)
+    relaying.drain(topic_prefix=relaying.prefix)
 
 
 def test_relay_that_stops_while_holding_loses_nothing(relaying: Relaying) -> None:
     """The next relay reads the rows again, since what is staged is in memory alone."""
     topic = relaying.topic("runs.standard")
-    burst = runs(relaying, topic, "a", 500)
-    open_runs(relaying.database, burst)
-    relaying.write(*burst)
+    burst = backlog(relaying, topic, 500)
     relay = relaying.make(Shutdown(), topic_prefix=relaying.prefix)
     relay.enter()
     try:
@@ -194,15 +178,11 @@ def test_relay_that_stops_while_holding_loses_nothing(relaying: Relaying) -> Non
     finally:
         relay.leave()
     relaying.database.execute("DELETE FROM job_runs")
-    with relaying.running(topic_prefix=relaying.prefix):
-        relaying.until_empty()
+    relaying.drain(topic_prefix=relaying.prefix)
     assert Counter(one.key for one in relaying.arrived(topic)) == {row.key: 1 for row in burst}
 
 
 def test_off_publishes_all_at_once(relaying: Relaying) -> None:
     topic = relaying.topic("runs.standard")
-    burst = runs(relaying, topic, "a", 500)
-    open_runs(relaying.database, burst)
-    relaying.write(*burst)
-    with relaying.running(topic_prefix=relaying.prefix, fairness="off"):
-        relaying.until_empty()
+    backlog(relaying, topic, 500)
+    relaying.drain(topic_prefix=relaying.prefix, fairness="off")

@@ -12,10 +12,9 @@ from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
-from tidewheel.local.stack import StackInfo
 from tidewheel.outbox import SLICES, OutboxLane
 from tidewheel.postgres.session import Session
-from tidewheel.relay import late_scan as walk
+from tidewheel.relay import low_water as walk
 from tidewheel.relay.due_rows import ID, VALUE, Batch, DueRow
 from tidewheel.relay.read import Reader
 
@@ -28,23 +27,20 @@ MEBIBYTE = 1 << 20
 
 
 @pytest.fixture
-def relaying(database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Relaying:
-    monkeypatch.setattr(
-        "tidewheel.postgres.low_water._QUICK_SECONDS", 0.0
-    )  # what is long does not depend on the machine
+def relaying(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> Relaying:
+    monkeypatch.setattr("tidewheel.postgres.low_water._QUICK_SECONDS", 0.0)  # whatever the machine
     monkeypatch.setattr("tidewheel.relay.read._MAX_SCAN_PAUSE_SECONDS", 0.0)  # short walks too
-    return Relaying(database, info.kafka)
+    return relaying
 
 
 @pytest.fixture
-def reader(relaying: Relaying) -> Generator[Reader]:
+def reader(relaying: Relaying) -> Reader:
     """A reader of ten rows a slice, with marks behind all rows, that scans in the background."""
     relaying.write(relaying.row("gone"))
-    made = Reader(relaying.database.url, 80)
+    made = relaying.reader(80)
     until(lambda: bool(made.read(HELD, [], []).rows), "it has read")
     relaying.database.execute("DELETE FROM outbox")
-    yield made
-    made.close()
+    return made
 
 
 class Held:
@@ -155,7 +151,7 @@ def test_reread_rows_are_not_found_by_scan_again(relaying: Relaying, held: Held)
     """The marks are lowered below rows that a scan in flight will find."""
     past = relaying.due_at(HALF_AN_HOUR)
     relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(12)))
-    reader = Reader(relaying.database.url, 80)
+    reader = relaying.reader(80)
     until(lambda: not reader.read(HELD, [], []).full, "the marks lie behind them")
     held.begin_with(reader)
     reader.reset()
@@ -170,7 +166,6 @@ def test_reread_rows_are_not_found_by_scan_again(relaying: Relaying, held: Held)
         found.extend(reader.read(HELD, [], found).rows)
     relaying.write(relaying.row("a", b"late", publish_at=past - timedelta(minutes=1)))
     until(late_row_comes, "that walk has ended, and the next")
-    reader.close()
     assert [row[VALUE] for row in found] == [*(b"%d" % number for number in range(12)), b"late"]
 
 

@@ -6,25 +6,17 @@ from functools import partial
 
 import pytest
 
-from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
-from tidewheel.local.stack import StackInfo
 from tidewheel.outbox import SLICES, OutboxLane, append
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.relay.due_rows import ID, VALUE, Batch, Published
-from tidewheel.relay.read import Reader
 
 pytestmark = pytest.mark.kafka
 
 HELD = list(range(SLICES))
 MEBIBYTE = 1 << 20
-
-
-@pytest.fixture
-def relaying(database: Database, info: StackInfo) -> Relaying:
-    return Relaying(database, info.kafka)
 
 
 def test_backlog_of_one_instant_is_read_once_in_order(relaying: Relaying) -> None:
@@ -33,8 +25,7 @@ def test_backlog_of_one_instant_is_read_once_in_order(relaying: Relaying) -> Non
     past = relaying.due_at(timedelta(minutes=-1))
     values = [str(number).encode() for number in range(3000)]
     relaying.write(*(relaying.row(topic, value, publish_at=past) for value in values))
-    with relaying.running(relay_batch=800):
-        relaying.until_empty()
+    relaying.drain(relay_batch=800)
     assert relaying.values(topic) == values
 
 
@@ -83,10 +74,9 @@ def test_events_of_a_long_transaction_leave_in_their_order(relaying: Relaying) -
 def test_batch_is_bounded_by_bytes(relaying: Relaying) -> None:
     value = os.urandom(MEBIBYTE)
     relaying.write(*(relaying.row("large", value, str(number).encode(), shard=number % 64) for number in range(40)))
-    reader = Reader(relaying.database.url, 1000)
+    reader = relaying.reader(1000)
     first = reader.read(HELD, [], [])
     second = reader.read(HELD, [], first.rows)
-    reader.close()
     assert (len(first.rows), first.full) == (32, True)
     assert (len(second.rows), second.full) == (8, False)
     assert len({key for _, _, _, key, *_ in (*first.rows, *second.rows)}) == 40
@@ -96,7 +86,7 @@ def test_reset_rows_are_read_again(relaying: Relaying) -> None:
     """Rows that were read and not published, long behind the mark by then."""
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(*(relaying.row("a", str(number).encode(), publish_at=past) for number in range(20)))
-    reader = Reader(relaying.database.url, 100)
+    reader = relaying.reader(100)
     front = ids_of(reader.read(HELD, [], []))
 
     def goes_on() -> bool:
@@ -105,7 +95,6 @@ def test_reset_rows_are_read_again(relaying: Relaying) -> None:
     until(goes_on, "it reads behind the mark")  # not at once: the first mark is a second behind, and a walk may come
     reader.reset()
     assert ids_of(reader.read(HELD, [], [])) == front
-    reader.close()
 
 
 def ids_of(batch: Batch) -> list[bytes]:
@@ -117,13 +106,12 @@ def test_rows_of_resumed_topic_come_before_newer_ones(relaying: Relaying) -> Non
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(relaying.row("parked", b"old", publish_at=past))
     relaying.write(*(relaying.row("other", b"%d" % number, publish_at=past) for number in range(60)))
-    reader = Reader(relaying.database.url, 80)
+    reader = relaying.reader(80)
     found = reader.read(HELD, ["parked"], [])
     while found.full:
         found = reader.read(HELD, ["parked"], found.rows)
     relaying.write(relaying.row("parked", b"new", publish_at=past))
     served = reader.read(HELD, [], [])
-    reader.close()
     assert [row[VALUE] for row in served.rows if row[VALUE] in {b"old", b"new"}][:1] == [b"old"]
 
 
@@ -133,7 +121,7 @@ def test_quick_poll_and_read_agree_behind_mark(relaying: Relaying) -> None:
     late = relaying.database.connection()
     append(late, [relaying.row("a", b"late", publish_at=past)], shards=relaying.database.installation.shards)
     relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(60)))
-    reader = Reader(relaying.database.url, 80)
+    reader = relaying.reader(80)
     found = reader.read(HELD, [], [])
     while found.full:
         found = reader.read(HELD, [], found.rows)
@@ -141,7 +129,6 @@ def test_quick_poll_and_read_agree_behind_mark(relaying: Relaying) -> None:
     relaying.database.execute("DELETE FROM outbox WHERE value <> 'late'")
     _, earliest = reader.earliest(HELD, [])
     assert bool(earliest) == bool(reader.read(HELD, [], []).rows)
-    reader.close()
 
 
 def test_new_relay_finds_first_marks_step_by_step(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,26 +136,24 @@ def test_new_relay_finds_first_marks_step_by_step(relaying: Relaying, monkeypatc
     monkeypatch.setattr("tidewheel.relay.read._MARKS_SECONDS", 0.0)
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(*(relaying.row("a", b"%d" % shard, publish_at=past, shard=shard) for shard in range(64)))
-    reader = Reader(relaying.database.url, 1000)
+    reader = relaying.reader(1000)
     found = [*reader.read(HELD, [], []).rows]
     now, earliest = reader.earliest(HELD, [])
     assert min(earliest.values()) <= now, "it does not sleep before it has looked everywhere"
     for _ in range(SLICES * 4):
         found += reader.read(HELD, [], found).rows
-    reader.close()
     assert sorted(row[VALUE] or b"" for row in found) == sorted(b"%d" % shard for shard in range(64))
 
 
 def test_small_batch_is_followed_by_quick_poll(relaying: Relaying) -> None:
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(relaying.row("a", b"0", publish_at=past))
-    reader = Reader(relaying.database.url, 1000)
+    reader = relaying.reader(1000)
     found = [*reader.read(HELD, [], []).rows]
     relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(1, 50)))
     few = reader.read(HELD, [], found)
     assert few.full
     rest = reader.read(HELD, [], [*found, *few.rows])
-    reader.close()
     assert [row[VALUE] for row in (*found, *few.rows, *rest.rows)] == [b"%d" % number for number in range(50)]
     assert len(few.rows) < len(rest.rows)
 
@@ -176,18 +161,17 @@ def test_small_batch_is_followed_by_quick_poll(relaying: Relaying) -> None:
 def test_unacknowledged_rows_only_are_read_again(relaying: Relaying) -> None:
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(20)))
-    reader = Reader(relaying.database.url, 1000)
+    reader = relaying.reader(1000)
     batch = reader.read(HELD, [], [])
     acknowledged, left = batch.rows[:15], batch.rows[15:]
     reader.acknowledged(batch, Published(acknowledged=list(acknowledged)))
     assert ids_of(reader.read(HELD, [], acknowledged)) == [row[ID] for row in left]
-    reader.close()
 
 
 def test_sent_rows_are_read_again_after_failed_acks(relaying: Relaying) -> None:
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(20)))
-    reader = Reader(relaying.database.url, 80)
+    reader = relaying.reader(80)
     first = reader.read(HELD, [], [])
     reader.reset()
     second = reader.read(HELD, [], first.rows)
@@ -195,27 +179,25 @@ def test_sent_rows_are_read_again_after_failed_acks(relaying: Relaying) -> None:
     reader.acknowledged(first, Published())
     reader.reset()
     assert ids_of(reader.read(HELD, [], [])) == ids_of(first)
-    reader.close()
 
 
 def test_topic_paused_between_reads_resumes_at_its_position(relaying: Relaying) -> None:
     """A poll knows of the pause, the reads before and after do not."""
     past = relaying.due_at(timedelta(seconds=-30))
     relaying.write(relaying.row("parked", b"old", publish_at=past))
-    reader = Reader(relaying.database.url, 1000)
+    reader = relaying.reader(1000)
     batch = reader.read(HELD, [], [])
     reader.acknowledged(batch, Published())
     reader.earliest(HELD, ["parked"])
     relaying.write(relaying.row("parked", b"new", publish_at=relaying.due_at(timedelta(seconds=-20))))
     assert [row[VALUE] for row in reader.read(HELD, [], []).rows] == [b"old", b"new"]
-    reader.close()
 
 
 def test_paused_topic_keeps_position_while_others_are_unpublished(relaying: Relaying) -> None:
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(relaying.row("parked", b"old", publish_at=past))
     relaying.write(*(relaying.row("gone", publish_at=past) for _ in range(20)))  # after so many it looks for many
-    reader = Reader(relaying.database.url, 1000)
+    reader = relaying.reader(1000)
     batch = reader.read(HELD, [], [])
     reader.acknowledged(batch, Published(acknowledged=list(batch.rows[1:])))
     relaying.database.execute("DELETE FROM outbox WHERE topic = 'gone'")
@@ -225,4 +207,3 @@ def test_paused_topic_keeps_position_while_others_are_unpublished(relaying: Rela
     again = reader.read(HELD, ["parked"], others.rows[:10])
     reader.acknowledged(again, Published(acknowledged=list(again.rows)))
     assert [row[VALUE] for row in reader.read(HELD, [], others.rows).rows] == [b"old"]
-    reader.close()

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # its stub re-exports none of these
 
-from tests.fixtures.database import Database
 from tests.fixtures.services import admin_of, until
 from tests.relay.relaying import Relaying
 from tests.relay.topics import make_topics
@@ -24,11 +23,6 @@ from tidewheel.relay.publish import Publisher
 from tidewheel.relay.topic_backoff import TopicBackoff
 
 ROWS = 40
-
-
-@pytest.fixture
-def relaying(database: Database, info: StackInfo) -> Relaying:
-    return Relaying(database, info.kafka)
 
 
 @pytest.fixture

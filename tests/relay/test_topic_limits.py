@@ -5,22 +5,15 @@ from datetime import timedelta
 
 import pytest
 
-from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tests.relay.topics import set_topic_config
-from tidewheel.local.stack import StackInfo
 from tidewheel.process.faults import faults
 
 pytestmark = pytest.mark.kafka
 
 LOW, USUAL = {"max.message.bytes": "2000"}, {"max.message.bytes": str(1024 * 1024 + 64 * 1024)}
 LARGE = [os.urandom(3000 + number) for number in range(40)]  # lz4 makes them no smaller
-
-
-@pytest.fixture
-def relaying(database: Database, info: StackInfo) -> Relaying:
-    return Relaying(database, info.kafka)
 
 
 @pytest.mark.slow
@@ -53,8 +46,7 @@ def test_row_above_tidewheels_own_limit_is_quarantined(relaying: Relaying) -> No
     """It is the row's fault, whatever the topic accepts."""
     topic = relaying.topic("a", config={"max.message.bytes": str(8 << 20)})
     relaying.write(relaying.row(topic, os.urandom(3 << 20)), relaying.row(topic, b"2"))
-    with relaying.running():
-        relaying.until_empty()
+    relaying.drain()
     assert relaying.values(topic) == [b"2"]
     assert relaying.database.count("quarantine") == 1
     assert f"publishing to {topic}" not in str(faults.why_not_ready())
@@ -67,6 +59,5 @@ def test_row_that_waits_survives_its_relay(relaying: Relaying) -> None:
         until(lambda: f"publishing to {topic}" in str(faults.why_not_ready()), "it waits")
     faults.clear(f"publishing to {topic}")
     set_topic_config(relaying.kafka, topic, USUAL)
-    with relaying.running(relay_poll=timedelta(milliseconds=50)):
-        relaying.until_empty()
+    relaying.drain(relay_poll=timedelta(milliseconds=50))
     assert relaying.values(topic) == [LARGE[0]]

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from tidewheel.relay.window import MOST, Window
+from tidewheel.relay.staging import MOST, Window
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -22,7 +22,6 @@ def make_topics(
     partitions: int = 1,
     config: Mapping[str, str] | None = None,
 ) -> None:
-    """Make topics."""
     admin = admin_of(kafka)
     new = [NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {})) for name in names]
     for future in admin.create_topics(new, operation_timeout=_SECONDS).values():

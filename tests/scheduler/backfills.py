@@ -18,7 +18,6 @@ def asking(first: datetime, last: datetime, key: str = "job", **fields: object) 
 
 
 def ask_backfill(database: Database, first: datetime, last: datetime, key: str = "job", **fields: object) -> Reply:
-    """Ask for a backfill."""
     return apply_batch(database, asking(first, last, key, **fields))[0]
 
 
@@ -55,7 +54,6 @@ def look(database: Database) -> int:
 
 
 def progress(database: Database, backfill_id: UUID) -> BackfillProgress:
-    """Read the progress of a backfill, as the client shows it."""
     with database.transaction() as connection:
         return backfill(connection, "default", backfill_id)
 

@@ -15,6 +15,12 @@ def look_at(database: Database, *, lookahead: timedelta = timedelta(0), batch: i
     return FireBatch(shards=shards, now=now, horizon=now + lookahead, misfire_after=MISFIRE_AFTER, limit=batch)
 
 
+def fire_all(database: Database, *, lookahead: timedelta = timedelta(0)) -> None:
+    """Fire batch after batch until nothing is due."""
+    while fire_due(database, lookahead=lookahead):
+        pass
+
+
 def fire_due(database: Database, *, lookahead: timedelta = timedelta(0), batch: int = 2000) -> int:
     """Fire one batch of due timers; return their number."""
     session = database.session()

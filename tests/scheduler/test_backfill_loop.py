@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -47,13 +48,17 @@ def decided(database: ClockedDatabase) -> None:
     database.execute("UPDATE timers SET scheduled_at = %s, due_at = %s", [NOON + DAY, NOON + DAY])
 
 
+def stopped_at_noon(database: ClockedDatabase, **job: Any) -> None:  # noqa: ANN401
+    """Submit a job that has never fired in ten days; the clock is stopped at noon."""
+    database.stop_clock(NOON - 10 * DAY)
+    submit(database, **job)
+    database.stop_clock(NOON)
+    decided(database)
+
+
 @pytest.fixture
 def hourly(clocked: ClockedDatabase) -> ClockedDatabase:
-    """An hourly job since ten days that has never fired; the clock is stopped at noon."""
-    clocked.stop_clock(NOON - 10 * DAY)
-    submit(clocked, **HOURLY)
-    clocked.stop_clock(NOON)
-    decided(clocked)
+    stopped_at_noon(clocked, **HOURLY)
     return clocked
 
 
@@ -243,10 +248,7 @@ def test_max_concurrent_counts_open_occurrences_of_a_root(clocked: ClockedDataba
 
 
 def test_backfill_runs_are_buffered_when_overlap_is_forbidden(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock(NOON - DAY)
-    submit(clocked, schedule="0 * * * *")
-    clocked.stop_clock(NOON)
-    decided(clocked)
+    stopped_at_noon(clocked, schedule="0 * * * *")
     made = accept(clocked, *RANGE)
     assert make_batch(clocked, made) == 5
     claimed = claim(clocked, *(run.run_id for run in job_runs(clocked)))
@@ -257,10 +259,7 @@ def test_backfill_runs_are_buffered_when_overlap_is_forbidden(clocked: ClockedDa
 
 
 def test_newest_first_holds_with_buffered_runs(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock(NOON - DAY)
-    submit(clocked, schedule="0 * * * *")
-    clocked.stop_clock(NOON)
-    decided(clocked)
+    stopped_at_noon(clocked, schedule="0 * * * *")
     made = accept(clocked, *RANGE, order="newest_first")
     seen: list[datetime] = []
     while make_batch(clocked, made):

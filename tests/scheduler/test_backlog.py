@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.database import Database
+from tests.scheduler.test_firing import scheduler_of
 from tests.transitions.acts import submit
-from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.backlog import BatchWidth, ShardRotation
-from tidewheel.scheduler.loop import Scheduler
-from tidewheel.settings.services import SchedulerSettings
 
 
 @given(st.lists(st.integers(0, 4095), unique=True), st.lists(st.integers(1, 64), min_size=1))
@@ -69,10 +67,9 @@ def test_backlog_in_few_and_many_shards_is_fired(database: Database) -> None:
     database.execute(
         "UPDATE timers SET due_at = due_at - interval '40 s', scheduled_at = scheduled_at - interval '40 s'"
     )
-    scheduler = Scheduler(SchedulerSettings.load(fire_batch=4), database.url, database.installation, Shutdown())
-    while scheduler.step() == 0.0:
-        pass
-    scheduler.close()
+    with scheduler_of(database, fire_batch=4) as scheduler:
+        while scheduler.step() == 0.0:
+            pass
     assert database.value("SELECT count(*) FROM timers WHERE due_at <= now()") == 0
     fired = "SELECT count(*), count(DISTINCT (job_id, scheduled_at)) FROM runs AS r JOIN jobs AS j USING (job_id)"
     assert database.rows(f"{fired} WHERE j.key <> 'often'") == [(150, 150)]

@@ -3,7 +3,6 @@
 from datetime import timedelta
 from uuid import uuid4
 
-import pytest
 from prometheus_client import REGISTRY
 
 from tests.fixtures.database import ClockedDatabase
@@ -14,12 +13,6 @@ from tidewheel.runs import RunState
 from tidewheel.scheduler.backlog_metrics import BacklogMetrics
 
 MINUTE = timedelta(minutes=1)
-
-
-@pytest.fixture
-def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    clocked.stop_clock()
-    return clocked
 
 
 def measure(database: ClockedDatabase) -> None:

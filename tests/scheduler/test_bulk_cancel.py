@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import timedelta
+from types import ModuleType
 from uuid import UUID
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.fixtures.database import Database
 from tests.intake.test_cancel_filter import cancel
 from tests.scheduler.firing import fire_due
+from tests.scheduler.test_firing import scheduler_of
 from tests.transitions.acts import (
     EXECUTOR,
     about,
@@ -33,15 +35,11 @@ from tests.transitions.overlapping import signals
 from tidewheel.ids import job_id
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler import bulk_cancel as module
+from tidewheel.scheduler import pending_cancels
 from tidewheel.scheduler.bulk_cancel import BulkCancel, CancelResult
+from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.transitions.await_external import Wait, wait_runs
 from tidewheel.transitions.finish import finish_runs
-
-
-@pytest.fixture
-def with_job(database: Database) -> Database:
-    submit(database)
-    return database
 
 
 @pytest.fixture
@@ -71,6 +69,21 @@ def progress(database: Database, number: int) -> tuple[int, bool]:
         "SELECT cancelled_count, finished_at IS NOT NULL FROM cancellations WHERE id = %s", [number]
     )
     return cancelled, finished
+
+
+def refuse_end(monkeypatch: pytest.MonkeyPatch, duty: ModuleType, poison: UUID) -> list[UUID]:
+    """Let a duty not end this run; return a list that grows with each try."""
+    tries: list[UUID] = []
+
+    def fails(connection: object, installation: object, ends: list[module.RunEnd]) -> object:
+        if any(each.run_id == poison for each in ends):
+            tries.append(poison)
+            message = "a row that cannot be worked with"
+            raise ValueError(message)
+        return finish_runs(connection, installation, ends)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(duty, "finish_runs", fails)
+    return tries
 
 
 def test_unstarted_run_is_cancelled_with_event_and_reason(with_job: Database) -> None:
@@ -234,13 +247,7 @@ def test_run_that_cannot_be_ended_does_not_block_others(with_job: Database, monk
     poison, *others = [trigger(with_job) for _ in range(4)]
     cancel(with_job, key="job")
 
-    def fails(connection: object, installation: object, ends: list[module.RunEnd]) -> object:
-        if any(each.run_id == poison for each in ends):
-            message = "a row that cannot be worked with"
-            raise ValueError(message)
-        return finish_runs(connection, installation, ends)  # type: ignore[arg-type]  # as they came
-
-    monkeypatch.setattr(module, "finish_runs", fails)
+    refuse_end(monkeypatch, module, poison)
     step_until_idle(with_job)
     assert states(with_job, others) == ["cancelled"] * 3
     assert begin_is_refused(with_job, poison)
@@ -249,21 +256,14 @@ def test_run_that_cannot_be_ended_does_not_block_others(with_job: Database, monk
 def test_run_that_cannot_be_ended_is_retried_after_pause_only(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, tries = trigger(with_job), 0
+    run = trigger(with_job)
     number = cancel(with_job, key="job")
-
-    def fails(*_: object) -> object:
-        nonlocal tries
-        tries += 1
-        message = "a row that cannot be worked with"
-        raise ValueError(message)
-
-    monkeypatch.setattr(module, "finish_runs", fails)
+    tries = refuse_end(monkeypatch, module, run)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     cancelling = BulkCancel(with_job.session(), with_job.installation)
     for _ in range(20):
         cancelling.step()
-    assert (tries, progress(with_job, number)) == (1, (0, False))
+    assert (len(tries), progress(with_job, number)) == (1, (0, False))
     assert begin_is_refused(with_job, run)
     # A scheduler that is started anew tries once more; what was wrong has been mended.
     monkeypatch.setattr(module, "finish_runs", finish_runs)
@@ -278,3 +278,44 @@ def begin_is_refused(database: Database, run: UUID) -> bool:
     except ValueError:
         return True
     return False
+
+
+def want(database: Database, *runs: UUID) -> None:
+    for run in runs:
+        database.execute(
+            "INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%s, 'default', 'requested')", [run]
+        )
+
+
+def test_scheduler_applies_pending_cancels(with_job: Database) -> None:
+    over, running, queued = begun(with_job), begun(with_job), trigger(with_job)
+    end(with_job, ending(over, RunState.SUCCEEDED))
+    want(with_job, over.run_id, running.run_id, queued, queued)
+    with scheduler_of(with_job) as scheduler:
+        scheduler.step()
+    assert states(with_job, [over.run_id, queued]) == ["succeeded", "cancelled"]
+    assert open_run(with_job, running.run_id).state == "cancelling"
+    assert [signal[0] for signal in signals(with_job)] == [running.run_id]
+    assert with_job.count("pending_cancels") == 0
+
+
+def test_locked_runs_do_not_hide_other_pending_cancels(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending_cancels, "_MAX_APPLIED", 2)
+    runs = [trigger(with_job) for _ in range(5)]
+    want(with_job, *runs)
+    wanted = PendingCancels(with_job.session(), with_job.installation)
+    with with_job.transaction() as holding:
+        holding.execute("SELECT FROM job_runs WHERE run_id = ANY (%s) FOR UPDATE", [runs[:3]])
+        assert [wanted.step().ended for _ in range(3)] == [0, 1, 1]
+    assert sum(wanted.step().ended for _ in range(3)) == 3
+    assert with_job.count("pending_cancels") == 0
+
+
+def test_failing_pending_cancel_does_not_block_others(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison, *others = [trigger(with_job) for _ in range(3)]
+    want(with_job, poison, *others)
+    tries = refuse_end(monkeypatch, pending_cancels, poison)
+    wanted = PendingCancels(with_job.session(), with_job.installation)
+    assert [wanted.step().ended for _ in range(3)] == [2, 0, 0]
+    assert states(with_job, others) == ["cancelled"] * 2
+    assert (len(tries), with_job.count("pending_cancels")) == (2, 1)

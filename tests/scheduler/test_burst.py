@@ -14,14 +14,12 @@ import pytest
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import look_at
+from tests.scheduler.test_firing import scheduler_of
 from tests.transitions.acts import EXECUTOR, requests, submit, trigger
 from tidewheel.postgres.partitions import ensure_days
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Session
-from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 from tidewheel.scheduler.firing import fire
-from tidewheel.scheduler.loop import Scheduler
-from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.claim import Claim, claim_runs, claim_uniform
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
@@ -142,13 +140,11 @@ def test_batch_reads_only_its_own_rows(idle: Database) -> None:
     """Not all that is due: by its costs the planner would sort it, for each batch."""
     load_due_jobs(idle)
     idle.execute("VACUUM ANALYZE")
-    settings = SchedulerSettings.load(fire_batch=BURST // 50)
-    scheduler = Scheduler(settings, idle.url, idle.installation, Shutdown())
     session = idle.session()
     before = rows_read(idle, "timers")
-    while scheduler.step() == 0.0:
-        pass
-    scheduler.close()
+    with scheduler_of(idle, fire_batch=BURST // 50) as scheduler:
+        while scheduler.step() == 0.0:
+            pass
     flush(session)
     assert idle.count("runs") == BURST
     assert rows_read(idle, "timers") - before < 10 * BURST
@@ -157,18 +153,16 @@ def test_batch_reads_only_its_own_rows(idle: Database) -> None:
 def test_timers_due_in_backlog_do_not_wait_for_rotation(idle: Database) -> None:
     """Timers that are due by now fire before 10,000 timers of the lookahead."""
     load_due_jobs(idle, within=timedelta(seconds=50))
-    settings = SchedulerSettings.load(fire_batch=1, lookahead=timedelta(seconds=60))
-    scheduler = Scheduler(settings, idle.url, idle.installation, Shutdown())
-    while not idle.count("runs"):
-        scheduler.step()
-    for number in range(8):
-        key = f"now-{number}"
-        submit(idle, key, schedule={"once": idle.now().isoformat()})
-        scheduler.step()
-        [(fired,)] = idle.rows("SELECT count(*) FROM runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s", [key])
-        assert fired == 1
-    assert idle.count("runs") < BURST
-    scheduler.close()
+    with scheduler_of(idle, fire_batch=1, lookahead=timedelta(seconds=60)) as scheduler:
+        while not idle.count("runs"):
+            scheduler.step()
+        for number in range(8):
+            key = f"now-{number}"
+            submit(idle, key, schedule={"once": idle.now().isoformat()})
+            scheduler.step()
+            [(fired,)] = idle.rows("SELECT count(*) FROM runs JOIN jobs USING (job_id) WHERE key = %s", [key])
+            assert fired == 1
+        assert idle.count("runs") < BURST
 
 
 def test_claims_and_ends_after_idling_read_only_their_rows(idle: Database) -> None:

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from tests.fixtures.database import ClockedDatabase
-from tests.scheduler.firing import fire_due
+from tests.scheduler.firing import fire_all, fire_due
 from tests.scheduler.test_firing import scheduler_of
 from tests.transitions.acts import (
     about,
@@ -28,21 +28,10 @@ from tidewheel.runs import RunState
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 
 
-@pytest.fixture
-def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    clocked.stop_clock()
-    return clocked
-
-
 def skips(database: ClockedDatabase) -> list[tuple[str, int]]:
     return [
         (reason, count) for reason, count in database.rows("SELECT reason, occurrences FROM skips ORDER BY skip_id")
     ]
-
-
-def fire_all(database: ClockedDatabase) -> None:
-    while fire_due(database):
-        pass
 
 
 def test_fire_all_creates_every_missed_run_in_window_with_lateness(still: ClockedDatabase) -> None:

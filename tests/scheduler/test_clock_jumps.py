@@ -9,13 +9,10 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.services import until
-from tests.scheduler.firing import fire_due
+from tests.scheduler.firing import fire_all
+from tests.scheduler.test_loop import running
 from tests.transitions.acts import about, apply_batch, begin, claim, completions, job_runs, submission, submit, succeed
-from tests.transitions.stepping import in_background
 from tidewheel.postgres.partitions import TABLES
-from tidewheel.process.service import Shutdown
-from tidewheel.scheduler.loop import Scheduler
-from tidewheel.settings.services import SchedulerSettings
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -27,12 +24,6 @@ def noon(clocked: ClockedDatabase) -> ClockedDatabase:
     """A database whose clock is stopped at noon."""
     clocked.stop_clock(NOON)
     return clocked
-
-
-def fire_all_due(database: ClockedDatabase, lookahead: timedelta = timedelta(0)) -> None:
-    """Fire until nothing is due."""
-    while fire_due(database, lookahead=lookahead):
-        pass
 
 
 def made(database: ClockedDatabase, key: str = "job") -> list[datetime]:
@@ -54,7 +45,7 @@ def test_clock_jump_forward_is_decided_by_each_jobs_policy(noon: ClockedDatabase
     for policy in ("fire_once", "skip", "fire_all"):
         submit(noon, policy, catch_up=policy, **EACH_MINUTE)
     noon.advance(jump)
-    fire_all_due(noon)
+    fire_all(noon)
     latest = NOON + jump
     missed = int(jump / MINUTE)
     assert made(noon, "fire_once") == [latest - MINUTE, latest]
@@ -79,16 +70,16 @@ def skipped_of(database: ClockedDatabase, key: str) -> list[tuple[str, datetime,
 def test_clock_jump_back_fires_each_instant_once(noon: ClockedDatabase, jump: timedelta) -> None:
     submit(noon, **EACH_MINUTE)
     noon.advance(MINUTE)
-    fire_all_due(noon)
+    fire_all(noon)
     before = noon.rows("SELECT run_id, scheduled_at, publish_at, state FROM job_runs")
     noon.advance(-jump)
-    fire_all_due(noon)
+    fire_all(noon)
     assert noon.rows("SELECT run_id, scheduled_at, publish_at, state FROM job_runs") == before, "written runs stay"
     noon.advance(jump - SECOND)
-    fire_all_due(noon)
+    fire_all(noon)
     assert made(noon) == [NOON + MINUTE]
     noon.advance(SECOND + MINUTE)
-    fire_all_due(noon)
+    fire_all(noon)
     assert made(noon) == [NOON + MINUTE, NOON + 2 * MINUTE]
     assert skipped(noon) == []
 
@@ -96,7 +87,7 @@ def test_clock_jump_back_fires_each_instant_once(noon: ClockedDatabase, jump: ti
 def test_clock_jump_back_delays_a_run_created_ahead(noon: ClockedDatabase) -> None:
     submit(noon, **EACH_MINUTE)
     noon.advance(MINUTE)
-    fire_all_due(noon)
+    fire_all(noon)
     [run] = job_runs(noon)
     noon.advance(-HOUR)
     assert claim(noon, run.run_id).started == []
@@ -119,7 +110,7 @@ def test_clock_jump_back_and_an_edit_fire_nothing_twice(noon: ClockedDatabase, c
     ended: list[UUID] = []
     for _ in range(3):
         noon.advance(MINUTE)
-        fire_all_due(noon)
+        fire_all(noon)
         [run] = job_runs(noon)
         succeed(noon, begin(noon, run.run_id))
         ended.append(run.run_id)
@@ -127,7 +118,7 @@ def test_clock_jump_back_and_an_edit_fire_nothing_twice(noon: ClockedDatabase, c
     for request in change:
         apply_batch(noon, request)
     noon.advance(HOUR + 2 * MINUTE)
-    fire_all_due(noon)
+    fire_all(noon)
     instants = made(noon)
     assert instants == sorted(set(instants))
     assert {NOON + number * MINUTE for number in range(1, 4)} <= set(instants)
@@ -141,11 +132,11 @@ def test_clock_jump_back_and_an_edit_fire_nothing_twice(noon: ClockedDatabase, c
 def test_clock_jump_of_days_creates_partitions_for_every_run(noon: ClockedDatabase, jump: timedelta) -> None:
     submit(noon, **EACH_MINUTE)
     noon.advance(MINUTE)
-    fire_all_due(noon)
+    fire_all(noon)
     noon.advance(jump)
     apply_batch(noon, submission("new", **EACH_MINUTE), about("job.trigger", "new"))
     noon.advance(MINUTE)
-    fire_all_due(noon)
+    fire_all(noon)
     assert noon.now() in made(noon, "new")
     for run in job_runs(noon):
         if run.publish_at <= noon.now():
@@ -159,14 +150,8 @@ def test_scheduler_creates_partitions_by_the_databases_clock(clocked: ClockedDat
     wanted = {f"{table}_{today + days * DAY:%Y%m%d}" for table in TABLES for days in range(-1, 4)}
     wanted -= {f"{table}_{today:%Y%m%d}" for table in TABLES}  # the test's clock has made those
     assert not wanted & partitions(clocked)
-    stop = Shutdown()
-    scheduler = Scheduler(SchedulerSettings.load(), clocked.url, clocked.installation, stop)
-    ended = in_background(scheduler.run)
-    try:
+    with running(clocked):
         until(lambda: wanted <= partitions(clocked), "the partitions are there")
-    finally:
-        stop.request()
-        ended.result(30)
 
 
 def partitions(database: ClockedDatabase) -> set[str]:

@@ -39,12 +39,6 @@ KAFKA = {"type": "kafka", "topic": "orders", "await_reply": True, "reply_timeout
 SLOW: dict[str, Any] = {"retry": {"max_attempts": 2, "initial": "30m", "jitter": "0%"}}
 
 
-@pytest.fixture
-def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    clocked.stop_clock()
-    return clocked
-
-
 def deadlines(database: Database) -> Deadlines:
     return Deadlines(database.session(), database.installation)
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due, look_at
 from tests.transitions.acts import apply_batch, job_runs, lifecycle, requests, submission, submit
 from tests.transitions.stepping import in_background
@@ -25,7 +25,7 @@ EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 
 
 @contextmanager
-def scheduler_of(database: ClockedDatabase, **settings: object) -> Generator[Scheduler]:
+def scheduler_of(database: Database, **settings: object) -> Generator[Scheduler]:
     """A scheduler to step: it has not joined, so it owns all shards."""
     stop = Shutdown()
     made = Scheduler(SchedulerSettings.load(**settings), database.url_of("scheduler"), database.installation, stop)
@@ -51,12 +51,6 @@ def skips(database: ClockedDatabase) -> list[tuple[str, float, float, int, bool]
     ]
 
 
-@pytest.fixture
-def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    clocked.stop_clock()
-    return clocked
-
-
 def test_runs_are_created_ahead_and_published_at_their_instant(still: ClockedDatabase) -> None:
     submit(still, **EACH_SECOND)
     assert fire_due(still, lookahead=timedelta(seconds=3.5)) == 1
@@ -80,14 +74,6 @@ def test_late_run_is_due_at_once_and_keeps_its_instant(still: ClockedDatabase) -
     fire_due(still)
     [run] = job_runs(still)
     assert (run.scheduled_at, run.publish_at) == (now - SECOND / 2, now)
-
-
-def test_young_overdue_instants_all_fire(still: ClockedDatabase) -> None:
-    submit(still, **EACH_SECOND)
-    still.advance(45 * SECOND)
-    fire_due(still)
-    assert instants(still) == list(range(1, 46))
-    assert skips(still) == []
 
 
 def test_latest_missed_occurrence_fires_and_others_are_one_exact_span(still: ClockedDatabase) -> None:
@@ -153,15 +139,6 @@ def test_clock_set_back_creates_no_duplicate_run(still: ClockedDatabase) -> None
     fire_due(still, lookahead=2 * SECOND)
     assert instants(still) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert skips(still) == []
-
-
-def test_jobs_with_one_schedule_get_their_own_runs(still: ClockedDatabase) -> None:
-    at = still.now().replace(microsecond=0) + SECOND
-    apply_batch(still, *(submission(f"job-{n}", schedule="* * * * * *") for n in range(50)))
-    still.stop_clock(at)
-    assert fire_due(still) == 50
-    assert {run.scheduled_at for run in job_runs(still)} == {at}
-    assert len({run.run_id for run in job_runs(still)}) == 50
 
 
 def test_backlog_of_one_shard_does_not_delay_others(still: ClockedDatabase) -> None:

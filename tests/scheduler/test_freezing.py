@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.intake.test_freezes import claimable
-from tests.scheduler.firing import fire_due
+from tests.scheduler.firing import fire_all, fire_due
 from tests.transitions.acts import (
     about,
     apply_batch,
@@ -19,18 +19,20 @@ from tests.transitions.acts import (
     final_state,
     job_runs,
     lifecycle,
+    submission,
     submit,
     trigger,
 )
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import preview_thaw
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.scheduler import freezing
 from tidewheel.scheduler.deadlines import Deadlines
-from tidewheel.scheduler.freezing import Thaws, hold_frozen
+from tidewheel.scheduler.freezing import Thaws
+from tidewheel.transitions.frozen_timers import hold_frozen
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 HELD: LiteralString = "SELECT key FROM timers JOIN jobs USING (job_id) WHERE hold_reason = 'freeze' ORDER BY key"
@@ -54,11 +56,6 @@ def release(database: ClockedDatabase) -> None:
     """Release the timers of thawed freezes, as a scheduler that has just started does."""
     thaws = Thaws(database.session(), database.installation)
     while thaws.step():
-        pass
-
-
-def fire_all(database: ClockedDatabase) -> None:
-    while fire_due(database):
         pass
 
 
@@ -427,6 +424,86 @@ def test_freeze_over_an_edit_that_did_not_see_it_ends(ticking: ClockedDatabase) 
     assert ticking.count("freezes") == 0
     run = trigger(ticking)
     assert claimable(ticking, run) == [True]
+
+
+@pytest.mark.parametrize(
+    ("policy", "made", "spans"),
+    [("skip", [], [("frozen", 3)]), ("fire_once", [3.0], [("frozen", 2)]), ("fire_all", [1.0, 2.0, 3.0], [])],
+)
+@pytest.mark.parametrize("thawed", [False, True])
+@pytest.mark.parametrize("ahead", [False, True], ids=["not fired", "written ahead"])
+def test_edit_under_a_freeze_that_no_scheduler_saw_leaves_its_instants_to_the_version_in_force(
+    ticking: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]], *, ahead: bool, thawed: bool
+) -> None:
+    """Issue 39: the new version decided what was written ahead; an edit after the thaw fired all."""
+    submit(ticking, **MINUTELY, on_resume=policy)
+    if ahead:
+        fire_due(ticking, lookahead=7 * MINUTE)
+    ask(ticking, "freeze")
+    ticking.advance(3 * MINUTE + 30 * SECOND)
+    if thawed:
+        ask(ticking, "thaw")
+        ticking.advance(MINUTE)
+    submit(ticking, schedule="@every 10m", overlap="allow_all", catch_up="fire_all", on_resume="fire_all")
+    made_after = [4.0] if thawed else []
+    assert [(run.job_version, at) for run, at in zip(job_runs(ticking), instants(ticking), strict=True)] == [
+        (1, at) for at in made + made_after
+    ]
+    if not thawed:
+        ask(ticking, "thaw")
+    for _ in range(2):
+        release(ticking)
+        fire_all(ticking)
+    assert (instants(ticking), skips(ticking)) == (made + made_after, spans)
+    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (0, [(None,)])
+
+
+def test_edit_to_manual_under_a_freeze_decides_what_was_written_ahead(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY, on_resume="fire_once")
+    fire_due(ticking, lookahead=5 * MINUTE)
+    ask(ticking, "freeze")
+    ticking.advance(3 * MINUTE)
+    submit(ticking, schedule="manual")
+    assert (instants(ticking), skips(ticking)) == ([3.0], [("frozen", 2)])
+
+
+def test_edit_that_did_not_see_a_freeze_leaves_no_run_to_the_new_version(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY, on_resume="fire_all")
+    fire_due(ticking, lookahead=5 * MINUTE)
+    freezing = ticking.connection()
+    apply_batch_within(freezing, ticking, {"type": "freeze", "scope": "tenant"})
+    ticking.advance(2 * MINUTE)
+    submit(ticking, schedule="@every 1s", overlap="allow_all", on_resume="fire_all")
+    freezing.commit()
+    runs = [run.run_id for run in job_runs(ticking)]
+    release(ticking)
+    assert [final_state(ticking, run) for run in runs] == [("skipped", "frozen")] * 2
+    ask(ticking, "thaw")
+    for _ in range(2):
+        release(ticking)
+        fire_all(ticking)
+    assert (job_runs(ticking), ticking.count("freezes")) == ([], 0)
+
+
+def test_jobs_that_another_transaction_holds_keep_no_other_from_a_freeze(ticking: ClockedDatabase) -> None:
+    """Issue 39: each look read the first 500 jobs, which could be locked for hours."""
+    keys = [f"job-{number}" for number in range(freezing._RELEASED + 20)]
+    apply_batch(ticking, *(submission(key, **MINUTELY) for key in keys))
+    fire_due(ticking, lookahead=MINUTE)
+    assert len(job_runs(ticking)) == len(keys)
+    ask(ticking, "freeze")
+    holder = ticking.connection()
+    first = holder.execute(
+        "SELECT job_id FROM timers ORDER BY job_id LIMIT %s FOR UPDATE",
+        (freezing._RELEASED,),
+    ).fetchall()
+    release(ticking)
+    assert {run.job_id for run in job_runs(ticking)} == {job for (job,) in first}
+    ticking.advance(MINUTE)
+    ask(ticking, "thaw")
+    holder.rollback()
+    release(ticking)
+    assert (job_runs(ticking), ticking.count("freezes")) == ([], 0)
 
 
 def test_scheduler_rests_while_another_transaction_holds_a_job_that_a_freeze_concerns(ticking: ClockedDatabase) -> None:

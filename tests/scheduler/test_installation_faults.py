@@ -20,7 +20,7 @@ from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
-from tidewheel.postgres.alike import MAX_ALIKE
+from tidewheel.postgres.faults import MAX_ALIKE
 from tidewheel.process.faults import faults
 from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.job_faults import Breaker

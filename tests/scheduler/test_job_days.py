@@ -11,10 +11,10 @@ from tests.control.api.answering import answer_of, answering
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.scheduler.test_retention import DAY, KEEP, Retention, made
+from tests.scheduler.test_retention import DAY, KEEP, Retention, dying, made
 from tests.transitions.acts import submit
 from tests.transitions.stepping import in_background
-from tidewheel.buckets import quantile
+from tidewheel.activity import quantile
 from tidewheel.control.client.client import Client
 from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
@@ -41,14 +41,6 @@ SELECT run_id, extract(epoch FROM finished_at - started_at)::float8
 """
 
 
-class Killed(BaseException):
-    """The process has died here."""
-
-
-def live(point: str) -> None:
-    del point
-
-
 def test_each_run_is_counted_once_though_a_scheduler_dies(
     fresh_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,19 +52,11 @@ def test_each_run_is_counted_once_though_a_scheduler_dies(
         at = datetime.combine(day, time(1), UTC)
         fresh_database.execute(RUNS, {"job_id": job, "day": at})
     fresh_database.execute("ANALYZE finished_runs")
-    for deaths in (1, 2, 3):  # before the first commit, and after some
-
-        def die(point: str, deaths: int = deaths, seen: list[str] = []) -> None:  # noqa: B006
-            seen.append(point)
-            if len(seen) == deaths:
-                raise Killed
-
-        monkeypatch.setattr(job_days, "failpoint", die)
-        dying = Retention(fresh_database.url, KEEP, Shutdown())
-        with pytest.raises(Killed):
-            dying.step()
-        dying.close()
-    monkeypatch.setattr(job_days, "failpoint", live)
+    for visit in (1, 2, 3):  # before the first commit, and after some
+        killed = Retention(fresh_database.url, KEEP, Shutdown())
+        with dying(job_days, visit):
+            killed.step()
+        killed.close()
     retention = Retention(fresh_database.url, KEEP, Shutdown())
     for _ in range(2):
         retention.step()

@@ -5,18 +5,16 @@ from contextlib import contextmanager
 from datetime import timedelta
 from uuid import uuid4
 
-import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
+from tests.scheduler.test_firing import scheduler_of
 from tests.transitions.acts import apply_batch, job_runs, submission, submit
 from tests.transitions.stepping import in_background
-from tidewheel.clock import SystemClock
 from tidewheel.membership import rendezvous
 from tidewheel.postgres.notify import Channel, Notifier
-from tidewheel.postgres.partitions import AHEAD_DAYS, TABLES, day_of
 from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings.services import SchedulerSettings
@@ -75,23 +73,6 @@ def test_loop_sleeps_until_the_next_timer(database: Database) -> None:
     assert run.publish_at >= run.scheduled_at == at
 
 
-def test_loop_creates_coming_partitions(fresh_database: Database) -> None:
-    today = day_of(SystemClock().now())
-    wanted = {
-        f"{table}_{today + timedelta(days=days):%Y%m%d}" for table in TABLES for days in range(-1, AHEAD_DAYS + 1)
-    }
-
-    def there() -> bool:
-        return wanted <= {name for (name,) in fresh_database.rows("SELECT relname FROM pg_class WHERE relispartition")}
-
-    for table in TABLES:
-        last = sql.Identifier(f"{table}_{today + timedelta(days=AHEAD_DAYS):%Y%m%d}")
-        fresh_database.execute(sql.SQL("DROP TABLE {}").format(last))
-    assert not there()
-    with running(fresh_database):
-        until(there, "the partitions are there")
-
-
 def test_overdue_timers_are_fired_by_another_scheduler(clocked: ClockedDatabase) -> None:
     """A live member that does not fire (frozen) delays timers for seconds only."""
     clocked.stop_clock()
@@ -113,18 +94,8 @@ def test_overdue_timers_are_fired_by_another_scheduler(clocked: ClockedDatabase)
         until(lambda: {run.job_id for run in job_runs(clocked)} == set(shards), "the others are rescued")
 
 
-def test_two_schedulers_share_the_work(database: Database) -> None:
-    with running(database), running(database):
-        until(lambda: members(database) == 2, "both have entered")
-        apply_batch(database, *(submission(f"job-{n}", **EACH_SECOND) for n in range(40)))
-        until(lambda: database.count("runs") >= 40 * 5, "all fire")
-    made = database.rows("SELECT count(*), count(DISTINCT (job_id, scheduled_at)) FROM runs")
-    assert made[0][0] == made[0][1]
-
-
-@pytest.mark.parametrize("settings", [{"scheduler_poll": timedelta(milliseconds=50)}])
-def test_service_survives_lost_connections(database: Database, settings: dict[str, object]) -> None:
-    with running(database, **settings):
+def test_service_survives_lost_connections(database: Database) -> None:
+    with running(database, scheduler_poll=timedelta(milliseconds=50)):
         until(lambda: members(database) == 1, "it has entered")
         submit(database, **EACH_SECOND)
         until(lambda: database.count("runs") > 0, "it fires")
@@ -141,12 +112,9 @@ def test_deferred_effects_are_applied_without_pause(database: Database) -> None:
         "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, reset_failures, release_job)"
         " SELECT gen_random_uuid(), gen_random_uuid(), 'default', now(), false, true FROM generate_series(1, 2500)"
     )
-    stop = Shutdown()
-    scheduler = Scheduler(SchedulerSettings.load(), database.url, database.installation, stop)
-    for _ in range(3):
-        scheduler.step()
-    stop.request()
-    scheduler.run()  # enters, sees that it is to end, and closes what it holds
+    with scheduler_of(database) as scheduler:
+        for _ in range(3):
+            scheduler.step()
     assert database.count("deferred_effects") == 0
 
 

@@ -17,12 +17,6 @@ SHARD = shard_of(bucket_of(JOB), 64)
 EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 
 
-@pytest.fixture
-def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    clocked.stop_clock()
-    return clocked
-
-
 def lose_timers(database: ClockedDatabase) -> None:
     assert database.execute("DELETE FROM timers") > 0
 
@@ -57,21 +51,13 @@ def test_job_that_never_fired_continues_from_its_submission(still: ClockedDataba
     assert still.count("runs") == 2
 
 
-def test_unfired_once_without_a_timer_still_fires(still: ClockedDatabase) -> None:
+@pytest.mark.parametrize("ahead", [SECOND, -timedelta(days=1)], ids=["to come", "overdue"])
+def test_unfired_once_without_a_timer_still_fires(still: ClockedDatabase, ahead: timedelta) -> None:
     """Also when its instant has passed meanwhile: a `once` always fires."""
-    at = still.now() + SECOND
+    at = still.now() + ahead
     submit(still, schedule={"once": at.isoformat()})
     lose_timers(still)
     still.advance(10 * SECOND)
-    assert mend(still) == 1
-    fire_due(still)
-    assert still.rows("SELECT scheduled_at FROM runs") == [(at,)]
-
-
-def test_timer_of_overdue_once_is_restored(still: ClockedDatabase) -> None:
-    at = still.now() - timedelta(days=1)
-    submit(still, schedule={"once": at.isoformat()})
-    lose_timers(still)
     assert mend(still) == 1
     fire_due(still)
     assert still.rows("SELECT scheduled_at FROM runs") == [(at,)]

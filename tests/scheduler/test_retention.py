@@ -2,9 +2,11 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
+from types import ModuleType
 from typing import LiteralString
 from uuid import UUID
 
@@ -82,6 +84,22 @@ AUDITING: tuple[LiteralString, ...] = (
 
 class Killed(BaseException):
     """The process has died here."""
+
+
+@contextmanager
+def dying(module: ModuleType, visit: int = 1) -> Generator[None]:
+    """Let the process die at a visit to the failpoint of a module."""
+    visits: list[str] = []
+
+    def die(point: str) -> None:
+        visits.append(point)
+        if len(visits) == visit:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "failpoint", die)
+        with pytest.raises(Killed):
+            yield
 
 
 @pytest.fixture
@@ -604,11 +622,11 @@ def test_redrives_that_ended_long_ago_are_deleted(retention: Retention, fresh_da
     with Client(fresh_database.url) as client:
         for age in (9, 11, None):
             fail(fresh_database)
-            redrive_id = client.dead_letters.redrive(everything=True).redrive_id
+            redrive_id = client.dead_letters.redrive(everything=True).work_id
             ended = None if age is None else fresh_database.now() - age * DAY
-            fresh_database.execute("UPDATE redrives SET finished_at = %s WHERE redrive_id = %s", [ended, redrive_id])
+            fresh_database.execute("UPDATE works SET finished_at = %s WHERE work_id = %s", [ended, redrive_id])
         retention.step()
-        assert [each.finished_at is None for each in client.redrives.list()] == [True, False]
+        assert [each.finished_at is None for each in client.works.list()] == [True, False]
 
 
 RUN_OF: LiteralString = """
@@ -649,13 +667,8 @@ def test_shorter_periods_of_a_tenant_leave_other_tenants_alone(
             fresh_database.execute(RUN_OF, {"tenant": tenant, "state": state, "at": at})
     before = fresh_database.rows(LEFT, ["default"])
 
-    def die(point: str) -> None:
-        raise Killed(point)
-
-    monkeypatch.setattr(tenant_periods, "failpoint", die)
-    with pytest.raises(Killed):
+    with dying(tenant_periods):
         retention.step()
-    monkeypatch.undo()
     retention.step()
     assert fresh_database.rows(LEFT, ["acme"]) == [(day, "succeeded", 3) for day in days[2:]]
     assert fresh_database.rows(LEFT, ["default"]) == before
@@ -702,13 +715,8 @@ def test_job_keeps_the_number_of_runs_of_its_history_limit(
         for day in days:
             fresh_database.execute(RUNS_OF_JOB, {"job_id": job_id, "at": datetime.combine(day, time(1), UTC)})
 
-    def die(point: str) -> None:
-        raise Killed(point)
-
-    monkeypatch.setattr(history_limits, "failpoint", die)
-    with pytest.raises(Killed):
+    with dying(history_limits):
         retention.step()
-    monkeypatch.undo()
     retention.step()
     kept = [
         datetime.combine(day, time(hour), UTC)

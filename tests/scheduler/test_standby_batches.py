@@ -53,6 +53,11 @@ def batches(fresh_database: Database) -> Iterator[StandbyBatches]:
     made.close()
 
 
+def record(database: Database) -> None:
+    with connect(database.url, "test", autocommit=True) as connection:
+        recording.enable(connection, database.installation.topics)
+
+
 def published(database: Database, held: dict[tuple[str, str], StandbyRow]) -> list[tuple[str, str]]:
     """Publish the outbox as a relay would into compacted topics; return the keys."""
     topics = [database.installation.topics.jobs, database.installation.topics.run_states]
@@ -71,8 +76,7 @@ def test_topics_hold_every_row_as_of_the_last_mark(fresh_database: Database, bat
     database, held = fresh_database, dict[tuple[str, str], StandbyRow]()
     submit(database, "before", schedule="@every 1s", payload="x" * 100_000)
     assert batches.step() > 1.0, "it looks seldom while recording is off"
-    with connect(database.url, "test", autocommit=True) as connection:
-        recording.enable(connection, database.installation.topics)
+    record(database)
     assert batches.step() < 1.0
     assert batches.step() < 1.0, "a batch waits for the one before it"
     assert (MARK, "") not in published(database, held)
@@ -121,8 +125,7 @@ def test_backlog_splits_the_changes_of_a_row(
 ) -> None:
     """A row has a record from the batch before; the next one has its last two changes alone."""
     database, held = fresh_database, dict[tuple[str, str], StandbyRow]()
-    with connect(database.url, "test", autocommit=True) as connection:
-        recording.enable(connection, database.installation.topics)
+    record(database)
     publish_batch(database, batches, held)
     monkeypatch.setattr(standby_batches, "_MOST_CHANGES", 2)
     for statement in (_ADD_KEY, _REMOVE_KEY, _ADD_KEY):
@@ -156,8 +159,7 @@ def test_mark_waits_for_records_that_are_late_or_refused(fresh_database: Databas
     database, held = fresh_database, dict[tuple[str, str], StandbyRow]()
     topics = database.installation.topics
     submit(database, "large", schedule="@every 1h")
-    with connect(database.url, "test", autocommit=True) as connection:
-        recording.enable(connection, topics)
+    record(database)
     publish_batch(database, batches, held)
 
     database.execute("UPDATE timers SET due_at = due_at")

@@ -16,6 +16,7 @@ from tests.control.api.answering import answer_of, answering
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
+from tests.scheduler.test_retention import Killed
 from tests.transitions.acts import (
     apply_batch,
     apply_batch_within,
@@ -114,10 +115,6 @@ def fill(database: Database, *tenants: str) -> None:
         for tenant in tenants:
             for days in range(2):
                 database.execute(insert, {"tenant": tenant, "ago": timedelta(days=days)})
-
-
-class Killed(BaseException):
-    """The process has died here."""
 
 
 @pytest.fixture

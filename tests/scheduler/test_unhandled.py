@@ -15,14 +15,7 @@ from tidewheel.schemas.generated.records import LifecycleEvent
 LATER = timedelta(seconds=11)
 
 
-@pytest.fixture
-def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    clocked.stop_clock()
-    return clocked
-
-
 def check(database: ClockedDatabase) -> list[tuple[str, str, int]]:
-    """Return the announcements of a check."""
     announced: list[Unhandled] = UnhandledWatch(database.session(), database.installation).check()
     return [(each.queue, each.handler, each.runs) for each in announced]
 
@@ -39,7 +32,6 @@ def announced(database: ClockedDatabase) -> list[LifecycleEvent]:
 def executor(
     database: ClockedDatabase, *, queues: Sequence[str] = ("default",), handlers: Sequence[str] = (), **columns: object
 ) -> None:
-    """An executor that has just beaten."""
     announced = {"stopping": False} | columns
     database.execute(
         "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at, stopping)"

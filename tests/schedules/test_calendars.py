@@ -110,7 +110,7 @@ def test_excluded_days_have_no_occurrences(case: Case) -> None:
     assert list(case.under_calendars(shift=False).between(case.start, case.end)) == case.kept(case.start)
 
 
-@examples(60)  # each looks at 26,000 minutes
+@examples(60, quick=5)  # each looks at 26,000 minutes
 @given(cases)
 def test_shifted_occurrence_keeps_its_wall_time_on_the_next_open_day(case: Case) -> None:
     since = case.middle - timedelta(days=1)  # what comes from before the window is not known to the naive answer
@@ -122,7 +122,7 @@ def test_shifted_occurrence_keeps_its_wall_time_on_the_next_open_day(case: Case)
     assert list(case.under_calendars(shift=True).between(since, case.end)) == expected
 
 
-@examples(60)  # each looks at 26,000 minutes
+@examples(60, quick=5)  # each looks at 26,000 minutes
 @given(cases, st.integers(0, 4 * 86_400))
 def test_occurrences_before_a_change_are_not_shifted(case: Case, later: int) -> None:
     since = case.middle - 2 * DAY + timedelta(seconds=later)

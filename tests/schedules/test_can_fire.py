@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 
 from tidewheel.errors import ScheduleRefused
-from tidewheel.schedules import cron_matching as wall_clock
+from tidewheel.schedules import cron_fields as wall_clock
 from tidewheel.schedules.cron_fields import CronFields
 from tidewheel.schedules.parse import ensure_can_fire, parse_schedule
 

@@ -21,8 +21,7 @@ from tidewheel.schedules.decide import (
 from tidewheel.schedules.decision import DaySet, Decision, HoldReason, Skip, SkipReason
 from tidewheel.schedules.parse import parse_schedule
 from tidewheel.schedules.policies import CatchUp, Policies
-from tidewheel.schedules.schedule import Schedule
-from tidewheel.schedules.simple import FixedDelay, Once
+from tidewheel.schedules.schedule import FixedDelay, Once, Schedule
 from tidewheel.schedules.timer_state import TimerState
 
 START = datetime(2026, 3, 2, 12, tzinfo=UTC)  # a Monday

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tidewheel.schedules.parse import parse_schedule
-from tidewheel.schedules.simple import FixedDelay
+from tidewheel.schedules.schedule import FixedDelay
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TEN_SECONDS = {"kind": "interval", "interval_us": 10_000_000, "anchor": "2026-01-01T12:00:00Z"}

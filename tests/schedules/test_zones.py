@@ -7,8 +7,7 @@ import pytest
 
 from tests.schedules.brute_force import pinned_zone
 from tidewheel.errors import ScheduleRefused
-from tidewheel.schedules.tzif import changes_by_rule, read_zone_file
-from tidewheel.schedules.zones import FOREVER, LAST_YEAR, zone, zone_names
+from tidewheel.schedules.zones import FOREVER, LAST_YEAR, changes_by_rule, read_zone_file, zone, zone_names
 
 SINCE = datetime(1901, 1, 1, tzinfo=UTC).timestamp()
 FOUR_DAYS = 4 * 86_400

@@ -1,16 +1,15 @@
 """Canaries: values that lie where secrets lie, and the search for them in all that leaves a process."""
 
 import json
-import threading
 from base64 import b64encode
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from psycopg import sql
 
+from tests.executor.http_target import Quiet, listening
 from tests.fixtures.database import Database
 from tests.fixtures.reader import TopicReader
 from tests.fixtures.services import Fleet
@@ -86,7 +85,7 @@ def _spellings(value: bytes) -> tuple[bytes, ...]:
 def echoing() -> Generator[str]:
     """An HTTP server whose answers repeat the headers of the request; yields its URL."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
@@ -116,16 +115,5 @@ def echoing() -> Generator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            del format, args
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+    with listening(Handler) as port:
+        yield f"http://127.0.0.1:{port}"

@@ -11,7 +11,7 @@ from tests.system.history_model import END, START, Job, Model, Pause, Version, s
 from tests.transitions.acts import EXECUTOR, about, apply_batch, submission
 from tests.transitions.acts import end as finish_runs
 from tidewheel.ids import job_id
-from tidewheel.intake.release import release_jobs
+from tidewheel.intake.lifecycle import release_jobs
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.claim import Claim, claim_runs

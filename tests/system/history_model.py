@@ -36,27 +36,17 @@ class Version:
 
 @dataclass
 class Pause:
-    """A stretch of a pause that is decided in one go, by the calendars there are then.
+    """A stretch of a pause that is decided in one go, by the calendars there are then."""
 
-    Args:
-        since: It holds instants later than this.
-        ends_at: When it ends by itself.
-        until: The last instant it holds; None while it goes on.
-        calendars: How many changes of the calendar there had been when it was decided.
-        quarantine: True if firing failed by the job's own data, so that the timer keeps its position until a release.
-    """
-
-    since: datetime
+    since: datetime  # it holds later instants
     ends_at: datetime | None
-    until: datetime | None = None
-    calendars: int = 0
-    quarantine: bool = False
+    until: datetime | None = None  # the last instant it holds; None while it goes on
+    calendars: int = 0  # changes of the calendar when it was decided
+    quarantine: bool = False  # the timer keeps its position until a release
 
 
 @dataclass
 class Job:
-    """The test's model of one job."""
-
     key: str
     versions: list[Version] = field(default_factory=list[Version])
     ends: list[datetime] = field(default_factory=list[datetime])  # of versions that have ended, in their order
@@ -67,7 +57,6 @@ class Job:
 
     @property
     def pause(self) -> Pause | None:
-        """The one that goes on."""
         return self.pauses[-1] if self.pauses and self.pauses[-1].until is None else None
 
     def spans(self) -> Iterator[tuple[Version, datetime, datetime]]:
@@ -200,7 +189,6 @@ def _readings(zone: str) -> list[Reading]:
 
 
 def schedule_of(spec: dict[str, object]) -> dict[str, object]:
-    """Return the schedule of a spec."""
     return cast("dict[str, object]", spec["schedule"])
 
 

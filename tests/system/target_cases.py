@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, LiteralString
 from uuid import UUID
@@ -20,6 +19,7 @@ import psutil
 from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # its stub re-exports it not
 
+from tests.executor.http_target import Quiet, listening
 from tests.fixtures.reader import TopicReader
 from tests.fixtures.services import Fleet
 from tidewheel.runs import FINAL
@@ -56,14 +56,11 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Its job's key."""
         return f"{self.target}/{self.event}/{self.delivery}"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The end of a case."""
-
     state: str
     reason: str | None
     outcomes: tuple[str, ...]
@@ -87,7 +84,6 @@ class Cases:
 
     @property
     def topic(self) -> str:
-        """Return the topic of Kafka targets."""
         return f"orders-{self.fleet.topics.prefix}"
 
     def prepare(self) -> None:
@@ -172,7 +168,6 @@ class Cases:
         return {case: Seen(*rows[case.key][1:], effects=len(effects[case.key])) for case in cases}
 
     def effects(self) -> dict[str, list[int]]:
-        """Return the attempts that had an effect, by the job's key."""
         keys = {str(row[0]): key for key, row in self._rows().items()}
         found: dict[str, list[int]] = defaultdict(list)
         for run_id, attempt in [*self._noted(), *self.server.received, *((r, a) for r, a, _ in self._sent())]:
@@ -236,19 +231,13 @@ class Cases:
 
 @dataclass
 class Server:
-    """The server that HTTP and Lambda targets call.
-
-    Args:
-        received: Run and attempt of every call.
-        tokens: Task tokens, of calls that will be answered later.
-    """
+    """The server that HTTP and Lambda targets call: run and attempt of each call, and the tokens."""
 
     port: int = 0
     received: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     tokens: list[str] = field(default_factory=list[str])
 
     def url(self, path: str) -> str:
-        """Return its URL."""
         return f"http://127.0.0.1:{self.port}{path}"
 
 
@@ -257,7 +246,7 @@ def serving_targets() -> Generator[Server]:
     """A server that holds each run's first call until the end, and answers the others."""
     made, closing = Server(), threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers.get("content-length", 0)))
             later = self.path == "/later"
@@ -281,18 +270,8 @@ def serving_targets() -> Generator[Server]:
                 return custom["run_id"], int(custom["attempt"])
             return self.headers["tidewheel-run-id"], int(self.headers["tidewheel-attempt"])
 
-        def log_message(self, format: str, *args: object) -> None:
-            del format, args
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    made.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield made
-    finally:
-        closing.set()
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+    with listening(Handler) as made.port:
+        try:
+            yield made
+        finally:
+            closing.set()

@@ -25,7 +25,6 @@ WAYS = {"json", "avro", "client", "yaml", "file"}
 
 
 def submit_every_way(fleet: Fleet, url: str) -> None:
-    """Submit one job by each way in, under the way's name."""
     target = {"type": "http", "url": url, "headers": HEADERS}
     fleet.ask({"type": "job.submit", "job": {"key": "json", "schedule": "manual", "target": target}})
     named = TargetSubmission(type="http", url=url, headers={"X-Team": "a"}, secret_headers={"Authorization": "BILLING"})
@@ -46,7 +45,6 @@ def submit_every_way(fleet: Fleet, url: str) -> None:
 
 
 def credentials(target: HttpTarget) -> dict[str, str | None]:
-    """The credential of each job's latest call."""
     return {call.headers["tidewheel-job-key"]: call.headers.get("authorization") for call in target.received}
 
 

@@ -20,13 +20,10 @@ from tidewheel.runs import RunState
 from tidewheel.schedules.decision import SkipReason
 
 JOBS = 10
-OF_THE_TIMER = frozenset({SkipReason.MISFIRE, SkipReason.PAUSED, SkipReason.CATCH_UP_LIMIT})
 
 
 @dataclass(frozen=True)
 class SkipRow:
-    """A row of the ledger."""
-
     reason: str
     first_at: datetime
     last_at: datetime
@@ -48,7 +45,6 @@ class Expected:
 
     @property
     def all(self) -> set[datetime]:
-        """Whatever needs a record."""
         return self.live | self.moved | self.excluded | self.by_hand
 
     def of(self, skip: SkipRow) -> list[datetime]:

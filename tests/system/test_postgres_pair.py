@@ -19,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.fixtures.services import until
 from tests.strict_types import ROOT
-from tidewheel.local.ports import free_port
+from tidewheel.local.daemon import free_port
 from tidewheel.local.postgres_program import find_programs, server_account
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
@@ -55,7 +55,6 @@ class Server:
 
     @property
     def log(self) -> str:
-        """All output of this server's starts."""
         return (self.folder / "log").read_text()
 
     def start(self) -> subprocess.Popen[bytes]:

@@ -18,7 +18,6 @@ REMEDY = "tidewheel admin topics apply --queues default"
 
 
 def remedies(fleet: Fleet) -> list[str]:
-    """Return what `status` advises about fall-backs."""
     with fleet.database.transaction() as connection:
         problems = read_status(connection, fleet.database.installation.shards).problems
     return [problem.remedy for problem in problems if problem.check == "fallbacks"]

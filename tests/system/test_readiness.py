@@ -4,11 +4,9 @@ import re
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-import psycopg
 import pytest
-from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 
+from tests.executor.test_consume import let_in
 from tests.faults.workload import Workload
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import LONG_LEASE, Fleet, Service
@@ -33,16 +31,6 @@ def lacks(service: Service, reason: str) -> bool:
     return status == 503 and reason in text
 
 
-def let_in(info: StackInfo, fleet: Fleet, *, allowed: bool) -> None:
-    """Close the fleet's database to all connections, or open it again."""
-    name = str(conninfo_to_dict(fleet.database.url)["dbname"])
-    statement = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
-    with psycopg.connect(info.database_url, autocommit=True) as connection:
-        connection.execute(statement.format(sql.Identifier(name), sql.Literal(allowed)))
-        if not allowed:
-            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
-
-
 @pytest.mark.slow
 def test_service_without_a_database_is_live_and_not_ready(fleet: Fleet, info: StackInfo) -> None:
     services = fleet.start_all(METRICS_PORT="0")
@@ -50,13 +38,13 @@ def test_service_without_a_database_is_live_and_not_ready(fleet: Fleet, info: St
     for service in services.values():
         fleet.until(lambda: get(service, "/readyz") == (200, "ok\n"), f"{service.role} is ready")  # noqa: B023
     fleet.database.close()
-    let_in(info, fleet, allowed=False)
+    let_in(fleet.database, info, allowed=False)
     try:
         for service in services.values():
             fleet.until(lambda: lacks(service, "database: does not answer"), f"{service.role} is not ready")  # noqa: B023
             assert get(service, "/healthz") == (200, "ok\n")
     finally:
-        let_in(info, fleet, allowed=True)
+        let_in(fleet.database, info, allowed=True)
     for service in services.values():
         fleet.until(lambda: get(service, "/readyz") == (200, "ok\n"), f"{service.role} is ready again")  # noqa: B023
 

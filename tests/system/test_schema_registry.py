@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tarfile
 import urllib.request
@@ -31,6 +30,7 @@ from tests.intake.running import Requests
 from tests.transitions.acts import begun, end, ending, submission, submit
 from tidewheel.control.cli.admin import register_schemas
 from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.local.daemon import free_port
 from tidewheel.local.jars import REPOSITORY_VARIABLE, default_cache
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import RunState
@@ -120,12 +120,6 @@ def fetched() -> Path:
     with kept.open("rb") as archive:
         assert hashlib.file_digest(archive, "sha256").hexdigest() == SHA256, f"{kept} is damaged: remove it"
     return kept
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -125,24 +125,7 @@ def test_returning_member_reads_only_missed_messages(fleet: Fleet, oracle: Oracl
     oracle.check(failures=DOOMED)
 
 
-@pytest.mark.slow
-def test_invalid_message_blocks_no_share_group(executing: Executing) -> None:
-    topic = executing.topics.runs("default", "standard")
-    producer = Producer({**executing.kafka})
-    for value in (b"garbage", b"", None):
-        producer.produce(topic, value=value, headers=executing.database.signed(topic, None, value))
-    assert producer.flush(30) == 0
-    before = executing.trigger("acts.echo", 0)
-    executing.publish(before)
-    with executing.running(**BY_MESSAGE):
-        after = executing.trigger("acts.echo", 1)
-        executing.publish(after)
-        for run_id in (before, after):
-            assert (executing.ended(run_id).claimed_from or "").startswith(f"{topic}/0/")
-    assert attempts(executing.database, before) == [(1, "succeeded")]
-
-
-def send_packed(executing: Executing, topic: str, codec: str, *values: bytes) -> None:
+def send_packed(executing: Executing, topic: str, codec: str, *values: bytes | None) -> None:
     """Produce one batch of signed messages, as one record batch however large it is."""
     told = {"message.max.bytes": 1_000_000_000, "batch.size": 1_000_000_000, "batch.num.messages": 1_000_000}
     producer = Producer({**executing.kafka, **told, "linger.ms": 5000, "compression.type": codec})
@@ -158,8 +141,8 @@ def send_packed(executing: Executing, topic: str, codec: str, *values: bytes) ->
     assert failures == []
 
 
-HOSTILE = {
-    "undecodable": ("none", [b"garbage", b"", b"\x00" * 500, *(header + LONGEST * 100 for header in HEADERS)]),
+HOSTILE: dict[str, tuple[str, list[bytes | None]]] = {
+    "undecodable": ("none", [b"garbage", b"", None, b"\x00" * 500, *(header + LONGEST * 100 for header in HEADERS)]),
     "too long, by lz4": ("lz4", [bytes(20_000_000)]),
     "too long, by gzip": ("gzip", [bytes(20_000_000)]),
     "too long, by snappy": ("snappy", [bytes(15_000_000)]),

@@ -27,9 +27,9 @@ from tidewheel.control.client.client import Client
 from tidewheel.control.doctor.check import Context, Limits, run_checks
 from tidewheel.control.doctor.doctor import CHECKS
 from tidewheel.ids import rate_key_id, tenant_key_id
-from tidewheel.intake.cancel import block_claims
-from tidewheel.lock_holders import find_lock_holders
+from tidewheel.intake.runs import block_claims
 from tidewheel.migrations.runner import migrate
+from tidewheel.postgres.held_lock import find_lock_holders
 from tidewheel.postgres.partitions import day_of
 from tidewheel.postgres.session import connect
 from tidewheel.process.service import Shutdown
@@ -71,7 +71,6 @@ SELECT count(*) FROM finished_runs AS r JOIN jobs AS j USING (job_id) WHERE j.ke
 
 
 def key_names() -> list[str]:
-    """Return the names of all advisory keys."""
     files = [*ROOT.glob("*/**/*.sql"), *ROOT.glob("*/**/*.py")]
     texts = [path.read_text() for path in files if "tests" not in path.parts and ".venv" not in path.parts]
     return sorted({name for text in texts for name in KEY.findall(text)} | {f"tidewheel.{name}" for name in OF_0_1})
@@ -79,7 +78,6 @@ def key_names() -> list[str]:
 
 @pytest.fixture
 def stranger_url(fresh_database: Database) -> Iterator[str]:
-    """The address of a role without any grant."""
     with stranger(fresh_database.url) as url:
         yield url
 

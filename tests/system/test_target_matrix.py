@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.executor.http_target import pretend_aws
 from tests.fixtures.services import Fleet
 from tests.system.target_cases import DELIVERIES, EVENTS, Case, Cases, Seen, serving_targets
 
@@ -31,14 +32,7 @@ SETTINGS = {
 def cases(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cases]:
     """A fleet without executors, and what its targets call."""
     with serving_targets() as server:
-        for name, value in (
-            ("AWS_ENDPOINT_URL", server.url("")),
-            ("AWS_ACCESS_KEY_ID", "a"),
-            ("AWS_SECRET_ACCESS_KEY", "b"),
-            ("AWS_DEFAULT_REGION", "eu-west-1"),
-            ("AWS_EC2_METADATA_DISABLED", "true"),
-        ):
-            monkeypatch.setenv(name, value)
+        pretend_aws(monkeypatch, server.url(""))
         made = Cases(fleet, server, tmp_path / "gate")
         made.prepare()
         fleet.start_all("intake", "scheduler", "relay", HTTP_ALLOW_PRIVATE="true")

@@ -169,12 +169,7 @@ class with_tls:
 
 
 class gate:
-    """A port that speaks TLS as PostgreSQL does, demands it, and passes on what it deciphers.
-
-    Args:
-        port: Of the server behind it.
-        authority: Signs its certificate.
-    """
+    """A port that speaks TLS as PostgreSQL does, demands it, and passes on what it deciphers."""
 
     def __init__(self, port: int, authority: Authority) -> None:
         self._port, self._context = port, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

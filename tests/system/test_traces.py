@@ -4,10 +4,8 @@ The services export over real HTTP to a receiver of the test.
 """
 
 import json
-import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from uuid import UUID
 
 import httpx
@@ -16,6 +14,7 @@ from confluent_kafka import Consumer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from tests.executor.http_target import Quiet, listening
 from tests.fixtures.services import Fleet
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
@@ -34,7 +33,6 @@ class Receiver:
         self.port = 0
 
     def named(self, name: str, trace: str = TRACE) -> list[Span]:
-        """Return the spans of one name in one trace."""
         return [span for span in self.spans if span.name == name and span.trace_id.hex() == trace]
 
 
@@ -43,7 +41,7 @@ def receiving() -> Generator[Receiver]:
     """Receive OTLP over HTTP."""
     receiver = Receiver()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             for part in ExportTraceServiceRequest.FromString(body).resource_spans:
@@ -51,16 +49,8 @@ def receiving() -> Generator[Receiver]:
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        receiver.port = server.server_port
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield receiver
-        finally:
-            server.shutdown()
+    with listening(Handler) as receiver.port:
+        yield receiver
 
 
 @pytest.fixture
@@ -89,7 +79,6 @@ def attributes(span: Span) -> dict[str, object]:
 
 
 def completion(fleet: Fleet) -> dict[str, bytes]:
-    """The headers of the first completion."""
     consumer = Consumer({**fleet.kafka, "group.id": "look", "auto.offset.reset": "earliest"})
     consumer.subscribe([fleet.topics.completions])
     message = None

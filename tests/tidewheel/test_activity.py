@@ -11,8 +11,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import begun, ending, submit
 from tidewheel import activity as counting
-from tidewheel.activity import Activity, Class, Stage, activity, begin_of, unpack_stages
-from tidewheel.buckets import quantile
+from tidewheel.activity import Activity, Class, Stage, activity, begin_of, quantile, unpack_stages
 from tidewheel.postgres.session import Session
 from tidewheel.presence import Presence
 from tidewheel.process.service import Shutdown

@@ -9,7 +9,7 @@ import pytest
 from tidewheel import errors
 from tidewheel.control.ask import Answer, Kind, NotUnderstood
 from tidewheel.errors import FieldError, TidewheelError
-from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.intake.locks import RowLocked
 from tidewheel.jobs.parsing import RequestIdentity, RequestRefused
 
 _FIELD = FieldError("job.key", "it is missing", "write one")
@@ -25,7 +25,7 @@ _EXAMPLES: list[TidewheelError] = [
     errors.UnknownBackfill("7"),
     errors.UnknownCancellation(7),
     errors.UnknownDeadLetter(7),
-    errors.UnknownRedrive("7"),
+    errors.UnknownWork("7"),
     errors.UnknownWorkflow("7"),
     errors.UnknownBatch("7"),
     errors.UnknownFreeze("queue"),

@@ -8,8 +8,7 @@ from tests.fixtures.services import until
 from tidewheel.control.reads.status import read_services
 from tidewheel.presence import SILENT_SECONDS, Presence
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.settings.services import SchedulerSettings
-from tidewheel.settings.shared import shared_settings
+from tidewheel.settings.services import SchedulerSettings, shared_settings
 
 
 def test_process_has_a_row_until_it_stops(database: Database) -> None:

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tidewheel import webhooks
+from tidewheel import http_secrets as webhooks
 from tidewheel.errors import SettingsError
+from tidewheel.http_secrets import read_secrets, signature_headers
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.webhooks import read_secrets, signature_headers
 
 GOOD = "whsec_" + b64encode(b"x" * 24).decode()
 

@@ -22,7 +22,7 @@ from tests.transitions.acts import (
 )
 from tests.transitions.overlapping import JOB, make, waiting
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import UNIFORM, Conn, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, Overlap, RunState

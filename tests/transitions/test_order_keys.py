@@ -166,6 +166,31 @@ def test_second_retry_of_the_run_that_blocks_a_key_lines_up_behind_it(still: Clo
     assert still.count("order_keys") == 0
 
 
+@pytest.mark.parametrize("moved", [False, True], ids=["the same key", "the job has another key now"])
+def test_resume_of_a_batch_repeats_the_run_that_blocks_a_key_in_its_place(
+    still: ClockedDatabase, *, moved: bool
+) -> None:
+    """Issue 39, F4: it became the last of the key, behind runs that waited for it."""
+    submit(still, ordering_key="acme", retry={"max_attempts": 1})
+    [reply] = apply_batch(
+        still, {"type": "batch.submit", "runs": [{"ref": "a", "key": "job"}, {"ref": "b", "key": "job"}]}
+    )
+    [first], [second] = still.rows("SELECT run_id FROM batch_runs ORDER BY ref")
+    end(still, ending(begin(still, first), RunState.FAILED, error_type="ValueError"))
+    assert still.rows(KEY) == [(None, first)]
+    apply_batch(still, {"type": "run.cancel", "run_id": str(second)})
+    later = trigger(still)
+    if moved:
+        submit(still, ordering_key="other")
+    KeyDuties(still.session(), still.installation).step()
+    [resumed] = apply_batch(still, {"type": "workflow.resume", "run_id": reply.batch_id})
+    assert resumed.status == "accepted", resumed.errors
+    again = still.value("SELECT run_id FROM batch_runs WHERE ref = 'a'")
+    assert states(still, again, later) == ["queued", "buffered"]
+    succeed(still, begin(still, again))
+    assert states(still, later) == ["queued"]
+
+
 def test_retry_that_fails_or_is_cancelled_leaves_the_key_blocked(still: ClockedDatabase) -> None:
     first, second, _ = ordered(still)
     end(still, ending(begin(still, first), RunState.FAILED))

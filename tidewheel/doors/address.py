@@ -1,4 +1,4 @@
-"""Addresses of operations: the query of each, its cursor, and the bound of what one request deletes."""
+"""Addresses of operations: the query of each, and its cursor."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,9 @@ from typing import Annotated, Any, cast, get_args, get_origin
 from pydantic import BeforeValidator, Field
 
 from tidewheel.control.api.queries import Cursors, LabelFilter, LimitQuery, PageQuery, TenantQuery, Whole, flag, whole
-from tidewheel.errors import FieldError
 from tidewheel.jobs.values import Instant
 from tidewheel.nouns.operation import Operation, Parameter, Rows, model_of
 
-UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
-"""The refusal to delete in one call what could not be counted."""
 _PLURAL = re.compile("(?<=ch)es$|s$")
 _IN_CURSORS: Mapping[object, object] = {datetime: Instant, int: Whole}
 
@@ -27,8 +24,7 @@ def query_of(declared: Operation, asked: Sequence[Parameter]) -> tuple[type[Tena
     listed = LimitQuery if any(each.kind == Rows for each in asked) else TenantQuery
     base = PageQuery if len(names) < len(asked) else listed
     own = [each for each in named.values() if each[0] not in base.model_fields]
-    doc = f"Query of {declared.name}."
-    return (model_of(f"{title(declared.name)}Query", own, base, doc) if own else base), names
+    return (model_of(f"{title(declared.name)}Query", own, base, f"Query of {declared.name}.") if own else base), names
 
 
 def in_address(each: Parameter) -> tuple[str, Parameter]:

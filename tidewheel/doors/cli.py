@@ -22,17 +22,20 @@ from tidewheel.api_keys import Scope
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
+    After,
     Limit,
     Reason,
     RequestId,
     Tenant,
+    Tz,
     checked_url,
+    place_text,
     read_labels,
+    read_place,
     reading,
 )
-from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table, progress_bar
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.cli.time_options import After, Tz, place_text, read_place
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
 from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, Place, as_document, operations
@@ -158,7 +161,7 @@ class _Command:
         self.prepare(arguments, options)
         self._ensure_meant(given)
         with self._call(tenant) as call:
-            found = self._run(call, arguments)
+            found = self.declared.call(self.noun, call, self.declared.checked(arguments))
             if arguments.get("dry_run"):
                 self._print_dry_run(found, output)
                 return
@@ -186,21 +189,13 @@ class _Command:
         finally:
             connection.close()
 
-    def _run(self, call: Call, arguments: Mapping[str, object]) -> Any:  # noqa: ANN401 - the operation's result
-        checked = self.declared.checked(arguments)
-        if arguments.get("dry_run") or all(each.name != "on_progress" for each in self.declared.every_parameter):
-            return self.declared.call(self.noun, call, checked)
-        total = self.declared.call(self.noun, call, {**checked, "dry_run": True}).matched
-        with progress_bar(self.declared.verb, total) as on_progress:
-            return self.declared.call(self.noun, call, {**checked, "on_progress": on_progress})
-
     def _print_dry_run(self, found: Any, output: Output) -> None:  # noqa: ANN401 - as the operation returns it
         if output is not Output.TEXT:
             print_document({"matched": found.matched, "at_least": found.at_least, "first": found.first}, output)
             return
         noun = self.table.noun if self.table else "thing"
         many = f"{'at least ' if found.at_least else ''}{found.matched:,}"
-        typer.echo(f"{noun}s that would be {self.declared.verb.removesuffix('e')}ed: {many}")
+        typer.echo(f"{noun}s that would be {self.declared.participle}: {many}")
         if found.first and self.table:
             self.table.print(found.first)
 
@@ -225,8 +220,7 @@ def _argument(each: Parameter, flag: Flag) -> Argument:
     """Return the argument or the flag of a parameter."""
     default = Argument.empty if each.required else each.default if flag.default is None else flag.default
     kind: Any = flag.kind or _argument_kind(each, flag) or _KINDS.get(each.name) or _option(each, flag)
-    is_flag = isinstance(get_args(kind)[1], OptionInfo)
-    where = Argument.KEYWORD_ONLY if is_flag else Argument.POSITIONAL_OR_KEYWORD
+    where = Argument.KEYWORD_ONLY if isinstance(get_args(kind)[1], OptionInfo) else Argument.POSITIONAL_OR_KEYWORD
     return Argument(each.spoken, where, annotation=kind, default=default)
 
 

@@ -4,7 +4,7 @@ The address has the filter. The form binds the operation to what its page has co
 operation that nothing can undo needs the number typed, from a hundred things on.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -23,9 +23,11 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted
 from tidewheel.control.instants import typed_number
-from tidewheel.doors.address import UNBOUNDED, in_address
-from tidewheel.errors import InvalidInput, refuse
+from tidewheel.doors.address import in_address
+from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.nouns.operation import Noun, Operation, Parameter, model_of, operations
+
+_UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,7 @@ class Confirm:
     done: Callable[[Any], str]  # the sentence about a result
     back: str  # the name of the page of all of them, where the caller comes from
     one: tuple[str, str]  # the name of the page of one of them, and of the id in its address
+    not_back: Collection[str] = ()  # fields of the filter that this page lacks
     line: Callable[[Any], str]  # a line of the sample
     to: Callable[[Urls, Any], str]  # the address that a result leads to
     labels: Mapping[str, str] = field(default_factory=dict[str, str])  # of fields, by parameter
@@ -54,7 +57,7 @@ class Confirm:
         del caller
         query, now = read_query(request, self._query), page_now(connection)
         found = self._count(connection, self._filter(query, now))
-        many, verb = counted(found.matched, self.things, at_least=found.at_least), self.verb.capitalize()
+        many, verb = counted(found.matched, self.things, at_least=found.at_least), self._declared.verb.capitalize()
         back = self._back(query, urls)
         if not found.matched:
             words = f"Nothing would change. No {self.things} matches any more."
@@ -68,7 +71,7 @@ class Confirm:
                 *bound(found.matched, now),
             ),
             sample=sample_of([self.line(each) for each in found.first], found.matched),
-            warnings=(UNBOUNDED,) if danger and found.at_least else (),
+            warnings=(_UNBOUNDED,) if danger and found.at_least else (),
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
@@ -78,7 +81,7 @@ class Confirm:
         found = self._count(connection, filters)
         if self._declared.danger is not None:
             if found.at_least:
-                raise InvalidInput((UNBOUNDED,))
+                raise InvalidInput((_UNBOUNDED,))
             ensure_confirmed(form, found.matched)
         ensure_counted(form, found.matched)
         given = {**filters, **{each.name: _value(each, text_of(form, each.name)) for each in self._typed}}
@@ -96,12 +99,13 @@ class Confirm:
     @cached_property
     def _typed(self) -> Sequence[Parameter]:
         """The parameters that are fields of the form."""
-        return [each for each in self._declared.parameters if not each.filters and not each.accepts(bool)]
+        asked = [each for each in self._declared.parameters if each.name != "request_id"]
+        return [each for each in asked if not each.filters and not each.accepts(bool)]
 
     @cached_property
     def _query(self) -> type[TenantQuery]:
         named = [in_address(each) for each in self._declared.parameters if each.filters]
-        return model_of(f"Confirm{self.verb.capitalize()}", named, TenantQuery)
+        return model_of(f"Confirm{self._declared.verb.capitalize()}", named, TenantQuery)
 
     def _filter(self, query: TenantQuery, now: datetime) -> dict[str, Any]:
         """Return the filter of an address, up to an instant."""
@@ -116,19 +120,17 @@ class Confirm:
 
     def _field(self, each: Parameter) -> Field:
         label = self.labels.get(each.name, f"{each.name.capitalize()} (optional)")
-        return Field(each.name, label, value=self.values.get(each.name, ""), help=each.help)
+        options, value = [(choice, choice) for choice in each.choices], self.values.get(each.name, "")
+        return Field(each.name, label, "choice" if options else "text", value, options=options, help=each.help)
 
     def _back(self, query: TenantQuery, urls: Urls) -> str:
         page, name = self.one
         ids: Sequence[object] = getattr(query, "id", ())
         if len(ids) == 1:
             return urls(page, **{name: ids[0]})
-        given = query.model_dump(mode="json", exclude={"tenant", "id"}, exclude_defaults=True)
-        return urls(self.back, **{name: _in_query(value) for name, value in given.items()})
-
-
-def _in_query(value: object) -> object:
-    return str(value).lower() if isinstance(value, bool) else value
+        given = query.model_dump(mode="json", exclude={"tenant", "id", *self.not_back}, exclude_defaults=True)
+        flags = {name: str(value).lower() for name, value in given.items() if isinstance(value, bool)}
+        return urls(self.back, **{**given, **flags})
 
 
 def _value(each: Parameter, text: str | None) -> object:

@@ -6,7 +6,7 @@ an opaque cursor. Callers, turns, strict bodies and problem documents are those 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Annotated, Any, cast, get_args, get_origin
 from uuid import UUID
@@ -25,8 +25,7 @@ from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Cursors, PageQuery, read_number, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.doors.address import UNBOUNDED, after_of, next_cursor, query_of, singular, title
-from tidewheel.errors import InvalidInput
+from tidewheel.doors.address import after_of, next_cursor, query_of, singular, title
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.nouns.operation import Noun, Operation, Page, Parameter, as_document, field_values, model_of, operations
@@ -36,15 +35,12 @@ _CURSOR: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The documentation of a route, and what it answers in a form of its own.
-
-    The form of a change, which returns whether it changed something, gets the ids of the path and `unchanged`.
-    """
+    """The documentation of a route, and what it answers in a form of its own."""
 
     example: Json
     sent: Json = None
     schema: Mapping[str, Any] | None = None
-    shape: Callable[..., object] | None = None
+    shape: Callable[..., object] | None = None  # of a change, it gets the ids of the path and `unchanged`
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -53,14 +49,15 @@ def add_routes(
 ) -> None:
     """Add the routes of a noun's operations; `routes` has the documentation of each."""
     for name, declared in operations(noun).items():
-        _Endpoint(noun, declared, routes[name], reads if declared.scope is Scope.READ else writes).add_to(router)
+        workers = reads if declared.scope is Scope.READ else writes
+        _endpoint_of(noun, declared).add_to(router, routes[name], workers)  # type: ignore[arg-type] # a class has a hash
 
 
 class _Endpoint:
     """The route of one operation."""
 
-    def __init__(self, noun: type[Noun], declared: Operation, route: Route, workers: Workers) -> None:
-        self._noun, self._declared, self._route, self._workers = noun, declared, route, workers
+    def __init__(self, noun: type[Noun], declared: Operation) -> None:
+        self._noun, self._declared = noun, declared
         self._method, _, self._path = declared.route.partition(" ")
         self._begun = HTTPStatus.CREATED if declared.starts == self._path else HTTPStatus.ACCEPTED
         others = [each for each in declared.parameters if f"{{{each.spoken}" not in self._path]
@@ -73,12 +70,12 @@ class _Endpoint:
         in_path = {each.spoken: "leave it out: the address has it" for each in self._in_path}
         self.body.elsewhere = {**ELSEWHERE, **in_path, **getattr(declared.function, "elsewhere", {})}
 
-    def add_to(self, router: APIRouter) -> None:
+    def add_to(self, router: APIRouter, route: Route, workers: Workers) -> None:
         """Add the route with its documentation."""
-        declared, route = self._declared, self._route
+        declared = self._declared
 
         async def endpoint(request: Request, found: Caller) -> Response:
-            return await self._answer(request, found)
+            return await self._answer(request, found, route, workers)
 
         endpoint.__name__, endpoint.__doc__ = declared.name, declared.words
         endpoint.__annotations__["found"] = Annotated[Caller, Security(caller, scopes=[declared.scope])]
@@ -92,7 +89,7 @@ class _Endpoint:
             answer=route.schema or _schema_of(declared, route.shape), example=route.example, **documented,
         )  # fmt: skip
 
-    async def _answer(self, request: Request, found: Caller) -> Response:
+    async def _answer(self, request: Request, found: Caller, route: Route, workers: Workers) -> Response:
         query = read_query(request, self.query)
         arguments = {each.name: _path_value(request, each) for each in self._in_path}
         arguments |= {name: getattr(query, spoken) for name, spoken in self._asked.items()}
@@ -106,27 +103,26 @@ class _Endpoint:
         cursors = Cursors.of(request, query, found.tenant) if isinstance(query, PageQuery) else None
         if cursors is not None:
             arguments["after"] = after_of(cursors, self._declared)
-        work = partial(self._run, arguments, cursors)
+        work = partial(self._run, arguments, cursors, route)
         if self._declared.starts is None:
-            return await answer(self._workers, found, work)
-        started = await call(self._workers, found, work)
+            return await answer(workers, found, work)
+        started = await call(workers, found, work)
         name = f"{singular(self._declared.starts.rpartition('/')[2])}_id"
         return accepted(found, started, self._declared.starts, name, self._begun)
 
-    def _run(self, arguments: Mapping[str, object], cursors: Cursors | None, connection: Connection) -> object:
-        run = partial(self._declared.call, self._noun, connection)
-        deletes = self._declared.danger is not None and not arguments["dry_run"]
-        if deletes and run({**arguments, "dry_run": True}).at_least:
-            raise InvalidInput((UNBOUNDED,))
-        found = run(arguments)
-        if (shape := self._route.shape) is not None:
-            ids = [arguments[each.name] for each in self._in_path]
+    def _run(self, given: Mapping[str, Any], cursors: Cursors | None, route: Route, connection: Connection) -> object:
+        found = self._declared.call(self._noun, connection, given)
+        if (shape := route.shape) is not None:
+            ids = [given[each.name] for each in self._in_path]
             return shape(*ids, not found) if self._declared.result is bool else shape(found)
         document: Any = as_document(found, self._declared)
         if cursors is None:
             return document
         page = cast("dict[str, object]", document) if isinstance(document, dict) else field_values(document)
         return {**page, "next_cursor": next_cursor(cursors, page["next_cursor"])}
+
+
+_endpoint_of = cache(_Endpoint)  # a model costs milliseconds to make, and several applications need each once
 
 
 def _path_value(request: Request, each: Parameter) -> object:
@@ -137,14 +133,21 @@ def _path_value(request: Request, each: Parameter) -> object:
 def _schema_of(declared: Operation, shape: object) -> dict[str, Any]:
     """Return the schema of an answer: of a list in a field, of a page with an opaque cursor."""
     record = shape if isinstance(shape, type) else declared.result
-    if (listed := get_origin(record)) in {list, Page}:
-        name = declared.route.rpartition("/")[2]
-        words = declared.summary.removeprefix("List ")
-        of: Any = get_args(record)[0]
-        named = [(name, list[of]), *([("next_cursor", object)] if listed is Page else [])]
-        record = make_dataclass(f"{title(singular(name))}List", named)
-        record.__doc__ = words[0].upper() + words[1:]
+    if get_origin(record) in {list, Page}:
+        record = _list_of(declared)
     schema = schema_of(cast("type[BaseModel]", record))
     if "next_cursor" in schema.get("properties", {}):
         schema["properties"]["next_cursor"] = _CURSOR
     return schema
+
+
+@cache
+def _list_of(declared: Operation) -> type[Any]:
+    """Return a record that has the list of an answer in a field."""
+    name = declared.route.rpartition("/")[2]
+    words = declared.summary.removeprefix("List ")
+    of: Any = get_args(declared.result)[0]
+    cursor = [("next_cursor", object)] if get_origin(declared.result) is Page else []
+    record = make_dataclass(f"{title(singular(name))}List", [(name, list[of]), *cursor])
+    record.__doc__ = words[0].upper() + words[1:]
+    return record

@@ -37,12 +37,7 @@ def path_problem(path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ProgramPattern:
-    """One allowed command line.
-
-    Args:
-        program: Absolute path of the file; `*` is any.
-        more: True if any arguments may follow.
-    """
+    """One allowed command line: an absolute path or `*` for any, with any further arguments if `more`."""
 
     program: str
     arguments: tuple[str, ...] = ()
@@ -131,7 +126,6 @@ class AllowLists:
         enforces: True in an executor: an empty list of topics, functions or programs allows none. Elsewhere such a list
             is unknown, and everything passes.
         topic_prefix: First part of the installation's own topics, which no job writes to.
-        allow_private: True if HTTP targets may be on private addresses.
         ports: Allowed ports; None is any.
         folders: Working directories, with all below them.
     """

@@ -1,13 +1,13 @@
 """The parts of a batch's requests: its runs, which may come after one another, and its callbacks."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
+from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from tidewheel.errors import FieldError
-from tidewheel.jobs.cycles import cycle_text, find_cycle
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.payload import JSON_CONTENT, WithPayload
 from tidewheel.jobs.schedule import MAX_PARENTS
@@ -18,8 +18,8 @@ from tidewheel.jobs.values import LONGEST_DELAY, Key, span
 MAX_RUNS = 10_000  # of one request
 CALLBACK_FIELDS = ("batch_id", "total", "succeeded", "failed", "first_failed_run_id")
 """The fields that a callback's payload gets."""
-
 _OWN_ORDER = "name a run of this request, or one that the batch has already"
+_SHOWN = 20  # names of a cycle
 
 
 class BatchParent(StrictModel):
@@ -154,3 +154,25 @@ def _all_known(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
 
 AddedRuns = Annotated[tuple[BatchRun, ...], BeforeValidator(_some), AfterValidator(_ordered)]
 BatchRuns = Annotated[AddedRuns, AfterValidator(_all_known)]
+
+
+def find_cycle(parents: Mapping[int, Collection[int]]) -> list[int] | None:
+    """Return a cycle, the first node again at its end; None if there is none.
+
+    Each node is a parent of the next one.
+
+    >>> find_cycle({0: [2], 1: [0], 2: [1], 3: [2]})
+    [0, 1, 2, 0]
+    """
+    try:
+        TopologicalSorter(parents).prepare()
+    except CycleError as error:
+        nodes: list[int] = error.args[1][:-1]
+        first = nodes.index(min(nodes))
+        return [*nodes[first:], *nodes[: first + 1]]
+    return None
+
+
+def cycle_text(names: Sequence[str]) -> str:
+    """Return the names of a cycle as text, the first 20 of a long one."""
+    return " → ".join(names[:_SHOWN]) + (" → …" if len(names) > _SHOWN else "")

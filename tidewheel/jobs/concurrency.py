@@ -1,4 +1,4 @@
-"""Concurrency keys as submitted: places, a rate of starts, fields of the payload.
+"""Keys as submitted: those whose runs share places, and those whose runs start one after another.
 
 A key with a field, such as `{payload.customer}`, is filled in when a run is created. A job with a schedule must have
 the field in its own payload, or its submit is refused. So no timer meets a key that it cannot fill.
@@ -8,7 +8,7 @@ import json
 import re
 from datetime import timedelta
 from fractions import Fraction
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -21,7 +21,6 @@ from tidewheel.jobs.values import MAX_TEXT, Key, is_key, microseconds
 MOST_AT_ONCE = 100_000
 MOST_BURST = 100_000
 FASTEST, SLOWEST = 10_000, Fraction(1, 86_400)  # starts a second
-
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)/(s|sec|second|m|min|minute|h|hour|d|day)", re.ASCII)
 _STORED = re.compile(r"([1-9]\d{0,11})us", re.ASCII)  # the time between two starts, as `job_versions.spec` has it
 _FIELD = re.compile(r"\{payload((?:\.[^{}.]+)+)\}")
@@ -190,3 +189,26 @@ def _object(value: object) -> object:
 
 
 ConcurrencyKeyField = Annotated[ConcurrencyKey | None, BeforeValidator(_object)]
+
+
+class OrderingKey(StrictModel):
+    """A key whose runs, of whatever jobs of the tenant, start in the order in which they were accepted.
+
+    Attributes:
+        on_failure: A run that fails for good blocks the key, or lets the next run start.
+    """
+
+    key: ConcurrencyKeyName
+    on_failure: Literal["block", "skip"] = "block"
+
+
+def _ordering_object(value: object) -> object:
+    if isinstance(value, str):
+        return {"key": value}
+    if value is None or isinstance(value, OrderingKey) or as_object(value) is not None:
+        return value
+    remedy = 'write a key, or {"key": ..., "on_failure": "skip"}'
+    raise InvalidValue(problem=f"{shown(value)} is not a key", remedy=remedy)
+
+
+OrderingKeyField = Annotated[OrderingKey | None, BeforeValidator(_ordering_object)]

@@ -97,14 +97,7 @@ _NO_DEFAULTS = _Defaults(None, None, "reject", None)
 
 
 def merged_dedupe(given: TriggerDedupe | None, stored: str | None) -> Dedupe | None:
-    """Return the dedupe of a trigger of a job.
-
-    Args:
-        stored: The job's, as `JobDedupe.stored` returns it.
-
-    Raises:
-        InvalidInput: The trigger has some dedupe, and both together lack the key or the window.
-    """
+    """Return the dedupe of a trigger of a job, whose own is as `JobDedupe.stored` returns it."""
     defaults = _NO_DEFAULTS if stored is None else _read(stored)
     if given is None:
         if defaults.key is None or defaults.window is None:

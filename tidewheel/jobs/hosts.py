@@ -106,9 +106,6 @@ class TargetUrl(NamedTuple):
 def read_url(text: str) -> TargetUrl:
     """Return the parts of a target's URL.
 
-    Raises:
-        InvalidValue: It is not an absolute http or https URL, or its host can never be reached by name.
-
     >>> read_url("http://0x7f.1:8080/a?b").host.address
     IPv4Address('127.0.0.1')
     """
@@ -154,9 +151,6 @@ def read_ipv6(text: str) -> Host:
 
 def read_host(text: str) -> Host:
     """Return the host of a name, or of an IPv4 address in any of its spellings.
-
-    Raises:
-        InvalidValue: It can never be resolved.
 
     >>> read_host("B\u00fccher.example").text, read_host("\uff11\uff12\uff17.1").address
     ('xn--bcher-kva.example', IPv4Address('127.0.0.1'))

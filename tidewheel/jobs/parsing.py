@@ -54,11 +54,7 @@ def parse_request(document: Mapping[str, object]) -> Request:
 
 
 def own_request(document: Mapping[str, object]) -> Request:
-    """Return the request that a program of this process describes; its traceback shows one error.
-
-    Raises:
-        InvalidInput: The document describes no request that this release supports.
-    """
+    """Return the request that a program of this process describes; its traceback shows one error."""
     try:
         return parse_request(document)
     except RequestRefused as refused:

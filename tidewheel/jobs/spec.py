@@ -7,10 +7,9 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from tidewheel.jobs.concurrency import ConcurrencyKeyField, fill_key
+from tidewheel.jobs.concurrency import ConcurrencyKeyField, OrderingKeyField, fill_key
 from tidewheel.jobs.dedupe import JobDedupe
 from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.jobs.ordering import OrderingKeyField
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.schedule import (

@@ -89,7 +89,6 @@ def strict_json(value: object) -> bytes:
     b'{"rows":[7,2.5]}'
 
     Raises:
-        PydanticSerializationError: Its type has no JSON.
         ValueError: It holds NaN or an infinite number; the message names the place. Or it holds itself.
     """
     text = to_json(value, inf_nan_mode="constants")

@@ -200,10 +200,7 @@ class TargetType:
     """One type of target, as other folders use it; its runner and its wire record are elsewhere.
 
     Args:
-        flag: The flag of `tidewheel job` that sets it.
         sets: The field that the flag sets; a list is set from words as a shell splits them.
-        metavar: The flag's value in `--help`.
-        help: The flag's line in `--help`.
     """
 
     model: type[TargetSpec]

@@ -13,7 +13,8 @@ from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import ErrorDetails, core_schema
 
 from tidewheel.errors import FieldError
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
@@ -21,6 +22,15 @@ from tidewheel.jobs.peer_words import our_field, our_value
 from tidewheel.jobs.strict_json import as_object
 
 MAX_FIELDS = 100  # three times as many as any model has; a hostile object is refused before its names are read
+
+_SHORT_FORMS = frozenset(
+    {"schedule", "target", "cron", "concurrency_key", "ordering_key"}
+)  # fields that may be a text too
+
+_DURATION: Mapping[str, object] = {
+    "description": "A duration, such as 90s, 5m, PT1H, or a number of seconds",
+    "anyOf": [{"type": "string"}, {"type": "number"}],
+}
 
 
 class StrictModel(BaseModel):
@@ -50,7 +60,6 @@ class StrictModel(BaseModel):
 
 
 M = TypeVar("M", bound=StrictModel)
-
 MAX_ERRORS = 50  # enough to correct any honest request at once
 _LONGEST_READ = 60
 _LONGEST_NAME = 64
@@ -62,6 +71,7 @@ _MISSING = {
     "key": "name the job by the key it was submitted with",
     "run_id": "name the run by the id from a reply or an event",
 }
+
 _EXPECTED = {
     "string_type": "a string",
     "string_unicode": "a string of whole characters",
@@ -76,6 +86,7 @@ _EXPECTED = {
     "list_type": "a list",
     "finite_number": "a finite number",
 }
+
 _BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
     "less_than_equal": ("le", "at most"),
@@ -219,3 +230,24 @@ def _name(name: str) -> str:
     """Return one part of a path, shortened, with what is not printable escaped."""
     shortened = name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME] + "..."
     return shortened if shortened.isprintable() else ascii(shortened)[1:-1]
+
+
+class Forms(GenerateJsonSchema):
+    """Schemas of what is sent, where that differs from what a model keeps."""
+
+    def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
+        """Return the schema of a duration."""
+        del schema
+        return dict(_DURATION) if self.mode == "validation" else {"type": "string"}
+
+    def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
+        """Return the schema of a payload: any JSON value."""
+        del schema
+        return {} if self.mode == "validation" else {"type": "string"}
+
+
+def allow_short_forms(schema: dict[str, Any]) -> None:
+    """Allow a text in place of a schedule, a target or a cron expression, in a schema and its definitions."""
+    for owner in (schema, *schema.get("$defs", {}).values()):
+        for name in _SHORT_FORMS & owner.get("properties", {}).keys():
+            owner["properties"][name] = {"anyOf": [owner["properties"][name], {"type": "string"}]}

@@ -139,12 +139,7 @@ def producer(
     batch: int = 1000,
     on_delivery: Callable[[KafkaError | None, Message], None] | None = None,
 ) -> Producer:
-    """Return an idempotent producer.
-
-    Args:
-        linger_ms: How long a message may wait for company.
-        batch: Messages of one partition sent together, at most.
-    """
+    """Return an idempotent producer: a message waits `linger_ms` at most for a batch of so many."""
     _refuse_overrides(config)
     return Producer(
         {

@@ -59,7 +59,6 @@ class Topic:
     """The required settings of one topic.
 
     Args:
-        name: Full name, with prefix.
         partitions: How many; may be raised by hand later, never lowered.
         compacted: True if Kafka keeps the last message of each key instead.
     """
@@ -210,9 +209,6 @@ def queue_names(text: str) -> list[str]:
 def tenant_names(text: str, present: Sequence[str] = ()) -> list[str]:
     """Return the tenants of a list separated by commas, each once.
 
-    Raises:
-        SettingsError: One is not a tenant name, or the topics of two would differ in '.' and '_' alone.
-
     >>> tenant_names("acme, globex,acme")
     ['acme', 'globex']
     """
@@ -237,12 +233,7 @@ def tenant_names(text: str, present: Sequence[str] = ()) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """The status of a topic.
-
-    Args:
-        partitions: How many it has; 0 where it is not there.
-        copies: Of each partition, the fewest there are; 0 where it is not there.
-    """
+    """The status of a topic: its partitions and the fewest copies of any; 0 where it is not there."""
 
     topic: Topic
     partitions: int
@@ -376,9 +367,6 @@ def setting_deviations(
     """Return the settings of the topics that exist and differ from those that `topics apply` gives.
 
     A larger retention, or room for larger messages, is no deviation.
-
-    Raises:
-        Unavailable: The broker does not answer, or does not allow to read settings.
     """
     admin, found = _admin(config), list[SettingDeviation]()
     present = {ConfigResource(ResourceType.TOPIC, each.topic.name): each for each in statuses if each.partitions}

@@ -24,12 +24,7 @@ def is_unreadable(error: KafkaError) -> bool:
 
 
 def end_of_batch(config: Mapping[str, str], group: str, at: TopicPartition) -> int:
-    """Return the offset behind an unreadable batch.
-
-    Args:
-        group: The group of the caller; it is neither joined nor changed.
-        at: The first offset of the batch.
-    """
+    """Return the offset behind an unreadable batch; the caller's group is neither joined nor changed."""
     ends = {**config, "enable.partition.eof": "true"}
     with closing(consumer(ends, group=group, role="unreadable", protocol="classic")) as client:
         inside, step = at.offset, 1

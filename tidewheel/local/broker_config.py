@@ -53,12 +53,7 @@ class KafkaPasswords(BaseModel, frozen=True):
 
 
 class Node(BaseModel, frozen=True):
-    """One broker that is also a controller.
-
-    Args:
-        node_id: From 1.
-        port: Where clients connect on 127.0.0.1.
-    """
+    """One broker that is also a controller: its id from 1, and its clients' port on 127.0.0.1."""
 
     node_id: int
     port: int

@@ -1,32 +1,46 @@
-"""One process that outlives its starter and is found again.
+"""One process that outlives its starter and is found again; how programs are run; free ports.
 
 Invariant: nothing is signalled unless its command line carries the marker, an argument that names this stack's folder.
 A recycled pid is therefore never hit. A process whose starter died before it recorded the pid is found all the same.
 """
 
 import atexit
+import os
+import random
 import signal
+import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from tidewheel.errors import StackError
-from tidewheel.local.program import Account, start_program
 
 if TYPE_CHECKING:
     import psutil  # imported where it is used: every command calls `is_noted_alive`, which needs none on Linux
-
 _POLL_SECONDS = 0.02  # short compared with the 40 ms that PostgreSQL takes to stop
 _AFTER_KILL_SECONDS = 10.0  # SIGKILL is carried out at once unless the process hangs in the kernel
 _PAUSE = threading.Event()  # never set: to wait on it is to sleep
 
 # Children of this process, kept so that they are reaped; a forgotten Popen would leave a zombie, and a warning.
 _CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
+
+# Below the ephemeral ranges of Linux (32768 and up) and of IANA (49152 and up). A client that retries a stopped
+# broker's port from that very port would connect to itself and hold the port against the broker's return.
+_LOWEST = 20_000
+_HIGHEST = 32_000
+_TRIES = 200
+
+
+class Account(NamedTuple):
+    """The system user a program runs as."""
+
+    uid: int
+    gid: int
 
 
 class Daemon:
@@ -123,6 +137,87 @@ class Daemon:
             return self._marker in process.cmdline()
         except psutil.Error:
             return False
+
+
+def run_program(
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    account: Account | None = None,
+    stdin: IO[bytes] | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `command` to its end; `stdout` has its output and its errors.
+
+    `variables` are added to the environment.
+    """
+    return subprocess.run(  # noqa: S603 - programs of our own wheels, arguments written by the stack
+        command,
+        cwd=cwd,
+        env={**clean_environment(), **(variables or {})},
+        stdin=stdin or subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+        user=account and account.uid,
+        group=account and account.gid,
+        extra_groups=None if account is None else [],  # without root's groups
+    )
+
+
+def start_program(
+    command: Sequence[str], *, cwd: Path, output: IO[bytes], account: Account | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `command` in a session of its own, so that it outlives us and our terminal."""
+    return subprocess.Popen(  # noqa: S603 - as above
+        command,
+        cwd=cwd,
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        user=account and account.uid,
+        group=account and account.gid,
+        extra_groups=None if account is None else [],
+    )
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the programs' environment, without the caller's PG*, CLASSPATH and JAVA_*."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
+
+
+def free_port(taken: Collection[int] = ()) -> int:
+    """Return a port without a listener, and none of `taken`."""
+    for _ in range(_TRIES):
+        port = random.randrange(_LOWEST, _HIGHEST)  # noqa: S311 - a port is no secret
+        if port not in taken and is_free(port):
+            return port
+    message = f"none of {_TRIES} ports tried between {_LOWEST} and {_HIGHEST} is free on 127.0.0.1"
+    raise StackError(message)
+
+
+def is_free(port: int) -> bool:
+    """Return True if a server could listen on this port of 127.0.0.1 now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: ended connections hold no port
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def answers(port: int) -> bool:
+    """Return True if a server accepts connections on this port of 127.0.0.1."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def _gone(process: "psutil.Process", seconds: float) -> bool:

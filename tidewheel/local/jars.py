@@ -20,7 +20,7 @@ import platformdirs
 from pydantic import BaseModel, ValidationError
 
 from tidewheel.errors import StackError
-from tidewheel.local.lock import locked
+from tidewheel.local.files import locked
 from tidewheel.local.progress import Progress, Step, in_silence
 
 if TYPE_CHECKING:
@@ -56,12 +56,7 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """One line of the manifest.
-
-    Args:
-        path: Where the jar lies in a Maven repository: group, artifact, version, file.
-        sha256: Of its bytes, in hexadecimal.
-    """
+    """One line of the manifest: a path in a Maven repository, and its SHA-256 in hexadecimal."""
 
     path: PurePosixPath
     sha256: str

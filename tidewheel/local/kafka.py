@@ -22,10 +22,8 @@ from tidewheel.local.broker_config import (
     replication_of,
     server_properties,
 )
-from tidewheel.local.daemon import Daemon
-from tidewheel.local.ports import answers
-from tidewheel.local.private_file import write_private
-from tidewheel.local.program import run_program
+from tidewheel.local.daemon import Daemon, answers, run_program
+from tidewheel.local.files import write_private
 
 _READY_SECONDS = 120.0  # 2 s on an idle machine with two cores, 6 s for three nodes; 25 s were seen under full load
 _POLL_SECONDS = 0.05
@@ -85,11 +83,7 @@ class Broker:
         return self._daemon.is_noted_alive()
 
     def start(self) -> None:
-        """Start this node and wait until it serves again.
-
-        Raises:
-            StackError: It does not come up; the message ends with the last lines of its log.
-        """
+        """Start this node and wait until it serves again."""
         self.launch()
         deadline = time.monotonic() + _READY_SECONDS
         _until(lambda: self.node.node_id in self._members(), deadline, self.check)

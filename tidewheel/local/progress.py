@@ -7,12 +7,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing being done.
-
-    Args:
-        what: A phrase for people, such as ``starting PostgreSQL``.
-        total_bytes: How much there is to do; 0 where it cannot be counted.
-    """
+    """One thing being done, in words, with the bytes to do; 0 where they cannot be counted."""
 
     what: str
     done_bytes: int = 0

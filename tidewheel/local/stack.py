@@ -17,12 +17,11 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tidewheel.errors import StackError
 from tidewheel.local.broker_config import client_properties, replication_of
+from tidewheel.local.files import locked, write_private
 from tidewheel.local.jars import broker_jars
 from tidewheel.local.kafka import Broker
-from tidewheel.local.lock import locked
 from tidewheel.local.parts import STANDBY, Parts, PartState, PartStatus, database_addresses
 from tidewheel.local.postgres import Postgres
-from tidewheel.local.private_file import write_private
 from tidewheel.local.progress import Progress, Step, in_silence
 from tidewheel.local.state import (
     StackState,
@@ -100,8 +99,6 @@ class LocalStack:
         home: Its folder; by default that of `tidewheel.local.state.default_home`.
         brokers: 1 or 3; by default as many as the stack has, 1 for a new one.
         standby: True for a PostgreSQL with a synchronous standby, False for one without; by default as it is.
-        database_url: A database to use instead of the embedded one.
-        bootstrap: Brokers to use instead of the embedded ones.
         client: The settings with which a client enters them.
         cache: Where the broker's jars are kept; by default that of `tidewheel.local.jars.default_cache`.
         shared_buffers_megabytes: PostgreSQL's page cache, from its next start; measurements use 1024.
@@ -138,11 +135,7 @@ class LocalStack:
         self._lasting = lasting
 
     def up(self, progress: Progress = in_silence) -> StackInfo:
-        """Start what does not run; return when the database answers and the brokers serve.
-
-        Raises:
-            StackError: A part cannot be fetched or started; what this call had started is stopped again.
-        """
+        """Start what does not run, and wait until it serves; stop it again if a part cannot be started."""
         try:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -179,11 +172,7 @@ class LocalStack:
                 erase_state(self.home)
 
     def fail_over(self, progress: Progress = in_silence) -> None:
-        """Stop the primary and promote its standby; the next `up` makes the old primary the standby.
-
-        Raises:
-            StackError: There is no standby that runs, or it is not promoted in time.
-        """
+        """Stop the primary and promote its standby; the next `up` makes the old primary the standby."""
         self._require_parts()
         with self._alone():
             parts, standby = self._require_parts(), self.standby

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ValidationError
 
 from tidewheel.errors import StackError
 from tidewheel.local.broker_config import KafkaPasswords, Node
-from tidewheel.local.ports import answers, free_port
-from tidewheel.local.private_file import write_private
+from tidewheel.local.daemon import answers, free_port
+from tidewheel.local.files import write_private
 
 HOME_VARIABLE = "TIDEWHEEL_HOME"
 
@@ -74,8 +74,6 @@ class StackState(BaseModel, frozen=True):
         postgres_port: Of the embedded database, of its primary if it has a standby.
         is_promoted: True if the primary is the server that was made as the standby.
         kafka_passwords: Of the embedded Kafka; None in the file of an older release, whose nodes ask for none.
-        database_url: A database given instead of the embedded one, or None.
-        bootstrap: Brokers given instead of the embedded ones, or None.
     """
 
     password: str

@@ -162,8 +162,14 @@ class Operation:
 
     @property
     def verb(self) -> str:
-        """The name of its method."""
-        return self.function.__name__
+        """The verb in the name of its method, such as `retry` of `retry_failed`."""
+        return self.function.__name__.partition("_")[0]
+
+    @property
+    def participle(self) -> str:
+        """The past participle of its verb."""
+        stem = self.verb.removesuffix("e")
+        return f"{stem[:-1]}ied" if stem.endswith("y") else f"{stem}ed"
 
     @property
     def summary(self) -> str:

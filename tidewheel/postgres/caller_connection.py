@@ -31,7 +31,6 @@ def use_connection(connection: Connection[object]) -> Generator[Conn]:
     with the block.
 
     Raises:
-        InvalidInput: The connection cannot be used for this.
         Unavailable: A partition was missing, so the transaction has failed; the partition exists now.
     """
     if not isinstance(cast("object", connection), Connection):
@@ -48,7 +47,6 @@ async def use_async_connection(connection: AsyncConnection[object], work: Callab
     cancels the running statement and waits for it to end, so that the connection comes back idle.
 
     Raises:
-        InvalidInput: The connection cannot be used for this.
         Unavailable: As `use_connection`.
     """
     if not isinstance(cast("object", connection), AsyncConnection):

@@ -1,18 +1,22 @@
-"""Hold the lock of a table for as long as a block runs, however many transactions that has.
+"""Hold the lock of a table for as long as a block runs, and find sessions that hold one wrongly.
 
-The lock lies in a transaction of a connection of its own, which reads and writes nothing: so it holds back no vacuum.
-It ends with the process, by whatever death. It also ends with the connection, which the server may close while the
-block works elsewhere: `check` before each step that two processes must not take.
+A block may have many transactions. The lock lies in a transaction of a connection of its own, which reads and writes
+nothing: so it holds back no vacuum. It ends with the process, by whatever death; with a lease also if the process is
+stopped. It also ends with the connection, which the server may close while the block works elsewhere: `check` before
+each step that two processes must not take.
 """
 
 from collections.abc import Generator
-from contextlib import closing, contextmanager
-from typing import LiteralString
+from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
+from threading import Event, Thread
+from typing import LiteralString, NamedTuple
 
 import psycopg
 
 from tidewheel.errors import Unavailable
-from tidewheel.postgres.session import Conn, connect
+from tidewheel.postgres.session import Conn, connect, rows_of
+from tidewheel.postgres.statements import Statements
 
 _NO_LIMITS: LiteralString = """
 SELECT set_config(name, '0', false)
@@ -20,14 +24,11 @@ SELECT set_config(name, '0', false)
  WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
 """
 _CHECK: LiteralString = "SHOW transaction_isolation"  # takes no snapshot, for which a drop of a partition would wait
+_FIND_LOCK_HOLDERS = Statements("tidewheel")["find_lock_holders"]
 
 
 class HeldLock:
-    """The locks of a connection that has begun a transaction.
-
-    Args:
-        is_alone: False if others hold one of them.
-    """
+    """The locks of a connection that has begun a transaction; `is_alone` is False if others hold one too."""
 
     def __init__(self, connection: Conn, *, is_alone: bool) -> None:
         self._connection, self.is_alone = connection, is_alone
@@ -42,15 +43,36 @@ class HeldLock:
 
 
 @contextmanager
-def held_lock(url: str, name: str, *statements: LiteralString) -> Generator[HeldLock]:
+def held_lock(url: str, name: str, *statements: LiteralString, lease: timedelta | None = None) -> Generator[HeldLock]:
     """Run a block under the locks of some statements.
 
     Args:
         statements: LOCK TABLE, or queries that return false if others hold the lock.
+        lease: The server ends the locks once the process has stood still for so long; by default never.
     """
     with closing(connect(url, name, autocommit=True)) as connection:
         begin_lasting(connection)
-        yield HeldLock(connection, is_alone=all(try_table_lock(connection, each) for each in statements))
+        lock = HeldLock(connection, is_alone=all(try_table_lock(connection, each) for each in statements))
+        if lease is None:
+            yield lock
+            return
+        milliseconds = str(lease // timedelta(milliseconds=1))
+        connection.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, false)", [milliseconds])
+        done = Event()
+        renewing = Thread(target=_renew, args=(lock, lease.total_seconds() / 4, done), name=name, daemon=True)
+        renewing.start()
+        try:
+            yield lock
+        finally:
+            done.set()
+            renewing.join()
+
+
+def _renew(lock: HeldLock, seconds: float, done: Event) -> None:
+    """Keep a lease until the block is done, or the connection has ended: the next `check` finds that."""
+    with suppress(Unavailable):
+        while not done.wait(seconds):
+            lock.check()
 
 
 def begin_lasting(connection: Conn) -> None:
@@ -71,3 +93,39 @@ def try_table_lock(connection: Conn, statement: LiteralString) -> bool:
             return cursor.description is None or cursor.fetchone() != (False,)
     except psycopg.errors.LockNotAvailable:
         return False
+
+
+class LockHolder(NamedTuple):
+    """A stranger that holds an advisory lock of 0.1, or a session that keeps claims waiting.
+
+    Args:
+        process: None for a prepared transaction, which has none.
+        prepared: The name of a prepared transaction.
+        age: The time since its transaction began; None if this session may not see that.
+    """
+
+    process: int | None
+    prepared: str | None
+    role: str
+    what: str
+    age: timedelta | None
+
+    @property
+    def text(self) -> str:
+        """A sentence for an operator."""
+        since = "" if self.age is None else f" for {int(self.age.total_seconds())} s"
+        holder = f"session {self.process}" if self.process else f"prepared transaction {self.prepared}"
+        return f"the {holder} of the role {self.role} holds {self.what}{since}"
+
+    @property
+    def remedy(self) -> str:
+        """The statement that ends it, and who may run it."""
+        if self.process is None:
+            return f"end it as a superuser, or as its role: ROLLBACK PREPARED '{self.prepared}'"
+        return f"end it as a superuser, or as a member of its role: SELECT pg_terminate_backend({self.process})"
+
+
+def find_lock_holders(connection: Conn) -> list[LockHolder]:
+    """Return these sessions."""
+    with connection.cursor(row_factory=rows_of(LockHolder._make)) as cursor:
+        return cursor.execute(_FIND_LOCK_HOLDERS).fetchall()

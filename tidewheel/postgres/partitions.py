@@ -97,7 +97,6 @@ def create_missing(connection: "Conn", days: Sequence[date]) -> None:
 
     Args:
         connection: With autocommit.
-        days: The days, the most urgent first.
 
     Raises:
         psycopg.errors.LockNotAvailable: Another transaction locks a table; the partitions of the others exist.
@@ -127,9 +126,6 @@ def repair_days(connection: "Conn") -> None:
 
     No scheduler has created it, or an operator has dropped it. The caller's transaction may have failed: none of its
     statements runs.
-
-    Raises:
-        psycopg.Error: They cannot be created.
     """
     _known.clear()
     with _connect_again(connection) as own:

@@ -23,7 +23,7 @@ from psycopg.rows import RowFactory
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.postgres.epoch import EpochOver, epoch
-from tidewheel.postgres.installation_faults import first_line, without_partition, without_rows_fault
+from tidewheel.postgres.faults import first_line, without_partition, without_rows_fault
 from tidewheel.postgres.partitions import repair_days
 from tidewheel.postgres.primaries import named_servers, primaries
 from tidewheel.postgres.statements import Statements
@@ -192,11 +192,6 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
         options: Further server settings of this session, as `-c name=value`. Those of the URL, or of PGOPTIONS, apply
             too, except where Tidewheel sets them itself.
         prompt: Notice a lost server, or one that returned, within 4 s: for heartbeats.
-
-    Raises:
-        AccessRefused: The server refuses.
-        OnlyReads: It accepts no writes.
-        Unavailable: It cannot be reached.
     """
     servers = named_servers(url)
     if len(servers) > 1:
@@ -307,7 +302,7 @@ def _started(url: str, name: str, options: str, *, prompt: bool) -> OwnConnectio
         application_name=name,
         connect_timeout=3 if prompt else 5,
         target_session_attrs="read-write",
-        client_encoding="UTF8",  # `pg_arrays` and `pg_copy` write UTF-8, whatever PGCLIENTENCODING is
+        client_encoding="UTF8",  # `pg_binary` writes UTF-8, whatever PGCLIENTENCODING is
         keepalives_idle=10,
         keepalives_interval=5,
         keepalives_count=3,
@@ -374,7 +369,6 @@ class Session:
         Raises:
             Unavailable: The server was lost, a deadlock or a time limit ended it, or a partition was missing, which
                 exists now; nothing was written.
-            CommitUnknown: The answer to COMMIT was lost.
         """
         connection = self.connection()
         began = monotonic_seconds()

@@ -129,11 +129,7 @@ class Work:
                 self._counts.setdefault((step, queue), [0, 0])[fallback] += number
 
     def pass_on(self, now: float) -> list[Share]:
-        """Add to the metric what is new, log what has become a fault, and return the shares of the window.
-
-        Returns:
-            Nothing before a whole window has passed.
-        """
+        """Add to the metric, log what has become a fault, and return the shares of each whole window."""
         with self._lock:
             counts: _Counts = {key: (usual, fallback) for key, (usual, fallback) in self._counts.items()}
         before = self._earlier[-1][1] if self._earlier else {}

@@ -1,15 +1,20 @@
-"""Faults of the installation that this process waits for: in its log, in a metric and in `/readyz`.
+"""Log a fault once, and one line a minute for each subject from outside.
 
-A fault is logged once, stays reported while it lasts, and is removed when the same work succeeds.
+A fault is logged once, stays reported while it lasts, and is removed when the same work succeeds. Clients from outside
+must not fill a log, so each subject of theirs has one line a minute.
 """
 
 import logging
 import threading
+from collections.abc import Hashable
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.process.health import health
 from tidewheel.process.metrics import metrics
 
 _LOG = logging.getLogger("tidewheel.process.faults")
+_SECONDS = 60.0
+_SUBJECTS = 1000  # remembered at once; the subjects may be names that a client chose
 
 
 class Faults:
@@ -44,3 +49,20 @@ class Faults:
 
 faults = Faults()
 health.requires("installation", faults.why_not_ready)
+
+
+class OnceAMinute:
+    """The subjects of the last minute; for one thread, or where a line too many does no harm."""
+
+    def __init__(self) -> None:
+        self._next: dict[Hashable, float] = {}
+
+    def is_due(self, subject: Hashable) -> bool:
+        """Return True if a minute has passed since the last True for this subject."""
+        now = monotonic_seconds()
+        if now < self._next.get(subject, 0.0):
+            return False
+        if len(self._next) >= _SUBJECTS:
+            self._next.clear()
+        self._next[subject] = now + _SECONDS
+        return True

@@ -93,9 +93,6 @@ def serve_health(
         port: The TCP port; 0 picks a free one.
         names: The names, besides addresses and `localhost`, under which requests may arrive. Others are refused: a web
             page could otherwise read the metrics through a visitor's browser, by a name that resolves to this machine.
-
-    Raises:
-        SettingsError: The address is not this machine's, or the port is taken.
     """
     if port is None:
         return None

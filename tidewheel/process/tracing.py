@@ -20,11 +20,7 @@ spans: "Spans | None" = None
 
 
 def start(role: str) -> None:
-    """Export the spans of this process by OTLP over HTTP, as the variables `OTEL_…` say.
-
-    Raises:
-        ExtraMissing: The packages are not installed.
-    """
+    """Export the spans of this process by OTLP over HTTP, as the variables `OTEL_…` say."""
     global spans
     require("telemetry", "TIDEWHEEL_TRACES")
     from tidewheel.process.spans import Spans

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tidewheel.errors import FieldError, InvalidInput
-from tidewheel.schedules.cron_schedule import CronSchedule
+from tidewheel.schedules.cron_schedule import CronSchedule, offset_spans
 from tidewheel.schedules.decision import DaySet
 from tidewheel.schedules.open_days import DayShifts, OpenDays, open_days
 from tidewheel.schedules.schedule import TICK, Schedule, at_second, iterate, whole_second
-from tidewheel.schedules.zoned_cron import offset_spans
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ There are five fields (minute, hour, day of month, month, day of week), or six w
 and Kubernetes' cron library. Sunday is 0 or 7, Monday 1. If both day fields are restricted, a day matches when it fits
 either. A day field that begins with ``*`` is not restricted, and then both must fit.
 
-An expression with two readings is refused. `zoned_cron.py` decides which instants these local times are.
+An expression with two readings is refused. `cron_schedule.py` decides which instants these local times are.
 """
 
 import re

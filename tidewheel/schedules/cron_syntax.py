@@ -229,12 +229,7 @@ _RANDOM = re.compile(r"r(?:\(.*\))?(?:/\d+)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class FieldText:
-    """A parsed field.
-
-    Args:
-        plain: Elements of numbers, ranges and steps.
-        led_by_star: True if the field begins with ``*`` or is ``?``.
-    """
+    """A parsed field: elements of numbers, ranges and steps, and True if it begins with ``*`` or is ``?``."""
 
     plain: tuple[str, ...]
     special: tuple[DayRule, ...] = ()
@@ -336,9 +331,6 @@ def split_expression(expression: str) -> tuple[str | None, list[str]]:
 
     >>> split_expression("CRON_TZ=Asia/Tokyo @daily")
     ('Asia/Tokyo', ['0', '0', '*', '*', '*'])
-
-    Raises:
-        ScheduleRefused: Too long, empty, not ASCII, an unknown zone or shorthand.
     """
     zone_name, text = _split_zone(_checked(expression))
     if text.startswith("@") and text.lower() not in SHORTHANDS:

@@ -16,8 +16,7 @@ from uuid import UUID
 from tidewheel.schedules.calendars import excluded_spans, is_occurrence
 from tidewheel.schedules.decision import Decision, Fire, HoldReason, Skip, SkipReason
 from tidewheel.schedules.policies import CatchUp, jittered
-from tidewheel.schedules.schedule import TICK, Schedule
-from tidewheel.schedules.simple import FixedDelay, Once
+from tidewheel.schedules.schedule import TICK, FixedDelay, Once, Schedule
 from tidewheel.schedules.timer_state import TimerState
 
 MAX_FIRES = 100

@@ -121,7 +121,6 @@ class Override:
     """A user's change of one occurrence.
 
     Args:
-        scheduled_at: Its nominal instant.
         moved_to: The instant at which it fires instead; None if it is skipped.
         done: True if it has fired there.
     """

@@ -5,13 +5,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
-from tidewheel.schedules.cron_matching import following, preceding
+from tidewheel.schedules.cron_fields import following, preceding
 from tidewheel.schedules.cron_parser import parse_cron
-from tidewheel.schedules.cron_schedule import CronSchedule, zoned_cron
+from tidewheel.schedules.cron_schedule import (
+    CORRECTION,
+    CronSchedule,
+    DstGap,
+    DstOverlap,
+    ZonedCron,
+    choice,
+    zoned_cron,
+)
 from tidewheel.schedules.cron_syntax import DAY_OF_MONTH, DAY_OF_WEEK, HOUR, MINUTE, MONTH, SECOND, FieldKind
 from tidewheel.schedules.ranges import occurrences_after
 from tidewheel.schedules.schedule import at_second, whole_second
-from tidewheel.schedules.zoned_cron import CORRECTION, DstGap, DstOverlap, ZonedCron, choice
 from tidewheel.schedules.zones import FOREVER, Zone, zone
 
 # fmt: off
@@ -143,12 +150,7 @@ def _name(word: str, kind: FieldKind) -> str:
 
 
 def dst_effects(entry: ZonedCron, since: int, at: int) -> tuple[str, ...]:
-    """Return the notes on an occurrence, and on times skipped since the one before.
-
-    Args:
-        since: Seconds since 1970-01-01 UTC.
-        at: An occurrence, in the same unit.
-    """
+    """Return the notes on an occurrence, and on times skipped since the one before, in seconds since 1970."""
     of = zone(entry.zone_name)
     span = of.span_at(at)
     notes = [
@@ -245,9 +247,6 @@ def describe(
 
     >>> describe("0 9 * * 1-5", "UTC")
     'at 09:00, on Monday to Friday, in time zone UTC.'
-
-    Raises:
-        ScheduleRefused: Expression, zone or choice cannot be read.
     """
     fields = parse_cron(expression, hash_key=b"any")
     of = zone(fields.timezone or timezone)
@@ -280,9 +279,6 @@ def marked_occurrences(
     """Return the next `n` occurrences, strictly later than `after`, each with notes on clock changes.
 
     Times that a clock change skipped are noted at the occurrence that follows.
-
-    Raises:
-        ScheduleRefused: Expression, zone or choice cannot be read.
     """
     zone(timezone)
     gap, overlap = choice(dst_gap, DstGap, "dst_gap"), choice(dst_overlap, DstOverlap, "dst_overlap")

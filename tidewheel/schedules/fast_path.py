@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tidewheel.schedules.decision import Decision, Fire
 from tidewheel.schedules.parse import read_schedule
 from tidewheel.schedules.policies import policies_from_text
-from tidewheel.schedules.simple import Interval
+from tidewheel.schedules.schedule import Interval
 from tidewheel.schedules.timer_state import Timer
 
 _NOTHING = timedelta(0)
@@ -22,10 +22,6 @@ _ONCE = ',"kind":"once"}'
 
 def decide_on_time(timer: Timer, *, now: datetime, horizon: datetime, misfire_after: timedelta) -> Decision | None:
     """Return the decision of `decide` for an interval or a `once` without a hold or overrides.
-
-    Args:
-        horizon: Instants up to here become runs.
-        misfire_after: How late an occurrence may be before it is missed.
 
     Returns:
         None if the decision needs more, as jitter and calendars do, or if the schedule cannot be read. The general path

@@ -4,10 +4,10 @@ A day is a day on the wall clock. Where the clock is set back over midnight a da
 skipped (Apia's 30 December 2011) is not open. Days are whole numbers: 0 is 1970-01-01. Instants are whole seconds since
 1970-01-01 UTC.
 
-A shifted occurrence keeps its wall time. The zone applies to it as to an expression of the schedule (`zoned_cron.py`),
-with the same policies for gaps and overlaps. It is shifted by at most `MAX_SHIFT_DAYS`, else excluded: a calendar that
-has run out must not pour years into one day. For shifts instants and wall times are whole microseconds, since
-1970-01-01 UTC and since 1970-01-01 00:00 on the wall.
+A shifted occurrence keeps its wall time. The zone applies to it as to an expression of the schedule
+(`cron_schedule.py`), with the same policies for gaps and overlaps. It is shifted by at most `MAX_SHIFT_DAYS`, else
+excluded: a calendar that has run out must not pour years into one day. For shifts instants and wall times are whole
+microseconds, since 1970-01-01 UTC and since 1970-01-01 00:00 on the wall.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,11 +17,10 @@ from datetime import date, datetime
 from itertools import pairwise
 from typing import TypeAlias
 
+from tidewheel.schedules.cron_schedule import OffsetSpans
 from tidewheel.schedules.decision import DaySet
 from tidewheel.schedules.schedule import TICK, Schedule, at_microsecond, microseconds
-from tidewheel.schedules.tzif import EPOCH_ORDINAL
-from tidewheel.schedules.zoned_cron import OffsetSpans
-from tidewheel.schedules.zones import FOREVER, Zone, zone
+from tidewheel.schedules.zones import EPOCH_ORDINAL, FOREVER, Zone, zone
 from tidewheel.weighed_cache import WeighedCache
 
 DAY_SECONDS = 86_400

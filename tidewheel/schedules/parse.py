@@ -21,10 +21,17 @@ from uuid import UUID
 
 from tidewheel.errors import ScheduleRefused
 from tidewheel.schedules.cron_parser import uses_hash
-from tidewheel.schedules.cron_schedule import CronSchedule, zoned_cron
-from tidewheel.schedules.schedule import Bounds, Schedule, read_instant, whole_second
-from tidewheel.schedules.simple import FixedDelay, Interval, Manual, Once
-from tidewheel.schedules.zoned_cron import DstGap, DstOverlap, ZonedCron, choice
+from tidewheel.schedules.cron_schedule import CronSchedule, DstGap, DstOverlap, ZonedCron, choice, zoned_cron
+from tidewheel.schedules.schedule import (
+    Bounds,
+    FixedDelay,
+    Interval,
+    Manual,
+    Once,
+    Schedule,
+    read_instant,
+    whole_second,
+)
 from tidewheel.schedules.zones import FOREVER, zone
 
 MIN_INTERVAL_US = 1_000_000
@@ -43,15 +50,11 @@ def parse_schedule(document: Mapping[str, object], *, job_id: UUID | None = None
     """Parse a schedule document.
 
     Args:
-        document: As described at the top of this module.
         job_id: The job by whose id ``H`` in a cron expression is spread. None refuses ``H``.
 
     >>> every = parse_schedule({"kind": "interval", "interval_us": 60_000_000, "anchor": "2026-01-01T00:00:00Z"})
     >>> str(every.after(datetime.fromisoformat("2026-01-01T00:00:59Z")))
     '2026-01-01 00:01:00+00:00'
-
-    Raises:
-        ScheduleRefused: A part of it cannot be read.
     """
     match document.get("kind"):
         case "once":

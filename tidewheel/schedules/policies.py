@@ -29,8 +29,6 @@ class Policies:
     """The policies of one version.
 
     Args:
-        catch_up: The policy after downtime.
-        on_resume: The policy after a pause.
         window: The span before now within which `fire_all` fires.
         jitter: The longest delay of a run.
         jitter_percent: The longest delay, in percent of the time to the next occurrence.
@@ -66,9 +64,6 @@ def policies_from_text(text: str) -> Policies:
     """Parse the policies of a canonical JSON document of `tidewheel.jobs.spec.policy_document`.
 
     A missing policy has its default.
-
-    Raises:
-        ValueError: The text is no such document.
     """
     document = cast("Mapping[str, object]", json.loads(text))
     return Policies(

@@ -13,12 +13,11 @@ from typing import Protocol
 from uuid import UUID
 
 from tidewheel.errors import ScheduleRefused
-from tidewheel.schedules.cron_schedule import CronSchedule, zoned_cron
+from tidewheel.schedules.cron_schedule import CronSchedule, DstGap, DstOverlap, choice, zoned_cron
 from tidewheel.schedules.parse import schedule_from_text
 from tidewheel.schedules.policies import Policies, policies_from_text
 from tidewheel.schedules.schedule import TICK, Schedule
 from tidewheel.schedules.timer_state import DaySets, effective_schedule
-from tidewheel.schedules.zoned_cron import DstGap, DstOverlap, choice
 from tidewheel.schedules.zones import zone
 
 
@@ -39,12 +38,7 @@ class Version(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """The part of a range in which one version is in force.
-
-    Args:
-        start: Occurrences are later than this.
-        end: Occurrences are not later than this.
-    """
+    """The part of a range in which one version is in force: after its start, up to its end."""
 
     version: int
     nominal: Schedule
@@ -96,13 +90,11 @@ def range_of(
     """Build the range from `first` to `last`, both inclusive.
 
     Args:
-        job_id: The job; an ``H`` depends on it.
         versions: The versions in force, by time, ascending.
         day_sets: At least the calendars that `calendars_of` names, as far as they exist.
 
     Raises:
         ScheduleRefused: A version cannot be read, or names a calendar that was deleted.
-        ValueError: A stored policy cannot be read.
     """
     spans: list[VersionSpan] = []
     for each in versions:
@@ -211,7 +203,6 @@ def next_occurrences(
 
     Args:
         expression: Five fields, or six with seconds first; a ``CRON_TZ=`` in it outranks `timezone`.
-        timezone: An IANA name.
         after: Aware; not part of the result itself.
         dst_gap: ``shift_forward`` or ``skip``.
         dst_overlap: ``first``, ``second`` or ``both``.
@@ -220,9 +211,6 @@ def next_occurrences(
     >>> from datetime import UTC
     >>> [str(at) for at in next_occurrences("30 2 * * *", "Europe/Berlin", datetime(2026, 3, 28, 12, tzinfo=UTC), 2)]
     ['2026-03-29 01:00:00+00:00', '2026-03-30 00:30:00+00:00']
-
-    Raises:
-        ScheduleRefused: Expression, zone, choice or instant cannot be read (a ValueError).
     """
     if after.tzinfo is None:
         problem = f"{after.isoformat()} has no offset, so it is ambiguous"

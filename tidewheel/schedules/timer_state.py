@@ -35,6 +35,18 @@ class Timer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class TimerPosition:
+    """The columns of a timer that decisions need: a stored timer's, or computed ones."""
+
+    job_id: UUID
+    tenant: str
+    schedule_json: str
+    policy_json: str
+    scheduled_at: datetime
+    catch_up_end: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TimerState:
     """The state of one timer.
 

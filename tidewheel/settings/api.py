@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import LEASE, MAX_LOST, MESSAGE_SIGNATURES, SWEEP
-from tidewheel.settings.values import Duration
+from tidewheel.settings.sources import Duration
 
 _BASE_PATH: Final = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*", re.ASCII)
 _API_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*", re.ASCII)  # Source: RFC 6750, section 2.1

@@ -15,8 +15,7 @@ from tidewheel.extras import install_command, is_installed
 from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern, read_folder, read_host_pattern, read_port
 from tidewheel.redaction import protect
 from tidewheel.settings.kafka_client import client_config, read_properties
-from tidewheel.settings.sources import Settings
-from tidewheel.settings.values import Duration, Entries
+from tidewheel.settings.sources import Duration, Entries, Settings
 
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackInfo
@@ -225,13 +224,7 @@ class Connections(Settings):
         )
 
     def database(self) -> str:
-        """Return the libpq connection string.
-
-        Raises:
-            NotRunning: No database is named and no local stack is running.
-            Unavailable: `tidewheel dev` is starting the local stack.
-            SettingsError: The password's file cannot be read.
-        """
+        """Return the libpq connection string; raise Unavailable while `tidewheel dev` starts the stack."""
         url = self._database()
         protect(cast("str | None", conninfo_to_dict(url).get("password")), os.environ.get("PGPASSWORD"))
         return url

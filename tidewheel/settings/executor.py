@@ -7,10 +7,10 @@ from typing import Final, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
+from tidewheel.http_secrets import read_secrets
 from tidewheel.jobs.values import format_duration
 from tidewheel.settings.connections import Connections
-from tidewheel.settings.values import Duration, Entries
-from tidewheel.webhooks import read_secrets
+from tidewheel.settings.sources import Duration, Entries
 
 _NOT_PASSED: Final = ("TIDEWHEEL_", "PG", "AWS_")  # passwords, tokens and keys
 

@@ -1,12 +1,35 @@
 """Settings of intake, of schedulers and of relays."""
 
 from datetime import timedelta
-from typing import Literal
+from hashlib import sha256
+from typing import Final, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
+from tidewheel.jobs.values import format_duration
 from tidewheel.settings.connections import Connections
-from tidewheel.settings.values import Duration
+from tidewheel.settings.sources import Duration
+
+_SHARED: Final = (
+    "source",
+    "events_encoding",
+    "events_runs",
+    "misfire_after",
+    "catch_up_rate",
+    "outputs_topic",
+    "message_signatures",
+    "max_lost",
+    "requests_kept",
+    "lookahead",
+    "overdue_after",
+    "retention",
+    "output_retention",
+    "failed_retention",
+    "webhook_secrets",
+    "api_token",
+)
+NOT_SET: Final = "not set"
+_DIGITS = 8  # of the digest of a secret: enough to see a difference, useless to find a random secret
 
 
 class IntakeSettings(Connections):
@@ -105,3 +128,16 @@ class ArchiveSettings(Connections):
         ge=timedelta(days=1),
         description="`tidewheel admin archive run` removes the runs of archived days after this time",
     )
+
+
+def shared_settings(settings: Connections) -> dict[str, str]:
+    """Return those of the settings that all processes must share, by name; of a secret a digest."""
+    return {name: _text(getattr(settings, name)) for name in _SHARED if name in type(settings).model_fields}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, SecretStr):
+        return f"secret {sha256(value.get_secret_value().encode()).hexdigest()[:_DIGITS]}"
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    return NOT_SET if value is None else str(value)

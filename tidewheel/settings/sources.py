@@ -9,22 +9,22 @@ from datetime import timedelta
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Final, Self
+from typing import Annotated, Final, Self, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from tidewheel.errors import SettingsError
 from tidewheel.http_secrets import PREFIX as SECRET_PREFIX
 from tidewheel.jobs.validation import shown
-from tidewheel.jobs.values import format_duration
+from tidewheel.jobs.values import format_duration, parse_duration
 from tidewheel.settings.kafka_client import KAFKA_PREFIX
 
 PREFIX: Final = "TIDEWHEEL_"
 _LOG = logging.getLogger("tidewheel.settings")
 
 _READ_ELSEWHERE: Final = re.compile(
-    r"CONFIG|HOME|CACHE_DIR|MAVEN_REPOSITORY|FAILPOINT|API_KEY|API_HEADERS"
+    r"CONFIG|HOME|CACHE_DIR|MAVEN_REPOSITORY|FAILPOINT|API_KEY|API_HEADERS|API_URL"
     r"|RUN_ID|ATTEMPT|JOB_KEY|SCHEDULED_AT|IDEMPOTENCY_KEY|CHECKPOINT"  # given to the programs of shell targets
     r"|(?:KAFKA_CONFIG|SECRET|TEST|BENCH|DEMO|FAULTS|EDITS|PROOF|CONFORMANCE)(?:_.*)?"
     r"|(?:.*_)?SERVICE_(?:HOST|PORT)(?:_.*)?|(?:.*_)?PORT_\d+_(?:TCP|UDP)_.*",  # of Kubernetes, for each Service
@@ -52,6 +52,7 @@ _WRITTEN: Final = {
     "path_type": "write a path",
 }
 """What to write, by the kind of pydantic's error."""
+_NUMBER: Final = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
 
 
 class Settings(BaseModel):
@@ -120,6 +121,36 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
         and not _READ_ELSEWHERE.fullmatch(bare)
         and not value.startswith(_OF_KUBERNETES)
     ]
+
+
+def _duration(value: object) -> timedelta:
+    """Return a duration in any form that requests accept; a number, also as text, is seconds."""
+    match value:
+        case timedelta():
+            return value
+        case str():
+            bare = value.strip()
+            return parse_duration(float(bare) if _NUMBER.fullmatch(bare) else bare)
+        case int() | float() if not isinstance(value, bool):
+            return parse_duration(value)
+        case _:
+            message = "write a duration such as 10s, 5m or 250ms, or a number of seconds"
+            raise ValueError(message)
+
+
+Duration = Annotated[timedelta, BeforeValidator(_duration)]
+
+
+def _entries(value: object) -> object:
+    """Return the entries of a list: of the file, or of a variable, separated by commas or line ends."""
+    parts = re.split(r"[,\n]", value) if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        message = "write entries separated by commas or line ends, or a list in the file"
+        raise ValueError(message)  # noqa: TRY004 - pydantic reports a ValueError
+    return tuple(entry for part in cast("list[object]", parts) if (entry := str(part).strip()))
+
+
+Entries = Annotated[tuple[str, ...], BeforeValidator(_entries)]
 
 
 @cache  # once a process

@@ -46,12 +46,9 @@ class HandlerResult:
     Args:
         outcome: As in an attempt's row: `succeeded`, `failed`, `timed_out`, `cancelled`, `snoozed`.
         result: What it returned, or completed its run with, after a way through JSON as its reader gets it.
-        error_type: The error's type, such as `ValueError`.
-        error_message: The error's text.
         again_in: How long until the next attempt; None where there is none.
         progress: The last progress that it reported.
         checkpoint: The last checkpoint that it saved, or the one it was given.
-        output: What it printed and logged.
         completed_in: The connections that it has called `complete_in` with, in their order.
         added_runs: The runs that it has added to its batch, as plain values.
     """
@@ -101,15 +98,12 @@ def run_handler(
         payload: Any JSON value or pydantic model; bytes are passed unchanged.
         attempt: Which attempt it is, from 1.
         checkpoint: What an earlier attempt has saved.
-        previous: What came before the run.
         parents: The results of its parents by job key; a `Parent` where another state than `succeeded` matters.
         scheduled_at: The run's nominal instant; now when not given.
         cancelled: True if a stop was requested before the start.
         **job: Further fields of its job, such as `key`, `start_to_close` or `retry`, as in a `job.submit`.
 
     Raises:
-        LookupError: There is no such handler.
-        Refused: A field of the job does not fit.
         RuntimeError: It was called on an event loop.
     """
     try:

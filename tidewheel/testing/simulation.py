@@ -11,7 +11,6 @@ from datetime import date, datetime, timedelta
 from tidewheel.control.explain.dst_notes import occurrence_notes
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
 from tidewheel.control.explain.preview import version_of
-from tidewheel.control.explain.version_timeline import TimerPosition
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.ids import job_id
 from tidewheel.intake.locks import absent_job
@@ -21,8 +20,8 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.schedules.decide import decide, with_jitter
 from tidewheel.schedules.decision import DaySet, Decision, Fire, Skip, SkipReason
 from tidewheel.schedules.describe import to_zone
-from tidewheel.schedules.simple import FixedDelay
-from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
+from tidewheel.schedules.schedule import FixedDelay
+from tidewheel.schedules.timer_state import DaySets, TimerPosition, TimerState, timer_state, zone_name
 
 MAX_WAKEUPS = 100_000
 """Occurrences in one simulation: what has more is better simulated in parts."""
@@ -42,8 +41,6 @@ class Simulated:
         fires_at: When its run may start: later than `at` by jitter or downtime; None where it does not fire.
         reason: Why it does not fire, such as `misfire` or `excluded`; None where it does.
         late: How late it is made up for; None where it was not missed.
-        last_at: The last of several.
-        occurrences: How many they are.
         notes: What a change of the clock does to it.
     """
 

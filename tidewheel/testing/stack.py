@@ -19,7 +19,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.control.client.results import Job, Run
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.executor.handlers import registered
-from tidewheel.executor.runners.kinds import capabilities, target_kinds
+from tidewheel.executor.runners.runner import capabilities, target_kinds
 from tidewheel.ids import RunId, job_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.kafka.topics import DEFAULT_QUEUE, Topics
@@ -139,9 +139,6 @@ class Tidewheel:
 
         Args:
             at: With its zone's offset; as text in RFC 3339. It may lie in the past.
-
-        Raises:
-            InvalidInput: It has no offset.
         """
         instant = datetime.fromisoformat(at) if isinstance(at, str) else at
         if instant.tzinfo is None:
@@ -157,7 +154,6 @@ class Tidewheel:
         Args:
             by: How much; or as the arguments of a timedelta, such as `hours=2`.
             timeout: Real seconds that it may take.
-            **units: See `by`.
         """
         until = self.now + (by if by is not None else timedelta(**units))
         ends_at = monotonic_seconds() + timeout
@@ -176,7 +172,6 @@ class Tidewheel:
             timeout: Real seconds that it may take.
 
         Raises:
-            TimeoutError: It takes longer; the message says what is left.
             LookupError: A run is due whose handler is not registered.
         """
         self._drain(monotonic_seconds() + timeout)
@@ -191,12 +186,7 @@ class Tidewheel:
             return cursor.execute(_READ_RUNS_OF, columns).fetchall()
 
     def assert_fired(self, key: str, *, at: datetime | str | None = None, times: int | None = None) -> list[Run]:
-        """Fail unless a job has fired; return its runs without the skipped ones.
-
-        Args:
-            at: At this nominal instant.
-            times: So many times; at least once when not given.
-        """
+        """Fail unless a job has fired, once or so many times; return its runs without the skipped ones."""
         instant = datetime.fromisoformat(at) if isinstance(at, str) else at
         runs = self.runs(key)
         fired = [run for run in runs if run.state != RunState.SKIPPED and instant in {None, run.scheduled_at}]

@@ -20,7 +20,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.outbox import append
-from tidewheel.postgres.pg_arrays import texts, uuids
+from tidewheel.postgres.pg_binary import texts, uuids
 from tidewheel.postgres.session import Conn, at_commit, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics

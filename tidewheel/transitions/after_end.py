@@ -20,7 +20,7 @@ from uuid import UUID
 from tidewheel.jobs.strict_json import compact
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxRow
-from tidewheel.postgres.pg_arrays import instants, uuids
+from tidewheel.postgres.pg_binary import instants, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, RunState

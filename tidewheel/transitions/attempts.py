@@ -21,8 +21,7 @@ from functools import partial
 from uuid import UUID
 
 from tidewheel.postgres.partitions import day_of, ensure_days
-from tidewheel.postgres.pg_arrays import instants, integers, uuids
-from tidewheel.postgres.pg_copy import copy_values
+from tidewheel.postgres.pg_binary import copy_values, instants, integers, uuids
 from tidewheel.postgres.session import Conn, at_commit, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
-from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, RunState, sources, target

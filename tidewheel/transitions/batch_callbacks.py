@@ -13,7 +13,7 @@ from uuid import UUID
 from tidewheel.jobs.batches import BatchCallbacks
 from tidewheel.jobs.strict_json import as_object, compact, read_value
 from tidewheel.outbox import OutboxRow, append
-from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, RunState

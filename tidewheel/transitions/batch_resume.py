@@ -14,7 +14,7 @@ from psycopg.rows import class_row
 from tidewheel.errors import refuse
 from tidewheel.jobs.batches import MAX_RUNS
 from tidewheel.jobs.validation import shown
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.batch_writer import BatchWriter, Member, Waits
@@ -84,7 +84,7 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
         inputs = {run.run_id: run for run in cursor.execute(_READ_ENDED_RUNS, wanted)}
     generation = workflow.generation + 1
     writer = BatchWriter(connection, installation, batch_id, workflow.tenant, now, generation=generation)
-    payloads = OldPayloads(connection, inputs, jobs)
+    payloads = OldPayloads(connection, inputs, {run_id: jobs[run.job_id] for run_id, run in inputs.items()})
     members = [_member(one, old[one.job_id].ref, inputs[one.job_id], jobs, payloads) for one in again]
     writer.write(members)
     run_again = {
@@ -116,4 +116,5 @@ def _nodes(
 def _member(again: Again, ref: str, run: OldRun, jobs: Mapping[UUID, SharedJob], payloads: OldPayloads) -> Member:
     """Return the run that repeats another: the current version of its job, and the payload that it had."""
     waits = Waits(again.parents, again.unmet)
-    return Member(ref, jobs[run.job_id], payloads.of(run), waits, traceparent=run.traceparent)
+    blocks = (run.run_id, run.blocks_key) if run.blocks_key else None
+    return Member(ref, jobs[run.job_id], payloads.of(run), waits, traceparent=run.traceparent, blocks=blocks)

@@ -11,10 +11,10 @@ from uuid import UUID
 
 from tidewheel.ids import JobId, RunId, run_id
 from tidewheel.jobs.payload import Payload
-from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Cause, Gate, RunState
+from tidewheel.runs import Cause, Gate, Overlap, RunState
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
@@ -47,7 +47,10 @@ class Waits(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A run of a batch to write; `delay` counts from now, and is not used if the run waits for parents."""
+    """A run of a batch to write; `delay` counts from now, and is not used if the run waits for parents.
+
+    With `blocks` it repeats a run that blocks an ordering key, and takes its place: the run and the key.
+    """
 
     ref: str
     job: SharedJob
@@ -55,6 +58,7 @@ class Member(NamedTuple):
     waits: Waits = Waits()
     delay: timedelta = timedelta(0)
     traceparent: str | None = None
+    blocks: tuple[UUID, str] | None = None
 
 
 def member_id(job_id: UUID, at: datetime, batch_id: UUID, ref: str, generation: int = 0) -> RunId:
@@ -105,7 +109,10 @@ class BatchWriter:
         job, payload, blocked = member.job, member.payload, member.waits != Waits()
         at = self.now if blocked else self.now + member.delay
         # A number in an order is taken by a run that may start: one that waits for parents would hold others behind it.
-        order, gates = (None, Gate(0)) if blocked else job.order_of(payload)
+        repeated, order = (None, None) if blocked or member.blocks is None else member.blocks
+        gates = Gate.ORDER if repeated else Gate(0)
+        if not blocked and repeated is None:
+            order, gates = job.order_of(payload)
         inputs = RunInputs(traceparent=member.traceparent or self.origin.traceparent)
         if payload is not None:
             inputs = RunInputs(payload.content, payload.content_type, traceparent=inputs.traceparent)
@@ -119,7 +126,7 @@ class BatchWriter:
             queue=job.queue,
             lane=job.lane,
             handler=job.handler,
-            overlap=job.overlap,
+            overlap=Overlap.ALLOW_ALL if repeated else job.overlap,  # as every run with a place in an order
             scheduled_at=at,
             publish_at=at,
             definition=job.definition,
@@ -129,8 +136,9 @@ class BatchWriter:
             gates=Gate.FLOW | gates,
             workflow_run_id=self.batch_id,
             generation=self.generation,
-            concurrency_key=job.key_of(payload),
+            concurrency_key=None if repeated else job.key_of(payload),
             ordering_key=order,
+            repeats_blocker=repeated,
             priority=job.priority,
             blocked=blocked,
         )

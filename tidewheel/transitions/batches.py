@@ -18,8 +18,7 @@ from tidewheel.jobs.batches import BatchRun
 from tidewheel.jobs.requests import BatchAdd, BatchSubmit
 from tidewheel.jobs.validation import shown
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import texts, uuids, words
-from tidewheel.postgres.pg_copy import NULL, columns, copy_rows, int8, text, uuid
+from tidewheel.postgres.pg_binary import NULL, columns, copy_rows, int8, text, texts, uuid, uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, RunState

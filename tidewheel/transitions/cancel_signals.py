@@ -12,7 +12,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, sources, target

@@ -9,7 +9,7 @@ from psycopg.rows import class_row
 
 from tidewheel.ids import JobId, RunId
 from tidewheel.outbox import append
-from tidewheel.postgres.pg_arrays import instants, uuids
+from tidewheel.postgres.pg_binary import instants, uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Gate, Move, RunState, target

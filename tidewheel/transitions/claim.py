@@ -18,7 +18,7 @@ from uuid import UUID
 import psycopg
 
 from tidewheel.ids import tenant_key_id
-from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
+from tidewheel.postgres.pg_binary import instants, integers, texts, uuids, words
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import BARRED, Gate, Move, Overlap, RunState, sources, target

@@ -17,7 +17,7 @@ from tidewheel.schemas.cloudevents import completion_headers
 from tidewheel.schemas.files import HEADER_BYTES
 from tidewheel.schemas.generated.records import RequestOrigin, RunError
 from tidewheel.schemas.generated.wire import read_run_completed, run_completed
-from tidewheel.schemas.templates import PLACEHOLDER, split_at
+from tidewheel.schemas.primitives import PLACEHOLDER, split_at
 from tidewheel.transitions.finished import FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
 

@@ -17,19 +17,24 @@ from tidewheel.ids import JobId, RunId, key_id, order_id
 from tidewheel.jobs.values import PRIORITY
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.partitions import day_of, ensure_days
-from tidewheel.postgres.pg_arrays import instants, instants_of, integers, texts, uuids, words
-from tidewheel.postgres.pg_copy import (
+from tidewheel.postgres.pg_binary import (
     NULL,
     boolean,
     columns,
     copy_rows,
     copy_values,
     instant,
+    instants,
+    instants_of,
     int2,
     int4,
     int8,
+    integers,
     text,
+    texts,
     uuid,
+    uuids,
+    words,
 )
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -94,7 +99,7 @@ class NewRun(NamedTuple):
         generation: Of a run of a workflow: 0, and one more for each resume.
         priority: Its rank inside its lane, 0 to 9.
         blocked: True if it waits for its parents: it has no message, and its deadlines count from its release.
-        retries_blocker: True if it retries the run that blocks its ordering key.
+        repeats_blocker: The run that blocks its ordering key, or will, if it repeats that.
         order_no: Its number in the order; set by itself.
         waits_in_order: True if another run of the order is first; set by itself.
     """
@@ -125,7 +130,7 @@ class NewRun(NamedTuple):
     priority: int = PRIORITY
     blocked: bool = False
     ordering_key: str | None = None
-    retries_blocker: bool = False
+    repeats_blocker: UUID | None = None
     order_no: int | None = None
     waits_in_order: bool = False
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -11,7 +11,7 @@ from psycopg.rows import class_row
 from tidewheel.ids import event_id
 from tidewheel.jobs.payload import Payload
 from tidewheel.outbox import Headers, OutboxLane, OutboxRow, append, headers_of, parts_of
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import sequence_of
@@ -29,6 +29,7 @@ _MARK_REDRIVEN = _SQL["mark_redriven"]
 _LOCK_DEAD_LETTERS = _SQL["lock_dead_letters"]
 _READ_DEAD_MESSAGES = _SQL["read_dead_messages"]
 _MARK_REPUBLISHED = _SQL["mark_republished"]
+_SCAN_DEAD_LETTERS = _SQL["scan_dead_letters"]
 _PURGE_DEAD_LETTERS = _SQL["purge_dead_letters"]
 
 _KIND = "tidewheel-dlq-kind"
@@ -59,6 +60,23 @@ class DeadMessage:
     headers: Headers = ()
     cut_from: int | None = None
     tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRef:
+    """The columns of a dead letter that a redrive or a purge needs."""
+
+    id: int
+    kind: str
+    run_id: UUID | None
+    created_at: datetime
+
+
+class LetterScan(NamedTuple):
+    """A part of a walk over dead letters: those that match, and the last one looked at; None at the end."""
+
+    letters: Sequence[DeadLetterRef]
+    last: DeadLetterRef | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +199,20 @@ def mark_redriven(connection: Conn, new_runs: Mapping[UUID, UUID], now: datetime
     if new_runs:
         columns = {"run_ids": uuids(new_runs), "new_run_ids": uuids(new_runs.values()), "now": now}
         connection.execute(_MARK_REDRIVEN, columns)
+
+
+def scan_dead_letters(connection: Conn, columns: Mapping[str, object]) -> LetterScan:
+    """Look at the next `look` dead letters after one of them, and return the first `limit` that match."""
+    rows = connection.execute(_SCAN_DEAD_LETTERS, columns, binary=True).fetchall()
+    letters: list[DeadLetterRef] = []
+    last: DeadLetterRef | None = None
+    for *values, matches in rows:
+        each = DeadLetterRef(*cast("tuple[int, str, UUID | None, datetime]", tuple(values)))
+        if matches:
+            letters.append(each)
+        else:
+            last = each
+    return LetterScan(letters, letters[-1] if len(letters) == columns["limit"] else last)
 
 
 def lock_dead_letters(connection: Conn, ids: Sequence[int]) -> set[int]:

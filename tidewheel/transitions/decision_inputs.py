@@ -12,7 +12,7 @@ from datetime import date, datetime
 from typing import Protocol, cast
 from uuid import UUID
 
-from tidewheel.postgres.pg_arrays import instants, uuids
+from tidewheel.postgres.pg_binary import instants, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decision import DaySet, Override

@@ -14,7 +14,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.ids import tenant_key_id
-from tidewheel.postgres.pg_arrays import instants, uuids
+from tidewheel.postgres.pg_binary import instants, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, RunState

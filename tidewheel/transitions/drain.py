@@ -16,7 +16,7 @@ from uuid import UUID
 
 from tidewheel.ids import RunId
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import instants, texts, uuids
+from tidewheel.postgres.pg_binary import instants, texts, uuids
 from tidewheel.postgres.session import Conn, at_commit, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint

@@ -15,7 +15,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.outbox import OutboxRow, append
-from tidewheel.postgres.pg_arrays import integers, uuids, words
+from tidewheel.postgres.pg_binary import integers, uuids, words
 from tidewheel.postgres.session import Conn, at_commit, read_ids, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics

@@ -10,7 +10,7 @@ from psycopg.rows import class_row
 
 from tidewheel.ids import rate_key_id
 from tidewheel.outbox import append
-from tidewheel.postgres.pg_arrays import instants, uuids
+from tidewheel.postgres.pg_binary import instants, uuids
 from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics

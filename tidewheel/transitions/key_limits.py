@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import NamedTuple, cast
 from uuid import UUID
 
-from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.installation import Installation

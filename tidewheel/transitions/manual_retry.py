@@ -1,21 +1,23 @@
-"""Create new runs of ended ones, under the current version of their job: manual retries and redrives.
+"""Create new runs of ended ones: manual retries, redrives and retries by filter.
 
 The old run keeps its state. The new run has its payload, and names it as its parent, and the root of the retry chain.
 If the old run is a dead letter, the same transaction stores the new run's id in it.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 
 from tidewheel.errors import Refused, UnknownJob, UnknownRun, refuse
-from tidewheel.ids import JobId, RunId, run_id
+from tidewheel.ids import JobId, RunId, first_run_id, run_id
 from tidewheel.jobs.payload import Payload
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause, Gate, Overlap, RunState
@@ -23,11 +25,16 @@ from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.dead_letters import mark_redriven
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import read_definitions
-from tidewheel.transitions.shared_jobs import SharedJob, lock_jobs_for_share, payload_of
+from tidewheel.transitions.shared_jobs import SharedJob, lock_jobs_for_share, payload_of, read_versions
 
 _SQL = Statements("tidewheel.transitions")
 _READ_RETRIED_RUNS = _SQL["read_retried_runs"]
 _READ_JOB_KEY = _SQL["read_job_key"]
+_SCAN_FAILED_RUNS = _SQL["scan_failed_runs"]
+_FIND_RETRIED_RUNS = _SQL["find_retried_runs"]
+
+_FILTERED = ("job_id", "status", "error_type", "queue", "lane")
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +63,34 @@ class RetryRequest:
 
     Args:
         seed: Makes the new run's id, so that a repeated request finds it; None if it is not repeated.
+        at: The instant in the new run's id; else now.
         traceparent: In place of the old run's.
     """
 
     tenant: str
     run_id: UUID
     seed: bytes | None = None
+    at: datetime | None = None
     delay: timedelta | None = None
     traceparent: str | None = None
     request_id: str | None = None
     requested_from: str | None = None
 
 
-def retry_runs(connection: Conn, installation: Installation, batch: Sequence[RetryRequest]) -> list[NewRun | Refused]:
-    """Retry runs in the caller's transaction; return the new run or the refusal of each, in their order."""
+def retry_runs(
+    connection: Conn, installation: Installation, batch: Sequence[RetryRequest], *, as_of: bool = False
+) -> list[NewRun | Refused]:
+    """Retry runs in the caller's transaction; return the new run or the refusal of each, in their order.
+
+    The new runs have the current version of their job, or with `as_of` that of the old run.
+    """
     with connection.cursor(row_factory=class_row(OldRun), binary=True) as cursor:
         found = cursor.execute(_READ_RETRIED_RUNS, {"run_ids": sorted({request.run_id for request in batch})})
         old = {row.run_id: row for row in found}
-    jobs = lock_jobs_for_share(connection, {run.job_id for run in old.values()})
+    locked = lock_jobs_for_share(connection, {run.job_id for run in old.values()})
+    kept = [run for run in old.values() if run.job_id in locked]
+    versions = read_versions(connection, {(run.job_id, run.job_version) for run in kept}) if as_of else {}
+    jobs = {run.run_id: versions[run.job_id, run.job_version] if as_of else locked[run.job_id] for run in kept}
     payloads = OldPayloads(connection, old, jobs)
     now = read_now(connection)
     done: list[NewRun | Refused] = []
@@ -82,7 +99,7 @@ def retry_runs(connection: Conn, installation: Installation, batch: Sequence[Ret
     for request in batch:
         try:
             run = _finished_run(connection, request, old, jobs)
-            new = _new_run(request, run, jobs[run.job_id], payloads.of(run), now=now)
+            new = _new_run(request, run, jobs[run.run_id], payloads.of(run), now=now)
         except Refused as refused:
             done.append(refused)
             continue
@@ -94,21 +111,51 @@ def retry_runs(connection: Conn, installation: Installation, batch: Sequence[Ret
     return done
 
 
+def scan_failed_runs(
+    connection: Conn, tenant: str, filters: Mapping[str, object], *, until: datetime, ended_until: datetime,
+    after: UUID, limit: int, look: int,
+) -> tuple[Sequence[UUID], UUID | None]:  # fmt: skip
+    """Look at the next `look` failed runs after one of them, the oldest first.
+
+    Args:
+        until: The latest instant of their ids.
+        ended_until: The latest end: new runs of a retry fail later.
+
+    Returns:
+        The first `limit` that match, and the last one looked at; None at the end.
+    """
+    columns = {name: filters.get(name) for name in _FILTERED} | {
+        "tenant": tenant, "after_id": after, "before_id": first_run_id(until + _MILLISECOND),
+        "ended_until": ended_until, "limit": limit, "look": look,
+    }  # fmt: skip
+    rows = cast("list[tuple[UUID, bool]]", connection.execute(_SCAN_FAILED_RUNS, columns, binary=True).fetchall())
+    found = [run for run, matches in rows if matches]
+    if len(found) == limit:
+        return found, found[-1]
+    return found, next((run for run, matches in rows if not matches), None)
+
+
+def find_retried(connection: Conn, run_ids: Collection[UUID]) -> set[UUID]:
+    """Return those of these failed runs that have a retry."""
+    rows = connection.execute(_FIND_RETRIED_RUNS, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+    return {cast("UUID", run) for (run,) in rows}
+
+
 class OldPayloads:
-    """The payloads of old runs, where the job's current version has another one."""
+    """The payloads of old runs, where the version that each gets, by its id, has another one."""
 
     def __init__(self, connection: Conn, old: Mapping[UUID, OldRun], jobs: Mapping[UUID, SharedJob]) -> None:
         self._jobs = jobs
         edited = [
             (run.job_id, run.job_version)
             for run in old.values()
-            if run.job_id in jobs and run.job_version != jobs[run.job_id].version
+            if run.run_id in jobs and run.job_version != jobs[run.run_id].version
         ]
         self._definitions = read_definitions(connection, edited) if edited else {}
 
     def of(self, run: OldRun) -> Payload | None:
         """Return the payload that the new run needs; None if its version has the same."""
-        current = self._jobs[run.job_id].definition
+        current = self._jobs[run.run_id].definition
         definition = self._definitions.get((run.job_id, run.job_version), current)
         if run.payload is not None:
             return Payload(run.payload, run.payload_content_type or payload_of(definition).content_type)
@@ -128,7 +175,7 @@ def _finished_run(
         if run.state == RunState.RETRYING:
             remedy = f"send `attempt: {run.attempt + 1}` to start its next attempt now, or cancel it first"
         refuse("run_id", f"run {run.run_id} is {run.state}: it has not ended", remedy)
-    if run.job_id not in jobs:
+    if run.run_id not in jobs:
         row = connection.execute(_READ_JOB_KEY, {"job_id": run.job_id}, binary=True).fetchone()
         raise UnknownJob(run.tenant, str(row[0]) if row else "")
     return run
@@ -145,7 +192,7 @@ def _new_run(request: RetryRequest, old: OldRun, job: SharedJob, payload: Payloa
     # A retry of a run that blocks its key, or will, takes its place in the order. By its job's key it is the last.
     order, gates = (old.blocks_key, Gate.ORDER) if old.blocks_key else job.order_of(payload)
     return NewRun(
-        run_id=run_id(job.job_id, old.scheduled_at, Cause.RETRY, origin, at=now),
+        run_id=run_id(job.job_id, old.scheduled_at, Cause.RETRY, origin, at=request.at or now),
         job_id=JobId(job.job_id),
         tenant=old.tenant,
         job_version=job.version,
@@ -163,7 +210,7 @@ def _new_run(request: RetryRequest, old: OldRun, job: SharedJob, payload: Payloa
         root_run_id=RunId(old.root_run_id or old.run_id),
         concurrency_key=None if order else old.concurrency_key or job.key_of(payload),
         ordering_key=order,
-        retries_blocker=old.blocks_key is not None,
+        repeats_blocker=old.run_id if old.blocks_key else None,
         gates=gates,
         priority=job.priority,
         request_id=request.request_id,

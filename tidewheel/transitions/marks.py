@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 from uuid import UUID
 
 from tidewheel.ids import RunId, child_run_id
-from tidewheel.postgres.pg_arrays import integers, texts, uuids
+from tidewheel.postgres.pg_binary import integers, texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState

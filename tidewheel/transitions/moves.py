@@ -21,7 +21,7 @@ from psycopg.rows import class_row
 
 from tidewheel.outbox import append
 from tidewheel.postgres.partitions import day_of, ensure_days
-from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
+from tidewheel.postgres.pg_binary import instants, integers, texts, uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, Move, RunState, target

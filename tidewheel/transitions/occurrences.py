@@ -15,7 +15,7 @@ from psycopg.rows import class_row
 
 from tidewheel.errors import UnknownWorkflow
 from tidewheel.ids import child_run_id
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, RunState

@@ -19,7 +19,7 @@ from tidewheel.errors import refuse
 from tidewheel.ids import order_id
 from tidewheel.outbox import append
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids
+from tidewheel.postgres.pg_binary import instants, integers, texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, Move, RunState, target
@@ -99,12 +99,12 @@ def take_order(connection: Conn, keys: dict[int, OrderKey], runs: "Sequence[NewR
     numbered: list[NewRun] = []
     for run in runs:
         key = keys[order_id(run.tenant, run.ordering_key or "")]
-        if run.retries_blocker:
-            if key.head is None and key.blocked_by == run.parent_run_id:
+        if (blocker := run.repeats_blocker) is not None:
+            if key.head is None and key.blocked_by == blocker:
                 key.head = run.run_id
                 numbered.append(run._replace(order_no=-1))
                 continue
-            if (number := _drop_failures(connection, [run.parent_run_id]).get(run.parent_run_id)) is not None:
+            if (number := _drop_failures(connection, [blocker]).get(blocker)) is not None:
                 numbered.append(run._replace(order_no=number, waits_in_order=True))
                 continue
         starts = key.is_free and key.wake_at is None

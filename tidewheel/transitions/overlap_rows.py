@@ -16,7 +16,7 @@ from psycopg.rows import class_row
 from tidewheel.ids import run_bucket, shard_of, tenant_key_id
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import uuids, words
+from tidewheel.postgres.pg_binary import uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, Overlap, RunState

@@ -14,7 +14,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.errors import UnknownRun
-from tidewheel.postgres.pg_arrays import instants, integers, uuids
+from tidewheel.postgres.pg_binary import instants, integers, uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState

@@ -94,6 +94,114 @@ CASE WHEN timer.catch_up_end IS NOT NULL THEN timer.catch_up_end + interval '1 m
 -- Index: frozen_jobs_pkey for a freeze by jobs. No lock.
 coalesce(z.thawed_at >= {{position(timer)}}, true) AND {{named(v)}}
 
+-- name: lock_freezes
+-- Locks the freezes before timers are held by them: a thaw comes wholly before, or sees these timers.
+-- Index: freezes_pkey. Lock: each row, shared, in id order; waits for a thaw under way.
+SELECT id FROM freezes ORDER BY id FOR SHARE
+
+-- name: find_frozen_timers
+-- Returns those of these timers that a freeze concerns: the begin of the first one, what holds the timer so far, and whether the
+-- timer comes due under the freeze or has instants before it. A later statement than lock_freezes.
+-- Index: timers_pkey, job_versions_pkey, freezes_pkey, frozen_jobs_pkey. No lock; the caller has locked the timers.
+SELECT t.job_id, f.began, t.hold_reason, t.catch_up_end IS NULL AND {{position(t)}} > f.began
+  FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+ CROSS JOIN LATERAL (SELECT min(z.created_at) AS began FROM freezes AS z WHERE {{holds(t)}}) AS f
+ WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND f.began IS NOT NULL
+
+-- name: lock_timers_written_ahead
+-- Locks the timers of these jobs, before the jobs.
+-- Index: timers_pkey. Lock: each timer in job_id order; rows that another transaction holds are skipped, and found again.
+SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR UPDATE SKIP LOCKED
+
+-- name: lock_jobs_written_ahead
+-- Locks the rows of these jobs, after their timers, and returns those without an own timer too.
+-- Index: jobs_pkey, timers_pkey. Lock: each job in job_id order; rows that another transaction holds are skipped, and found again.
+SELECT j.job_id
+  FROM jobs AS j
+ WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND j.deleted_at IS NULL
+   AND (j.job_id = ANY (%(locked)s::uuid[]) OR j.finished_at IS NOT NULL)
+ ORDER BY j.job_id
+   FOR NO KEY UPDATE SKIP LOCKED
+
+-- name: rewind_timers
+-- Holds timers at the first instant whose run was retracted. A job whose last occurrence it was gets its timer back.
+-- Index: timers_pkey, jobs_pkey; timers_due and timers_frozen change. Lock: rows that are locked already, or new.
+-- Why: a timer that lies before this instant decides it in its turn, and a paused or quarantined one stays so.
+-- Why repeats_until: as put_timers of intake.
+INSERT INTO timers AS t (job_id, tenant, shard, due_at, scheduled_at, version, hold_reason, overridden, repeats_until)
+SELECT j.job_id, j.tenant, j.shard, 'infinity', back.at, j.version, 'freeze', true, (SELECT tidewheel_now()) + interval '5 minutes'
+  FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS back (job_id, at)
+  JOIN jobs AS j USING (job_id)
+    ON CONFLICT (job_id) DO UPDATE
+   SET scheduled_at = least(t.scheduled_at, excluded.scheduled_at),
+       hold_reason = CASE WHEN t.scheduled_at < excluded.scheduled_at OR t.hold_reason IN ('pause', 'quarantine') THEN t.hold_reason
+                          ELSE 'freeze' END,
+       due_at = CASE WHEN t.scheduled_at < excluded.scheduled_at OR t.hold_reason IN ('pause', 'quarantine') THEN t.due_at
+                     ELSE 'infinity' END,
+       overridden = true,
+       repeats_until = CASE WHEN excluded.scheduled_at < t.scheduled_at THEN greatest(t.repeats_until, t.scheduled_at)
+                            ELSE t.repeats_until END
+
+-- name: reopen_jobs
+-- Marks jobs as unfinished whose timer has come back.
+-- Index: jobs_pkey. Lock: rows that are locked already.
+UPDATE jobs SET finished_at = NULL WHERE job_id = ANY (%(job_ids)s::uuid[]) AND finished_at IS NOT NULL
+
+-- part: freeze_ended(timer)
+-- The first instant after the held timer's cursor at which no freeze names its version; null while a freeze is in force.
+-- Index: freezes_pkey, frozen_jobs_pkey. No lock.
+(SELECT min(e.thawed_at)
+   FROM (SELECT z.thawed_at
+           FROM freezes AS z
+          WHERE z.thawed_at >= timer.scheduled_at AND {{named(v)}}) AS e
+  WHERE NOT EXISTS (SELECT FROM freezes AS z
+                     WHERE z.created_at <= e.thawed_at AND coalesce(z.thawed_at > e.thawed_at, true)
+                       AND {{named(v)}}))
+
+-- part: is_released(timer)
+-- True if the freezes that hold the timer have ended, or none is left.
+-- Index: freezes_pkey, frozen_jobs_pkey. No lock.
+({{freeze_ended(timer)}} IS NOT NULL
+ OR NOT EXISTS (SELECT FROM freezes AS z
+                 WHERE coalesce(z.thawed_at >= timer.scheduled_at, true) AND {{named(v)}}))
+
+-- name: find_freeze_ends
+-- Returns those of these timers that are released, each with the end of its freezes; null if no freeze is left.
+-- Index: timers_pkey, job_versions_pkey, freezes_pkey, frozen_jobs_pkey. No lock; the caller has locked the timers.
+-- Why max: a timer that was held ahead of its instant may lie behind the thaw.
+SELECT t.job_id,
+       coalesce({{freeze_ended(t)}}, (SELECT max(z.thawed_at) FROM freezes AS z WHERE {{named(v)}}))
+  FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+ WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND {{is_released(t)}}
+
+-- name: lock_held_timers
+-- Locks timers to release.
+-- Index: timers_pkey, job_versions_pkey. Lock: each timer; rows that another transaction holds are skipped, and found again.
+SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
+       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason,
+       t.overridden, t.repeats_until
+  FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+ WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND t.hold_reason = 'freeze'
+ ORDER BY t.job_id
+   FOR UPDATE OF t SKIP LOCKED
+
+-- name: has_freeze
+-- Returns true if a freeze is in force, or thawed and not deleted yet.
+-- Index: none; a few rows. No lock.
+SELECT EXISTS (SELECT FROM freezes)
+
+-- name: find_written_ahead_of
+-- Returns those of these jobs that have runs written ahead of instants under a freeze, each with the begin of the first such freeze.
+-- Index: job_runs_by_job, frozen_jobs_pkey, overrides_pkey. No lock; the caller has locked the jobs.
+SELECT r.job_id, min(z.created_at)
+  FROM freezes AS z
+  JOIN job_runs AS r ON r.job_id = ANY (%(job_ids)s::uuid[]) AND {{named(r)}}
+ WHERE r.state = ANY (%(sources)s) AND r.gates & %(holds)s = 0 AND {{written_ahead(r)}}
+ GROUP BY r.job_id
+
 -- part: same_scope(freeze)
 -- True if the freeze is not thawed and has exactly this scope.
 -- Index: freezes_pkey; a few rows. No lock.
@@ -1403,16 +1511,21 @@ INSERT INTO settings (name, value) VALUES ('schema_ids', %(recorded)s)
 -- Lock: its own new row.
 INSERT INTO settings (name, value) VALUES ('topic_prefix', to_jsonb(%(prefix)s::text)) ON CONFLICT (name) DO NOTHING
 
+-- part: blocks_key(run)
+-- The ordering key that the ended run blocks, as `k` has it, or will block once the failures before it are settled.
+-- Index: order_failures_by_run, order_keys_pkey. No lock.
+coalesce(k.key, (SELECT w.key
+                   FROM order_failures AS f
+                   JOIN order_keys AS w ON w.key_id = f.key_id
+                  WHERE f.run_id = run.run_id
+                  LIMIT 1))
+
 -- name: read_retried_runs
 -- The runs to retry, with their inputs; an ended run never changes.
 -- Index: job_runs_pkey, the partitions' indexes by run, order_keys_by_blocker, order_failures_by_run, order_keys_pkey. No lock.
 SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.attempt, r.scheduled_at, r.root_run_id, r.concurrency_key,
        i.payload, i.payload_content_type, i.labels, i.traceparent,
-       coalesce(k.key, (SELECT w.key
-                          FROM order_failures AS f
-                          JOIN order_keys AS w ON w.key_id = f.key_id
-                         WHERE f.run_id = r.run_id
-                         LIMIT 1)) AS blocks_key
+       {{blocks_key(r)}} AS blocks_key
   FROM runs AS r
   LEFT JOIN order_keys AS k ON k.blocked_by = r.run_id AND k.blocked_by = ANY (%(run_ids)s)
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s)
@@ -1424,13 +1537,25 @@ SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.attempt, r.schedu
 -- Why without a join: as lock_timers.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR KEY SHARE
 
--- name: read_shared_jobs
--- The columns that triggered runs need of the jobs just locked.
--- Index: jobs_pkey, job_versions_pkey. No lock.
-SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition,
+-- part: shared_job(job)
+-- The columns that triggered runs need of a job, by its version `v`.
+job.job_id, job.shard, v.version, job.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition,
        CASE WHEN v.ordering_key IS NULL THEN coalesce(v.key_template, v.concurrency_key) END AS key, v.priority,
        CASE WHEN v.ordering_key IS NOT NULL THEN coalesce(v.key_template, v.ordering_key) END AS ordering_key, v.passes,
        v.dedupe
+
+-- name: read_shared_versions
+-- The same columns of earlier versions of these jobs.
+-- Index: jobs_pkey, job_versions_pkey. No lock.
+SELECT {{shared_job(j)}}
+  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS given (job_id, version)
+  JOIN jobs AS j ON j.job_id = given.job_id
+  JOIN job_versions AS v ON v.job_id = given.job_id AND v.version = given.version
+
+-- name: read_shared_jobs
+-- The columns that triggered runs need of the jobs just locked.
+-- Index: jobs_pkey, job_versions_pkey. No lock.
+SELECT {{shared_job(j)}}
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)
@@ -1527,53 +1652,163 @@ SELECT o.run_id, o.created_at, o.tenant, given.payload, given.content_type, give
   ORDER BY d.created_at DESC, d.id DESC
   LIMIT 1)
 
--- name: find_due_redrives
--- Returns the running redrives whose next batch is due.
--- Index: redrives_open. No lock.
-SELECT redrive_id FROM redrives WHERE state = 'running' AND next_at <= %(now)s ORDER BY next_at LIMIT 100
+-- name: scan_failed_runs
+-- Looks at the next `look` failed and timed-out runs of a tenant, by id; returns the first `limit` of these that match, and
+-- as no match the last one looked at, if there were so many.
+-- Index: failed_runs_by_tenant. No lock.
+-- Why: as scan_dead_letters.
+  WITH looked AS MATERIALIZED (
+    SELECT f.run_id, f.job_id, f.state, f.error_type, f.queue, f.lane, f.finished_at
+      FROM failed_runs AS f
+     WHERE f.tenant = %(tenant)s AND f.run_id > %(after_id)s AND f.run_id < %(before_id)s
+     ORDER BY f.run_id
+     LIMIT %(look)s
+  )
+(SELECT f.run_id, true AS matches
+   FROM looked AS f
+  WHERE f.finished_at <= %(ended_until)s
+    AND (%(job_id)s::uuid IS NULL OR f.job_id = %(job_id)s)
+    AND (%(status)s::text IS NULL OR f.state = %(status)s)
+    AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
+    AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
+    AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
+  ORDER BY f.run_id
+  LIMIT %(limit)s)
+ UNION ALL
+(SELECT f.run_id, false
+   FROM looked AS f
+  WHERE (SELECT count(*) FROM looked) = %(look)s
+  ORDER BY f.run_id DESC
+  LIMIT 1)
 
--- name: lock_due_redrive
--- Locks a running redrive and returns it.
+-- name: read_failed_runs
+-- Returns failed and timed-out runs, by id.
+-- Index: failed_runs_pkey, jobs_pkey. No lock.
+SELECT f.run_id, coalesce(j.key, f.job_id::text) AS key, f.state AS status, f.job_version, f.error_type, f.scheduled_at, f.finished_at
+  FROM failed_runs AS f
+  LEFT JOIN jobs AS j ON j.job_id = f.job_id
+ WHERE f.run_id = ANY (%(run_ids)s)
+ ORDER BY f.run_id
+
+-- name: find_retried_runs
+-- Returns those of these failed runs that have a retry.
+-- Index: failed_runs_pkey; job_runs_by_job, finished_runs_by_job of each day. No lock.
+-- Why OFFSET 0: a join would be free to read all runs.
+SELECT f.run_id
+  FROM failed_runs AS f
+ WHERE f.run_id = ANY (%(run_ids)s)
+   AND EXISTS (SELECT FROM runs AS n
+                WHERE n.job_id = f.job_id AND n.scheduled_at = f.scheduled_at AND n.parent_run_id = f.run_id
+               OFFSET 0)
+
+-- name: find_due_works
+-- Returns the running works whose next batch is due, and the redrives that a process of the release before has changed.
+-- Index: works_open; redrives_open, works_unfinished, works_pkey and redrives_pkey. No lock.
+-- Why kinds: a work of a kind that this release does not know waits for a process that does.
+SELECT work_id
+  FROM ((SELECT work_id, next_at FROM works
+          WHERE state = 'running' AND next_at <= %(now)s AND kind = ANY (%(kinds)s)
+          ORDER BY next_at LIMIT 100)
+         UNION
+        (SELECT r.redrive_id, r.next_at
+           FROM redrives AS r
+           LEFT JOIN works AS w ON w.work_id = r.redrive_id
+          WHERE r.state = 'running' AND w.state IS DISTINCT FROM 'running'
+          LIMIT 100)
+         UNION
+        (SELECT w.work_id, w.next_at
+           FROM works AS w
+           JOIN redrives AS r ON r.redrive_id = w.work_id
+          WHERE w.finished_at IS NULL AND r.finished_at IS NOT NULL
+          LIMIT 100)) AS due
+ ORDER BY next_at
+
+-- name: adopt_redrives
+-- Adds the works of redrives that have none, for a process of the release before has written and perhaps ended them.
+-- Index: works_pkey; redrives is read whole, once in the life of a scheduler. Lock: new rows.
+INSERT INTO works
+SELECT (tidewheel_work_of(r)).*
+  FROM redrives AS r
+ WHERE NOT EXISTS (SELECT FROM works AS w WHERE w.work_id = r.redrive_id)
+    ON CONFLICT DO NOTHING
+
+-- name: lock_old_redrive
+-- Locks the row in redrives of a tenant's work, if it has one.
+-- Index: redrives_pkey. Lock: the row, before that of works.
+SELECT true FROM redrives WHERE redrive_id = %(work_id)s AND tenant = %(tenant)s FOR UPDATE
+
+-- name: take_old_redrive
+-- Locks the row in redrives of a work, if it has one.
 -- Index: redrives_pkey. Lock: the row, skipped if a request or another scheduler holds it.
-SELECT redrive_id, tenant, state, kind, ids, job_id, status, error_type, queue, lane, since_at, until_at, rate, matched_count,
-       redriven_count, rejected_count, rejections, after_at, after_id, next_at, reason, created_at, finished_at
-  FROM redrives
- WHERE redrive_id = %(redrive_id)s AND state = 'running' AND next_at <= %(now)s
+SELECT true FROM redrives WHERE redrive_id = %(work_id)s FOR UPDATE SKIP LOCKED
+
+-- name: follow_old_redrive
+-- Brings the work of a redrive up to date with its row in redrives, which a process of the release before may have written.
+-- Index: redrives_pkey, works_pkey. Lock: the row of works; that of redrives is locked already.
+INSERT INTO works AS w
+SELECT (tidewheel_work_of(r)).* FROM redrives AS r WHERE r.redrive_id = %(work_id)s
+    ON CONFLICT (work_id) DO UPDATE
+   SET state = excluded.state, "cursor" = excluded.cursor, done_count = excluded.done_count,
+       rejected_count = excluded.rejected_count, rejections = excluded.rejections, next_at = excluded.next_at,
+       reason = excluded.reason, finished_at = excluded.finished_at
+
+-- name: write_old_redrive
+-- Writes a work of the kind `redrive` to redrives, for processes of the release before.
+-- Index: works_pkey, redrives_pkey. Lock: the row of redrives, which is locked already or new.
+INSERT INTO redrives (redrive_id, tenant, state, kind, ids, job_id, status, error_type, queue, lane, since_at, until_at, rate,
+                      matched_count, redriven_count, rejected_count, rejections, after_at, after_id, next_at, reason,
+                      created_at, finished_at)
+SELECT w.work_id, w.tenant, w.state, f.kind, f.ids, f.job_id, f.status, f.error_type, f.queue, f.lane, f.since, f.until,
+       w.rate, w.matched_count, w.done_count, w.rejected_count, w.rejections, (w.cursor ->> 'at')::timestamptz,
+       (w.cursor ->> 'id')::bigint, w.next_at, w.reason, w.created_at, w.finished_at
+  FROM works AS w
+ CROSS JOIN LATERAL jsonb_to_record(w.filter)
+            AS f (kind text, ids bigint[], job_id uuid, status text, error_type text, queue text, lane text,
+                  since timestamptz, until timestamptz)
+ WHERE w.work_id = %(work_id)s AND w.kind = 'redrive'
+    ON CONFLICT (redrive_id) DO UPDATE
+   SET state = excluded.state, redriven_count = excluded.redriven_count, rejected_count = excluded.rejected_count,
+       rejections = excluded.rejections, after_at = excluded.after_at, after_id = excluded.after_id,
+       next_at = excluded.next_at, reason = excluded.reason, finished_at = excluded.finished_at
+
+-- name: lock_due_work
+-- Locks a running work and returns it.
+-- Index: works_pkey. Lock: the row, skipped if a request or another scheduler holds it.
+SELECT work_id, tenant, kind, filter, rate, "cursor", rejections, next_at, created_at
+  FROM works
+ WHERE work_id = %(work_id)s AND state = 'running' AND next_at <= %(now)s
    FOR UPDATE SKIP LOCKED
 
--- name: add_redrive
--- Inserts a redrive; a repeated one changes nothing.
--- Index: redrives_pkey. Lock: a new row.
-INSERT INTO redrives (redrive_id, tenant, state, kind, ids, job_id, status, error_type, queue, lane, since_at, until_at, rate,
-                      matched_count, rejections, after_at, after_id, next_at, reason, created_at, finished_at)
-VALUES (%(redrive_id)s, %(tenant)s, %(state)s, %(kind)s, %(ids)s, %(job_id)s, %(status)s, %(error_type)s, %(queue)s,
-        %(lane)s, %(since_at)s, %(until_at)s, %(rate)s, %(matched_count)s, %(rejections)s, %(after_at)s, %(after_id)s,
-        %(next_at)s, %(reason)s, %(created_at)s, %(finished_at)s)
-ON CONFLICT (redrive_id) DO NOTHING
+-- name: add_work
+-- Inserts a work; a repeated one changes nothing.
+-- Index: works_pkey. Lock: a new row.
+INSERT INTO works (work_id, tenant, kind, state, filter, rate, "cursor", matched_count, rejections, next_at, reason, created_at)
+VALUES (%(work_id)s, %(tenant)s, %(kind)s, 'running', %(filter)s, %(rate)s, %(cursor)s, %(matched)s, '[]', %(now)s, %(reason)s,
+        %(now)s)
+ON CONFLICT (work_id) DO NOTHING
 
--- name: advance_redrive
--- Moves a redrive's cursor after a batch.
--- Index: redrives_pkey. Lock: a row that is locked already.
-UPDATE redrives
-   SET redriven_count = redriven_count + %(redriven)s,
+-- name: advance_work
+-- Moves a work's cursor after a batch.
+-- Index: works_pkey. Lock: a row that is locked already.
+UPDATE works
+   SET done_count = done_count + %(done)s,
        rejected_count = rejected_count + %(rejected)s,
        rejections = %(rejections)s,
-       after_at = %(after_at)s,
-       after_id = %(after_id)s,
+       "cursor" = %(cursor)s,
        next_at = %(next_at)s
- WHERE redrive_id = %(redrive_id)s
+ WHERE work_id = %(work_id)s
 
--- name: set_redrive_state
--- Changes the state of a redrive.
--- Index: redrives_pkey. Lock: a row that is locked already.
-UPDATE redrives
+-- name: set_work_state
+-- Changes the state of a work.
+-- Index: works_pkey. Lock: a row that is locked already.
+UPDATE works
    SET state = %(state)s, reason = coalesce(%(reason)s, reason), finished_at = %(finished_at)s
- WHERE redrive_id = %(redrive_id)s
+ WHERE work_id = %(work_id)s
 
--- name: lock_redrive
--- Locks a tenant's redrive and returns its state.
--- Index: redrives_pkey. Lock: the row.
-SELECT state FROM redrives WHERE redrive_id = %(redrive_id)s AND tenant = %(tenant)s FOR UPDATE
+-- name: lock_work
+-- Locks a tenant's work and returns its kind and state.
+-- Index: works_pkey. Lock: the row.
+SELECT kind, state FROM works WHERE work_id = %(work_id)s AND tenant = %(tenant)s FOR UPDATE
 
 -- name: read_job_key
 -- The key of a job.
@@ -2083,10 +2318,11 @@ SELECT run_id, ref, job_id FROM batch_runs WHERE batch_id = %(batch_id)s ORDER B
 
 -- name: read_ended_runs
 -- The runs of a batch to repeat, which have ended between two instants, with their inputs.
--- Index: the partitions' indexes by run, of these days. No lock: an ended run never changes.
+-- Index: the partitions' indexes by run, of these days; order_keys_by_blocker, order_failures_by_run, order_keys_pkey. No lock: an ended run never changes.
 SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.attempt, r.scheduled_at, r.root_run_id, r.concurrency_key,
-       i.payload, i.payload_content_type, i.labels, i.traceparent, NULL AS blocks_key
+       i.payload, i.payload_content_type, i.labels, i.traceparent, {{blocks_key(r)}} AS blocks_key
   FROM finished_runs AS r
+  LEFT JOIN order_keys AS k ON k.blocked_by = r.run_id AND k.blocked_by = ANY (%(run_ids)s::uuid[])
   LEFT JOIN run_inputs AS i
          ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s::uuid[]) AND i.created_at >= %(since)s AND i.created_at <= %(until)s
  WHERE r.run_id = ANY (%(run_ids)s::uuid[]) AND r.finished_at >= %(since)s AND r.finished_at <= %(until)s

@@ -12,7 +12,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.ids import run_bucket, shard_of
-from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
+from tidewheel.postgres.pg_binary import instants, integers, texts, uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.tracing import child_traceparent_of

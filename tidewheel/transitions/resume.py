@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from tidewheel.ids import child_run_id
-from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, Overlap, RunState

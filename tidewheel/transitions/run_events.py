@@ -10,7 +10,7 @@ from uuid import UUID
 
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import append
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing

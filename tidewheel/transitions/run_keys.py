@@ -20,7 +20,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.outbox import append
-from tidewheel.postgres.pg_arrays import instants, integers, uuids, words
+from tidewheel.postgres.pg_binary import instants, integers, uuids, words
 from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics

@@ -9,7 +9,7 @@ from tidewheel.errors import InvalidInput
 from tidewheel.jobs.concurrency import fill_key, is_template
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.payload import Payload
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, order_gates
@@ -19,6 +19,7 @@ _NO_GATES = Gate(0)
 
 _SQL = Statements("tidewheel.transitions")
 _LOCK_JOBS_FOR_SHARE = _SQL["lock_jobs_for_share"]
+_READ_SHARED_VERSIONS = _SQL["read_shared_versions"]
 _READ_SHARED_JOBS = _SQL["read_shared_jobs"]
 
 
@@ -74,3 +75,10 @@ def lock_jobs_for_share(connection: Conn, job_ids: Collection[UUID]) -> dict[UUI
     with connection.cursor(row_factory=rows_of(SharedJob._make), binary=True) as cursor:
         found = cursor.execute(_READ_SHARED_JOBS, columns)
         return {job.job_id: job for job in found if job.deleted_at is None}
+
+
+def read_versions(connection: Conn, versions: Collection[tuple[UUID, int]]) -> dict[tuple[UUID, int], SharedJob]:
+    """Return locked jobs as they were in these versions."""
+    columns = {"job_ids": uuids(job for job, _ in versions), "versions": [version for _, version in versions]}
+    with connection.cursor(row_factory=rows_of(SharedJob._make), binary=True) as cursor:
+        return {(job.job_id, job.version): job for job in cursor.execute(_READ_SHARED_VERSIONS, columns)}

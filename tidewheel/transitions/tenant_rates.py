@@ -24,7 +24,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.ids import rate_key_id
-from tidewheel.postgres.pg_arrays import integers
+from tidewheel.postgres.pg_binary import integers
 from tidewheel.postgres.session import CommitUnknown, Conn, Session, own_options
 from tidewheel.postgres.session_pool import SessionPool
 from tidewheel.postgres.statements import Statements

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
 from tidewheel.errors import TenantDeleted, UnknownTenant
-from tidewheel.postgres.pg_arrays import texts
+from tidewheel.postgres.pg_binary import texts
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 

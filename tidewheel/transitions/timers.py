@@ -13,8 +13,7 @@ from uuid import UUID
 
 from tidewheel.ids import JobId, run_id
 from tidewheel.outbox import append
-from tidewheel.postgres.pg_arrays import NEVER, instants, instants_of, uuids, words
-from tidewheel.postgres.pg_copy import copy_values, instant
+from tidewheel.postgres.pg_binary import NEVER, copy_values, instant, instants, instants_of, uuids, words
 from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing

@@ -16,7 +16,7 @@ from psycopg.rows import class_row
 from tidewheel.ids import child_run_id
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import append
-from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
+from tidewheel.postgres.pg_binary import instants, integers, texts, uuids, words
 from tidewheel.postgres.session import Conn, at_commit
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics

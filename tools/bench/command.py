@@ -4,9 +4,8 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import version
@@ -15,74 +14,65 @@ from shutil import which
 from typing import cast
 
 import psutil
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tidewheel.errors import refuse
 from tidewheel.process.json_logging import configure_logging
-from tools.bench import against
 from tools.bench.environment import Server, open_server
+from tools.bench.flow import warm_up_server
 from tools.bench.measurement import Line, Options, Round, summarise
-from tools.bench.registry import SCENARIOS, Part, turns_of
-from tools.bench.warmup import warm_up_server
+from tools.bench.registry import SCENARIOS
 from tools.interpreter import WITHOUT_PGO, read_build
 
-Report = Callable[[int, str], None]
-
+_ROUNDS = 5
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(slots=True)
-class Found:
-    """The rounds of each scenario, and why others failed."""
+def run(scenarios: list[str], *, rounds: int | None, options: Options, as_json: bool) -> bool:
+    """Measure scenarios; return True if each has its figures.
 
-    rounds: dict[str, list[Round]] = field(default_factory=dict[str, list[Round]])
-    failed: dict[str, str] = field(default_factory=dict[str, str])
-
-    @property
-    def lines(self) -> list[Line]:
-        """A line for each figure."""
-        return [line for name, rounds in self.rounds.items() if rounds for line in summarise(name, rounds)]
-
-
-def run(scenarios: list[str], *, rounds: int | None, options: Options, as_json: bool, other: Path | None) -> bool:
-    """Measure scenarios, or compare them with another checkout; return True if each has its figures.
+    If one fails, the others go on.
 
     Raises:
         Refused: There is no such scenario, or none was named.
     """
     _check(scenarios)
-    configure_logging("critical")  # the bar shows progress; services log into the environment's folder
-    if other is not None:
-        return against.run(scenarios, other, rounds=rounds, options=options, as_json=as_json, shown=progress)
-    found = Found()
-    turns = [(name, *turn) for name in dict.fromkeys(scenarios) for turn in turns_of(name, rounds)]
-    with open_server() as server, progress(len(turns)) as report:
-        warm_up_server(server, lambda text: report(0, text))
+    configure_logging("critical")  # services log into the environment's folder
+    found: dict[str, list[Round]] = {}
+    failed: dict[str, str] = {}
+    turns = [
+        (name, part, f"{name} round {number + 1}/{count}")
+        for name in dict.fromkeys(scenarios)
+        for part in SCENARIOS[name]
+        for count in (rounds or (1 if part.once else _ROUNDS),)
+        for number in range(count)
+    ]
+    with open_server() as server:
+        _report(f"0/{len(turns)}", "warming the new server up")
+        warm_up_server(server)
         about = describe(server)
         for done, (name, part, label) in enumerate(turns):
-            if name not in found.failed:
-                _run_part(server, found, (name, part, label), options, partial(report, done))
-    print(document(found, about) if as_json else "\n".join(words(found, about)))
-    for name, why in found.failed.items():
-        print(f"tidewheel: bench {name}: {why}", file=sys.stderr)
-    return not found.failed
-
-
-def _run_part(
-    server: Server, found: Found, turn: tuple[str, Part, str], options: Options, report: Callable[[str], None]
-) -> None:
-    """Run one round; what goes wrong is kept, and other scenarios go on."""
-    name, part, label = turn
-    report(f"{name} {label}")
-
-    def told(text: str) -> None:
-        report(f"{name} {label}: {text}")
-
-    try:
-        found.rounds.setdefault(name, []).append(part.measure(server, replace(options, report=told)))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and hours may lie behind it
-        found.failed[name] = f"{label}: {type(error).__name__}: {error}"
+            if name in failed:
+                continue
+            report = partial(_report, f"{done}/{len(turns)}", label)
+            report("begins")
+            try:
+                found.setdefault(name, []).append(part.measure(server, replace(options, report=report)))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and hours may lie behind it
+                failed[name] = f"{label}: {type(error).__name__}: {error}"
+    lines = [line for name, each in found.items() if each for line in summarise(name, each)]
+    if as_json:
+        raw = [
+            {"scenario": name, "round": number, **asdict(each)}
+            for name, rounds_of in found.items()
+            for number, each in enumerate(rounds_of, start=1)
+        ]
+        results = [asdict(line) for line in lines]
+        print(json.dumps({**about, "results": results, "failed": failed, "raw": raw}, default=str))
+    else:
+        print("\n".join(words(lines, about)))
+    for why in failed.values():
+        print(f"tidewheel: bench {why}", file=sys.stderr)
+    return not failed
 
 
 def _check(scenarios: Sequence[str]) -> None:
@@ -94,18 +84,8 @@ def _check(scenarios: Sequence[str]) -> None:
             refuse("scenario", f"there is no {name!r}", f"write {near[0] if near else ', '.join(SCENARIOS)}")
 
 
-@contextmanager
-def progress(total: int) -> Generator[Report]:
-    """Show a progress bar on a terminal's standard error, else a line for each step."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done, text: console.print(
-            f"[{done}/{total}] {text}", markup=False, highlight=False, soft_wrap=True
-        )
-        return
-    with Progress(BarColumn(30), TimeElapsedColumn(), TextColumn("{task.description}"), console=console) as shown:
-        task = shown.add_task("starting", total=total)
-        yield lambda done, text: shown.update(task, completed=done, description=text)
+def _report(where: str, *what: str) -> None:
+    print(f"[{where}] {': '.join(what)}", file=sys.stderr, flush=True)
 
 
 def describe(server: Server) -> dict[str, object]:
@@ -131,30 +111,20 @@ def describe(server: Server) -> dict[str, object]:
     }
 
 
-def document(found: Found, about: Mapping[str, object]) -> str:
-    """Return all as one JSON document: `results` has a line for each figure, `raw` every round."""
-    raw = [
-        {"scenario": name, "round": number, **asdict(each)}
-        for name, rounds in found.rounds.items()
-        for number, each in enumerate(rounds, start=1)
-    ]
-    results = [asdict(line) for line in found.lines]
-    return json.dumps({**about, "results": results, "failed": found.failed, "raw": raw}, default=str)
-
-
-def words(found: Found, about: Mapping[str, object]) -> list[str]:
+def words(found: Sequence[Line], about: Mapping[str, object]) -> list[str]:
     """Return the machine and the figures for people."""
     parts = [cast("dict[str, object]", about[name]) for name in ("machine", "versions", "settings")]
     lines = [", ".join(f"{name} {value}" for name, value in part.items()) for part in parts]
     build = read_build()
     lines += [str(build)] if build.pgo else [str(build), WITHOUT_PGO]
-    for line in found.lines:
+    for line in found:
         spread = f"[{number(line.min)} to {number(line.max)}]"
         lines.append(f"{line.scenario:<11} {line.figure:<34} {number(line.median):>10} {line.unit:<14} {spread}")
         if line.cpu_us_per_run:
             cpu = ", ".join(f"{process} {us:.1f}" for process, us in line.cpu_us_per_run.items())
             kafka = f", {line.kafka_bytes_per_run:,.0f} of Kafka's log" if line.kafka_bytes_per_run else ""
             lines.append(f"{'':<12}a run: CPU µs: {cpu}; bytes: {line.wal_bytes_per_run:,.0f} of WAL{kafka}")
+            lines.append(f"{'':<12}a run: CPU µs of others on this machine: {line.others_us_per_run:.1f}")
     return lines
 
 

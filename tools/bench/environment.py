@@ -13,15 +13,16 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import cast
+from typing import LiteralString, cast
 from uuid import uuid4
 
 import psutil
 import psycopg
 from confluent_kafka.admin import AdminClient
-from psycopg import Connection, sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
@@ -32,14 +33,14 @@ from tidewheel.postgres.session import Conn, connect
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.kafka_client import client_variables
 from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
+from tools.bench.measurement import Incomplete
 from tools.bench.starts import VARIABLE as STARTS_VARIABLE
 from tools.bench.starts import Starts
-from tools.bench.usage import Meter, process_name
+from tools.bench.usage import Meter
 
 BUFFERS_MEGABYTES = 1024  # as the peers were measured, so that figures stand side by side
 WAL_MEGABYTES = 8192
-HANDLERS = "tools.bench.handlers"
-EXECUTOR = ("executor", "--handlers", HANDLERS)
+EXECUTOR = ("executor", "--handlers", "tools.bench.handlers")
 
 _STOP_SECONDS = 40.0  # an executor drains for up to 30
 _TOPICS_SECONDS = 30.0
@@ -59,35 +60,37 @@ class Server:
     def environment(self) -> Generator["Environment"]:
         """Create a fresh migrated database with its own topics, and remove it at the end."""
         prefix = f"bench-{uuid4().hex[:8]}"
-        url = self._make(f"tidewheel_{prefix[6:]}")
-        settings = Connections.load(
-            database_url=url,
-            topic_prefix=prefix,
-            replication=self.info.replication,
-        )
+        name = f"tidewheel_{prefix[6:]}"
+        self._execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        try:
+            with self._migrated(make_conninfo(self.info.database_url, dbname=name), prefix) as made:
+                yield made
+        finally:
+            self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+            self._drop_topics(prefix)
+
+    @contextmanager
+    def _migrated(self, url: str, prefix: str) -> Generator["Environment"]:
+        migrate(url)
+        settings = Connections.load(database_url=url, topic_prefix=prefix, replication=self.info.replication)
         kafka = dict(self.info.kafka)
         counts = PartitionCounts(settings.runs_partitions, settings.events_partitions)
         apply_topics(kafka, Topics(prefix), replication=settings.replication, counts=counts)
         _wait_for_leaders(kafka, Topics(prefix), counts)
-        with connect(url, "tidewheel-bench") as connection:
-            record_topic_prefix(connection, settings)
-            installation = read_installation(connection, settings)
         home = self.home / prefix
         home.mkdir()
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         variables = {
-            **kept,
+            **{name: value for name, value in os.environ.items() if not name.startswith("PG")},
             "TIDEWHEEL_DATABASE_URL": url,
             **client_variables(kafka),
             "TIDEWHEEL_TOPIC_PREFIX": prefix,
             STARTS_VARIABLE: str(home),
         }
-        made = Environment(url, installation, variables, home, kafka, self)
-        try:
-            yield made
-        finally:
-            self._drop(cast("str", conninfo_to_dict(url)["dbname"]))
-            self._drop_topics(kafka, prefix)
+        with connect(url, "tidewheel-bench", options="-c statement_timeout=0") as connection:
+            record_topic_prefix(connection, settings)
+            installation = read_installation(connection, settings)
+            connection.commit()
+            yield Environment(url, connection, installation, variables, home, kafka, self)
 
     def connect_admin(self) -> Conn:
         """Connect to the server."""
@@ -100,7 +103,7 @@ class Server:
             assert row is not None
             try:
                 backend = psutil.Process(int(str(row[0])))
-                return backend.parent() if "postgres" in process_name(backend) else None
+                return backend.parent() if "postgres" in backend.name() else None
             except psutil.Error:
                 return None
 
@@ -113,19 +116,12 @@ class Server:
         """The folders of the brokers' data; none of a broker that was given."""
         return list(self.stack.home.glob("kafka/node-*/data"))
 
-    def _make(self, name: str) -> str:
+    def _execute(self, statement: sql.Composed) -> None:
         with self.connect_admin() as admin:
-            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        url = make_conninfo(self.info.database_url, dbname=name)
-        migrate(url)
-        return url
+            admin.execute(statement)
 
-    def _drop(self, name: str) -> None:
-        with self.connect_admin() as admin:
-            admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
-
-    def _drop_topics(self, kafka: Mapping[str, str], prefix: str) -> None:
-        admin = AdminClient({**kafka, "client.id": "tidewheel-bench", "log_level": 2})
+    def _drop_topics(self, prefix: str) -> None:
+        admin = AdminClient({**self.info.kafka, "client.id": "tidewheel-bench", "log_level": 2})
         names = [name for name in admin.list_topics(timeout=_TOPICS_SECONDS).topics if name.startswith(f"{prefix}.")]
         if names:
             gone = cast("Futures", admin.delete_topics(names, operation_timeout=_TOPICS_SECONDS))  # pyright: ignore[reportUnknownMemberType]
@@ -135,9 +131,13 @@ class Server:
 
 @dataclass(slots=True)
 class Environment:
-    """One round's environment: an empty, migrated database and its topics."""
+    """One round's environment: an empty, migrated database and its topics.
+
+    The statements of `connection` may take their time.
+    """
 
     url: str
+    connection: Conn
     installation: Installation
     variables: dict[str, str]
     home: Path
@@ -145,29 +145,55 @@ class Environment:
     server: Server
 
     @property
-    def prefix(self) -> str:
-        """The prefix of the topics."""
-        return self.installation.topics.prefix
+    def topics(self) -> Topics:
+        """The topics."""
+        return self.installation.topics
 
-    def connect(self, *, autocommit: bool = False) -> Connection[tuple[object, ...]]:
-        """One connection; its statements may take their time."""
+    def connect(self, *, autocommit: bool = False) -> Conn:
+        """Return one more connection."""
         return connect(self.url, "tidewheel-bench", autocommit=autocommit, options="-c statement_timeout=0")
+
+    def count(self, statement: LiteralString | sql.Composed, *values: object) -> int:
+        """Return the number that a query finds, in a transaction of its own."""
+        row = self.connection.execute(statement, values).fetchone()
+        self.connection.rollback()
+        assert row is not None
+        return int(str(row[0]))
+
+    def expect(self, statement: LiteralString, *values: int) -> None:
+        """Verify the only row of a query."""
+        row = self.connection.execute(statement).fetchone()
+        self.connection.rollback()
+        if row != values:
+            message = f"{values} were expected, and {row} found by {statement}"
+            raise Incomplete(message)
+
+    def now(self) -> datetime:
+        """Return the database's clock."""
+        row = self.connection.execute("SELECT tidewheel_now()").fetchone()
+        self.connection.rollback()
+        assert row is not None
+        return cast("datetime", row[0])
 
     @contextmanager
     def services(
         self, *commands: Sequence[str], variables: Mapping[str, str] | None = None
-    ) -> Generator[list[psutil.Process]]:
-        """Service processes, stopped at the end.
+    ) -> Generator[dict[str, list[psutil.Process]]]:
+        """Run services, by their names; they are stopped at the end.
 
         Raises:
             RuntimeError: One has ended by itself; with the end of its log.
         """
         running = [(command[0], self._start(command, variables or {})) for command in commands]
+        processes: dict[str, list[psutil.Process]] = {}
+        for name, started in running:
+            processes.setdefault(name, []).append(psutil.Process(started.pid))
         try:
-            yield [psutil.Process(process.pid) for _, process in running]
+            yield processes
             for name, process in running:
                 if process.poll() not in (None, 0):
-                    message = f"{name} ended with {process.returncode}: {self.log_tail(name)}"
+                    end = " / ".join(self._log(name).read_text(errors="replace").splitlines()[-5:])
+                    message = f"{name} ended with {process.returncode}: {end}"
                     raise RuntimeError(message)
         finally:
             for _, process in running:
@@ -179,29 +205,28 @@ class Environment:
                     process.kill()
 
     @contextmanager
-    def meter(self, processes: Mapping[str, psutil.Process | list[psutil.Process]]) -> Generator[Meter]:
+    def meter(self, processes: Mapping[str, list[psutil.Process]]) -> Generator[Meter]:
         """Measure the use of these processes, PostgreSQL and the brokers, where visible."""
-        seen = {name: each if isinstance(each, list) else [each] for name, each in processes.items()}
         postgres, brokers = self.server.postgres(), self.server.brokers()
-        seen |= {"postgres": [postgres]} if postgres else {}
-        seen |= {"broker": brokers} if brokers else {}
-        logs = self.server.broker_logs()
+        seen = {
+            **processes,
+            **({"postgres": [postgres]} if postgres else {}),
+            **({"broker": brokers} if brokers else {}),
+        }
         with self.connect(autocommit=True) as connection:
-            yield Meter(connection, seen, (logs, self.prefix) if logs else None)
+            yield Meter(connection, seen, self.server.broker_logs(), self.topics.prefix)
 
     def starts(self) -> Starts:
         """The starts that the handlers of all executors have recorded."""
         return Starts(self.home)
 
-    def log_tail(self, name: str) -> str:
-        """The last lines that a service has logged."""
-        log = self.home / f"{name}.log"
-        return " / ".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else ""
+    def _log(self, name: str) -> Path:
+        return self.home / f"{name}.log"
 
     def _start(self, command: Sequence[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         name, *arguments = command  # which may have a level of their own
         program = [sys.executable, "-m", "tidewheel.control.cli", name, "--log-level", "warning", *arguments]
-        with (self.home / f"{command[0]}.log").open("ab") as log:
+        with self._log(name).open("ab") as log:
             return subprocess.Popen(program, env={**self.variables, **variables}, stdout=log, stderr=log)
 
 

@@ -20,7 +20,7 @@ _counting = threading.Lock()  # `Notes` is for one thread
 @handler("noop")
 async def noop(context: Context, payload: object) -> None:
     """Nothing."""
-    _notes.count()
+    _notes.note()
 
 
 @handler("noted")
@@ -38,7 +38,7 @@ async def requested(context: Context, payload: float) -> None:
 @handler("awaits")
 async def awaits(context: Context, payload: object) -> None:
     """Await ten milliseconds."""
-    _notes.count()
+    _notes.note()
     await asyncio.sleep(AWAITED_SECONDS)
 
 
@@ -46,33 +46,28 @@ async def awaits(context: Context, payload: object) -> None:
 def blocks(context: Context, payload: object) -> None:
     """Block a thread for a millisecond, as a call into the operating system does."""
     with _counting:
-        _notes.count()
+        _notes.note()
     time.sleep(BLOCKED_SECONDS)  # noqa: TID251 - the work
 
 
 @handler("isolated", isolation="process")
 async def isolated(context: Context, payload: object) -> None:
     """Nothing, in a worker process."""
-    _notes.count()
+    _notes.note()
 
 
 @handler("fails_first")
 async def fails_first(context: Context, payload: object) -> None:
-    """Fail at each odd attempt, so that every second one succeeds.
-
-    Raises:
-        ConnectionError: The attempt is odd.
-    """
-    _notes.count()
+    """Fail at each odd attempt, so that every second one succeeds."""
+    _notes.note()
     if context.attempt % 2:
-        message = "the first attempt fails"
-        raise ConnectionError(message)
+        raise ConnectionError
 
 
 @handler("writes")
 async def writes(context: Context, payload: object) -> str:
     """Return 1 KB and print 1 KB."""
-    _notes.count()
+    _notes.note()
     for _ in range(LINES):
         print(LINE)
     return RESULT

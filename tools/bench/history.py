@@ -13,7 +13,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.session import Conn
 from tidewheel.transitions.installation import Installation
-from tools.bench.load import database_now, load_jobs, vacuum
+from tools.bench.load import Load, database_now, load_jobs, vacuum
 from tools.bench.measurement import Progress
 
 RARE_JOB = "job-00000000"
@@ -30,13 +30,7 @@ _TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The extent of what was loaded.
-
-    Args:
-        runs: The number of finished runs of `default` and `other`.
-        first: The instant of the first.
-        last: That of the last.
-    """
+    """The number of finished runs of `default` and `other`, and the instants of the first and the last."""
 
     runs: int
     first: datetime
@@ -46,22 +40,12 @@ class History:
 def load_history(
     connection: Conn, url: str, installation: Installation, *, runs: int, jobs: int, open_runs: int, report: Progress
 ) -> History:
-    """Load the history into an empty database, with statistics of it.
-
-    Args:
-        connection: Of the database.
-        url: The database.
-        installation: Its shards.
-        runs: The number of finished runs.
-        jobs: The number of jobs.
-        open_runs: The number of runs that have not ended.
-        report: Receives the current step.
-    """
+    """Load the history into an empty database, with statistics of it."""
     last = database_now(connection)
     first = last - _SPAN
     ensure_days(connection, [day_of(first + timedelta(days=number)) for number in range(_SPAN.days + 2)])
     report(f"{jobs:,} jobs")
-    load_jobs(connection, installation, jobs, due_at=last + timedelta(days=1), prefix="job", analyze=False)
+    load_jobs(connection, installation, Load(jobs=jobs, prefix="job", analyze=False), last + timedelta(days=1))
     connection.execute("INSERT INTO tenants (tenant) VALUES ('other'), ('tiny') ON CONFLICT DO NOTHING")
     connection.commit()
     for tenant in ("other", "tiny"):

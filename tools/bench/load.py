@@ -1,11 +1,12 @@
 """Write jobs by the million straight into the tables, without the cost of intake."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
-from typing import LiteralString, cast
+from typing import cast
 from uuid import UUID
 
 import psycopg
@@ -15,7 +16,7 @@ from psycopg.types.json import Jsonb
 from tidewheel.ids import bucket_of, job_id, shard_of
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
-from tidewheel.jobs.spec import policy_document, schedule_document
+from tidewheel.jobs.spec import JobSpec, policy_document, schedule_document
 from tidewheel.jobs.strict_json import Json, canonical
 from tidewheel.postgres.session import Conn
 from tidewheel.schedules.zones import tzdata_version
@@ -25,22 +26,15 @@ from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.installation import Installation
 from tools.bench.environment import Environment
 
-_JOBS = (
-    "COPY jobs (job_id, tenant, key, bucket, shard, version, schedule_kind, interval_anchor, interval_us, created_at, "
-    "updated_at) "
-    "FROM STDIN (FORMAT BINARY)"
-)
-_VERSIONS = (
-    "COPY job_versions (job_id, version, tenant, effective_at, spec, schedule_json, policy_json, handler, queue,"
-    " lane, overlap, definition) FROM STDIN (FORMAT BINARY)"
-)
-_TIMERS = "COPY timers (job_id, tenant, shard, due_at, scheduled_at, version) FROM STDIN (FORMAT BINARY)"
-_JOB_TYPES = (
-    "uuid", "text", "text", "int2", "int2", "int4", "text", "timestamptz", "int8", "timestamptz", "timestamptz"
-)  # fmt: skip
-_VERSION_TYPES = ("uuid", "int4", "text", "timestamptz", "jsonb", *["text"] * 6, "bytea")
-_TIMER_TYPES = ("uuid", "text", "int2", "timestamptz", "timestamptz", "int4")
-_LOADED = ("jobs", "job_versions", "timers")
+_COLUMNS: Mapping[str, str] = {
+    "jobs": "job_id uuid, tenant text, key text, bucket int2, shard int2, version int4, schedule_kind text,"
+    " interval_anchor timestamptz, interval_us int8, created_at timestamptz, updated_at timestamptz",
+    "job_versions": "job_id uuid, version int4, tenant text, effective_at timestamptz, spec jsonb, schedule_json text,"
+    " policy_json text, handler text, queue text, lane text, overlap text, definition bytea",
+    "timers": "job_id uuid, tenant text, shard int2, due_at timestamptz, scheduled_at timestamptz, version int4",
+}
+_ONCE = timedelta(hours=2)  # an interval so long that a job fires once
+_OVERLAP = "skip"
 _AT_ONCE = 100_000  # jobs in one transaction
 _LOADING_SECONDS = 4.0
 _LOADING_SECONDS_A_JOB = 100e-6  # 75 beside other load; waiting costs time alone
@@ -48,59 +42,48 @@ _LOADING_SECONDS_A_JOB = 100e-6  # 75 beside other load; waiting costs time alon
 PAYLOAD = "x" * 190  # as JSON, about the 200 bytes that the figures are quoted for
 
 
-def load_jobs(
-    connection: Conn,
-    installation: Installation,
-    count: int,
-    *,
-    due_at: datetime,
-    every: timedelta = timedelta(hours=1),
-    spread: timedelta = timedelta(0),
-    overlap: str = "skip",
-    handler: str = "noop",
-    target: Mapping[str, Json] | None = None,
-    prefix: str = "bench",
-    catch_up: str = "fire_once",
-    end_at: datetime | None = None,
-    retry: Mapping[str, Json] | None = None,
-    analyze: bool = True,
-) -> None:
-    """Write interval jobs whose next instants are spread evenly from `due_at`, in whole milliseconds.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Interval jobs whose next instants are spread evenly over a time, in whole milliseconds."""
 
-    Args:
-        connection: Of the database.
-        installation: Its shards.
-        count: How many.
-        due_at: The next instant of the first.
-        every: Their interval.
-        spread: Over what the next instants are spread.
-        overlap: Their overlap policy.
-        handler: What they run.
-        target: What they run instead of a handler.
-        prefix: What their keys begin with.
-        catch_up: What becomes of missed occurrences.
-        end_at: No occurrence after this.
-        retry: Their retry policy; the default one without it.
-        analyze: Run ANALYZE. The planner plans otherwise for an empty table.
-    """
+    jobs: int
+    every: timedelta = _ONCE
+    rounds: int | None = None
+    spread: timedelta = timedelta(0)
+    target: Json = "noop"
+    prefix: str = "bench"
+    retry: Mapping[str, Json] | None = None
+    analyze: bool = True  # else the planner plans as for an empty table
+
+    @property
+    def runs(self) -> int:
+        """The number of runs in all rounds; without rounds each job has one."""
+        return self.jobs * (self.rounds or 1)
+
+
+def steady(jobs: int, period: timedelta, rounds: int, prefix: str = "steady") -> Load:
+    """Return jobs with an even load over some rounds, whose handler records its start."""
+    return Load(jobs=jobs, every=period, rounds=rounds, spread=period, target="noted", prefix=prefix)
+
+
+def load_jobs(connection: Conn, installation: Installation, load: Load, due_at: datetime) -> None:
+    """Write jobs, the first of which is due at an instant."""
+    every, key = load.every, _key(load.prefix, 0)
+    end_at = due_at + every * load.rounds - timedelta(microseconds=1) if load.rounds else None
     job: dict[str, object] = {
-        "key": _key(prefix, 0),
+        "key": key,
         "schedule": {"interval": every.total_seconds(), "anchor": (due_at - every).isoformat()},
-        "target": dict(target) if target else handler,
+        "target": load.target,
         "payload": PAYLOAD,
-        "overlap": overlap,
-        "catch_up": catch_up,
+        "overlap": _OVERLAP,
         **({"end_at": end_at.isoformat()} if end_at else {}),
-        **({"retry": dict(retry)} if retry else {}),
+        **({"retry": dict(load.retry)} if load.retry else {}),
     }
     request = parse_request({"type": "job.submit", "job": cast("Json", job)})
     assert isinstance(request, JobSubmit)
     document = {**schedule_document(request.job), "anchor_fires": True}
-    name = job_id("default", _key(prefix, 0))
-    record = definition_record(request.job, tenant="default", job_id=str(name), job_version=1, job_key=_key(prefix, 0))
     policy = canonical(policy_document(request.job)).decode()
-    texts = (policy, needs(record.target), "default", "standard", overlap)
-    mould = _Mould(encode(record), str(name).encode(), _key(prefix, 0).encode())
+    handler, definition = _definitions(request.job, key)
     interval_us = int(every.total_seconds() * 1e6)
 
     @cache
@@ -111,84 +94,39 @@ def load_jobs(
     _trust(connection)
     # As the first scheduler notes in an empty database; in a full one it would look through all timers first.
     connection.execute("UPDATE settings SET value = %s WHERE name = 'tzdata'", [Jsonb(tzdata_version())])
-    for first in range(0, count, _AT_ONCE):
-        some = [(n, job_id("default", _key(prefix, n))) for n in range(first, min(first + _AT_ONCE, count))]
-        instants = [_whole_ms(due_at + spread * number / count) for number, _ in some]
-        shards = [(bucket, shard_of(bucket, installation.shards)) for bucket in (bucket_of(job) for _, job in some)]
-        kept = ("interval", due_at, interval_us, due_at, due_at)
-        _copy(
-            connection,
-            _JOBS,
-            _JOB_TYPES,
-            (
-                (job, "default", _key(prefix, number), bucket, shard, 1, *kept)
-                for (number, job), (bucket, shard) in zip(some, shards, strict=True)
-            ),
-        )
-        _copy(
-            connection,
-            _VERSIONS,
-            _VERSION_TYPES,
-            (
-                (job, 1, "default", due_at, "{}", schedule(at), *texts, mould.of(job, _key(prefix, number)))
-                for (number, job), at in zip(some, instants, strict=True)
-            ),
-        )
-        rows = zip(some, shards, instants, strict=True)
-        due = ((job, "default", shard, at, at, 1) for (_, job), (_, shard), at in rows)
-        _copy(connection, _TIMERS, _TIMER_TYPES, due)
+    for first in range(0, load.jobs, _AT_ONCE):
+        jobs: list[tuple[object, ...]] = []
+        versions: list[tuple[object, ...]] = []
+        timers: list[tuple[object, ...]] = []
+        for number in range(first, min(first + _AT_ONCE, load.jobs)):
+            key = _key(load.prefix, number)
+            own_id = job_id("default", key)
+            bucket, at = bucket_of(own_id), _whole_ms(due_at + load.spread * number / load.jobs)
+            shard = shard_of(bucket, installation.shards)
+            jobs.append((own_id, "default", key, bucket, shard, 1, "interval", due_at, interval_us, due_at, due_at))
+            texts = (schedule(at), policy, handler, "default", "standard", _OVERLAP)
+            versions.append((own_id, 1, "default", due_at, "{}", *texts, definition(own_id, key)))
+            timers.append((own_id, "default", shard, at, at, 1))
+        for table, rows in (("jobs", jobs), ("job_versions", versions), ("timers", timers)):
+            _copy(connection, table, rows)
         connection.commit()
-    if analyze:
-        vacuum(connection, _LOADED)
+    if load.analyze:
+        vacuum(connection, list(_COLUMNS))
 
 
 def lookahead_of(environment: Environment) -> timedelta:
     """Return how long before its instant the scheduler may fire, with the variables of this process."""
-    return SchedulerSettings.load(database_url=environment.url, topic_prefix=environment.prefix).lookahead
+    return SchedulerSettings.load(database_url=environment.url, topic_prefix=environment.topics.prefix).lookahead
 
 
-def due_after_loading(environment: Environment, connection: Conn, jobs: int) -> datetime:
+def due_after_loading(environment: Environment, jobs: int) -> datetime:
     """Return a whole second so late that so many jobs are loaded before the first may fire."""
-    now = database_now(connection).replace(microsecond=0)
-    connection.rollback()
-    seconds = _LOADING_SECONDS + jobs * _LOADING_SECONDS_A_JOB
-    return now + lookahead_of(environment) + timedelta(seconds=math.ceil(seconds))
-
-
-def load_steady(
-    connection: Conn,
-    installation: Installation,
-    jobs: int,
-    *,
-    due_at: datetime,
-    period: timedelta,
-    rounds: int,
-    prefix: str = "steady",
-) -> None:
-    """Write jobs with an even load over some rounds, whose handler records its start."""
-    load_jobs(
-        connection,
-        installation,
-        jobs,
-        due_at=due_at,
-        every=period,
-        spread=period,
-        end_at=due_at + period * rounds - timedelta(microseconds=1),
-        handler="noted",
-        prefix=prefix,
-    )
-
-
-def count_of(connection: Conn, statement: LiteralString, *values: object) -> int:
-    """The number that a query finds, in a transaction of its own."""
-    row = connection.execute(statement, values).fetchone()
-    connection.rollback()
-    assert row is not None
-    return int(str(row[0]))
+    seconds = math.ceil(_LOADING_SECONDS + jobs * _LOADING_SECONDS_A_JOB)
+    return environment.now().replace(microsecond=0) + lookahead_of(environment) + timedelta(seconds=seconds)
 
 
 def database_now(connection: Conn) -> datetime:
-    """The database's clock."""
+    """Return the database's clock."""
     row = connection.execute("SELECT tidewheel_now()").fetchone()
     assert row is not None
     return cast("datetime", row[0])
@@ -211,17 +149,18 @@ def vacuum(connection: Conn, tables: Sequence[str]) -> None:
     connection.autocommit = before
 
 
-class _Mould:
-    """An encoded definition in which a job's id and key are replaced by others of the same length."""
+def _definitions(spec: JobSpec, own_key: str) -> tuple[str, Callable[[UUID, str], bytes]]:
+    """Return what executors need for a job, and what encodes it for another id and key."""
+    own_id = str(job_id("default", own_key))
+    record = definition_record(spec, tenant="default", job_id=own_id, job_version=1, job_key=own_key)
+    encoded = encode(record)
+    assert (encoded.count(own_id.encode()), encoded.count(own_key.encode())) == (1, 1), encoded
 
-    def __init__(self, encoded: bytes, job: bytes, key: bytes) -> None:
-        assert (encoded.count(job), encoded.count(key)) == (1, 1), encoded
-        self._encoded, self._job, self._key = encoded, job, key
+    def definition(job: UUID, key: str) -> bytes:
+        assert len(key) == len(own_key)  # the encoded lengths stay
+        return encoded.replace(own_id.encode(), str(job).encode()).replace(own_key.encode(), key.encode())
 
-    def of(self, job: UUID, key: str) -> bytes:
-        """The definition of another job."""
-        assert len(key) == len(self._key)
-        return self._encoded.replace(self._job, str(job).encode()).replace(self._key, key.encode())
+    return needs(record.target), definition
 
 
 def _key(prefix: str, number: int) -> str:
@@ -241,7 +180,10 @@ def _trust(connection: Conn) -> None:
         connection.rollback()
 
 
-def _copy(connection: Conn, statement: LiteralString, types: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
+def _copy(connection: Conn, table: str, rows: Iterable[tuple[object, ...]]) -> None:
+    columns, types = zip(*(column.split() for column in _COLUMNS[table].split(",")), strict=True)
+    names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(sql.Identifier(table), names)
     with connection.cursor() as cursor, cursor.copy(statement) as copy:
         copy.set_types(types)
         for row in rows:

@@ -1,25 +1,29 @@
 """Figures of a round, their cost, and the options of a scenario. Pure."""
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 Points = Sequence[tuple[float, float]]
 Progress = Callable[[str], None]
 
 
 class Incomplete(Exception):
-    """The requested runs did not all happen exactly once and on time, so there is no figure."""
+    """There is no figure: the requested runs did not all happen exactly once and on time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The cost of so many runs, messages or requests; `kafka_bytes` is None if the log is not seen."""
+    """The cost of so many runs, messages or requests; `kafka_bytes` is None if the log is not seen.
+
+    `others_seconds` is the CPU of everything else on the machine, the bench itself included.
+    """
 
     runs: int
     cpu_seconds: Mapping[str, float]
     wal_bytes: int
     kafka_bytes: int | None = None
+    others_seconds: float = 0.0
 
     @property
     def cpu_us_per_run(self) -> dict[str, float]:
@@ -58,6 +62,7 @@ class Line:
     cpu_us_per_run: dict[str, float] | None
     wal_bytes_per_run: float | None
     kafka_bytes_per_run: float | None
+    others_us_per_run: float | None
 
 
 def summarise(scenario: str, rounds: Sequence[Round]) -> list[Line]:
@@ -75,12 +80,13 @@ def _line(scenario: str, name: str, figures: Sequence[Figure]) -> Line:
         scenario=scenario,
         figure=name,
         unit=figures[0].unit,
-        median=statistics.median(values),
+        median=median(values),
         min=min(values),
         max=max(values),
-        cpu_us_per_run={name: statistics.median(each[name] for each in cpu) for name in cpu[0]} if cpu else None,
-        wal_bytes_per_run=statistics.median(each.wal_bytes / each.runs for each in spent) if spent else None,
-        kafka_bytes_per_run=statistics.median(kafka) if kafka else None,
+        cpu_us_per_run={name: median(each[name] for each in cpu) for name in cpu[0]} if cpu else None,
+        wal_bytes_per_run=median(each.wal_bytes / each.runs for each in spent) if spent else None,
+        kafka_bytes_per_run=median(kafka) if kafka else None,
+        others_us_per_run=median(each.others_seconds / each.runs * 1e6 for each in spent) if spent else None,
     )
 
 
@@ -94,24 +100,12 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, -int(-len(ordered) * percent // 100) - 1)] if ordered else 0.0
 
 
-def _unseen(text: str) -> None:
-    del text
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The size and duration of a scenario; None is the scenario's own default.
-
-    Attributes:
-        jobs: Jobs, runs, messages or requests of a round.
-        seconds: How long the load of `pipeline`, its steady part and `latency` lasts.
-        rate: Runs a second of a steady load.
-        minutes: How long `growth` and `limits` last.
-        report: Receives the current step, for display.
-    """
+    """The size and duration of a scenario, as the command's options; None is the scenario's own default."""
 
     jobs: int | None = None
     seconds: float | None = None
     rate: float | None = None
     minutes: float | None = None
-    report: Progress = field(default=_unseen, compare=False)
+    report: Progress = field(default=lambda _: None, compare=False)

@@ -24,17 +24,13 @@ class Receiver:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
-        self.port = int(process.stdout.readline())
+        self._port = int(process.stdout.readline())
+        self.url = f"http://127.0.0.1:{self._port}/hook"
         self.process = psutil.Process(process.pid)
-
-    @property
-    def url(self) -> str:
-        """The URL to call."""
-        return f"http://127.0.0.1:{self.port}/hook"
 
     def counts(self) -> tuple[int, int]:
         """Return the number of requests, and of distinct runs among them."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/counts") as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/counts") as response:
             requests, runs = json.load(response)
         return int(requests), int(runs)
 

@@ -1,7 +1,7 @@
 """The scenarios by name."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tools.bench.environment import Server
 from tools.bench.measurement import Options, Round
@@ -21,8 +21,7 @@ from tools.bench.scenarios import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A measurement. `once`: it takes minutes, so it has one round unless `--rounds` is given."""
 
     measure: Callable[[Server, Options], Round]
@@ -43,12 +42,3 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "api": (Part(api.measure, once=True),),
     "growth": (Part(growth.measure, once=True),),
 }
-
-
-def turns_of(name: str, rounds: int | None) -> list[tuple[Part, str]]:
-    """Return the measurements of a scenario in order, each with its label."""
-    found: list[tuple[Part, str]] = []
-    for part in SCENARIOS[name]:
-        count = rounds or (1 if part.once else 5)
-        found += [(part, f"round {number + 1}/{count}") for number in range(count)]
-    return found

@@ -16,17 +16,11 @@ VARIABLE = "TIDEWHEEL_BENCH_STARTS"  # the folder; nothing is noted without it
 
 _RECORD = struct.Struct("=dd16s")
 _MAX_RECORDS = 8_000_000  # records; the file is sparse, so that only what is written takes place
-_NO_RUN = bytes(16)
+_NO_RUN = UUID(int=0)
 
 
 class Start(NamedTuple):
-    """One call of a handler; there are millions.
-
-    Attributes:
-        at: When it began, in seconds of the machine's clock.
-        due: The due instant in seconds, 0 if it was not read.
-        run: The run's id in bytes; zeros where it did not look.
-    """
+    """One of millions of calls: its start, its due time, its run; zeros where these were not noted."""
 
     at: float
     due: float
@@ -46,15 +40,9 @@ class Notes:
                 self._map = mmap.mmap(file.fileno(), 0)
             self._step = _RECORD.size
 
-    def count(self) -> None:
-        """Note that a call begins now."""
-        _RECORD.pack_into(self._map, self._at, time.time(), 0.0, _NO_RUN)
-        self._at += self._step
-
-    def note(self, due: float, run: UUID) -> None:
+    def note(self, due: float = 0.0, run: UUID = _NO_RUN) -> None:
         """Note that the call of a run begins now, and when it was due."""
-        now = time.time()
-        _RECORD.pack_into(self._map, self._at, now, due, run.bytes)
+        _RECORD.pack_into(self._map, self._at, time.time(), due, run.bytes)
         self._at += self._step
 
 
@@ -73,17 +61,13 @@ class Starts:
         """Return the number of processes with a call."""
         return sum(_count(each) > 0 for each in self._mapped())
 
-    def read(self, since: int = 0) -> list[Start]:
-        """All calls, each process's in order; `since` leaves out the first so many of each."""
+    def read(self) -> list[Start]:
+        """All calls, each process's in order."""
         found: list[Start] = []
         for each in self._mapped():
-            with memoryview(each) as view, view[since * _RECORD.size : _count(each) * _RECORD.size] as part:
+            with memoryview(each) as view, view[: _count(each) * _RECORD.size] as part:
                 found += map(Start._make, _RECORD.iter_unpack(part))
         return found
-
-    def times(self) -> list[float]:
-        """Return the start of each call, in order."""
-        return sorted(start.at for start in self.read())
 
     def _mapped(self) -> Sequence[mmap.mmap]:
         for path in self._folder.glob("starts-*.bin"):

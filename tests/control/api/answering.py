@@ -14,7 +14,7 @@ import httpx
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import HANDLER
-from tidewheel.control.api.service import Api
+from tidewheel.control.api.app import Api
 from tidewheel.message_signatures import digest_of
 from tidewheel.process.service import Shutdown
 from tidewheel.settings.api import ApiSettings

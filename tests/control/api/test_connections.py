@@ -11,7 +11,7 @@ import pytest
 from tests.control.api.answering import answering
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tidewheel.control.api import service
+from tidewheel.control.api import app
 
 TOKEN = "correct-horse-battery"
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
@@ -55,7 +55,7 @@ def all_that_comes(connection: socket.socket) -> bytes:
 def test_idle_connection_is_closed(
     database: Database, monkeypatch: pytest.MonkeyPatch, said: bytes, answers: int
 ) -> None:
-    monkeypatch.setattr(service, "_IDLE_SECONDS", 1)
+    monkeypatch.setattr(app, "_IDLE_SECONDS", 1)
     with answering(database, token=TOKEN) as client, connected(client) as connection:
         connection.sendall(said)
         assert all_that_comes(connection).count(b"HTTP/1.1 ") == answers
@@ -65,7 +65,7 @@ def test_idle_connection_is_closed(
 def test_slow_bytes_do_not_extend_the_idle_timeout(
     database: Database, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
-    monkeypatch.setattr(service, "_IDLE_SECONDS", 1)
+    monkeypatch.setattr(app, "_IDLE_SECONDS", 1)
 
     def gone(connection: socket.socket) -> bool:
         try:
@@ -85,7 +85,7 @@ def test_slow_bytes_do_not_extend_the_idle_timeout(
 
 
 def test_request_in_progress_is_not_cut_off(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_IDLE_SECONDS", 1)
+    monkeypatch.setattr(app, "_IDLE_SECONDS", 1)
     with answering(database, token=TOKEN) as client, connected(client) as connection:
         body = b'{"name": "here:1", "handlers": ["a"], "slots": 1}'
         head = UNWANTED.replace(b"1000", str(len(body)).encode() + b"\r\nAuthorization: Bearer " + TOKEN.encode())
@@ -102,7 +102,7 @@ def test_request_in_progress_is_not_cut_off(database: Database, monkeypatch: pyt
 def test_many_idle_connections_do_not_block_requests(
     database: Database, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(service, "_CONNECTIONS", 10)
+    monkeypatch.setattr(app, "_CONNECTIONS", 10)
     with answering(database, token=TOKEN) as client, ExitStack() as held:
         opened: list[socket.socket] = []
         for _ in range(25):

@@ -12,7 +12,7 @@ from tests.control.api.answering import ApiClient, answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import submit, trigger
-from tidewheel.control.api.service import Api
+from tidewheel.control.api.app import Api
 from tidewheel.errors import SettingsError
 from tidewheel.process.service import Shutdown
 from tidewheel.schemas.codec import all_schemas

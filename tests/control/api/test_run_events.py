@@ -19,7 +19,7 @@ from tests.fixtures.services import until
 from tests.transitions.acts import begun, copy_ends, ending, submit, succeed, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.api import connections, run_events, service
+from tidewheel.control.api import app, connections, run_events
 from tidewheel.control.reads import run_changes
 from tidewheel.runs import RunState
 from tidewheel.transitions.finish import finish_runs
@@ -235,7 +235,7 @@ def test_number_of_streams_is_bounded_also_while_they_open(database: Database, m
 
 def test_quiet_stream_sends_comments_and_ends_with_the_api(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_events, "_ALIVE_SECONDS", 0.0)
-    monkeypatch.setattr(service, "_GRACE_SECONDS", 60)  # in which a stream that does not end by itself is cut off
+    monkeypatch.setattr(app, "_GRACE_SECONDS", 60)  # in which a stream that does not end by itself is cut off
     with httpx.Client(timeout=60, trust_env=False, verify=NO_ROOTS) as own, ExitStack() as held:
         with answering(database) as client:
             answer = held.enter_context(own.stream("GET", f"{client.base_url}{PATH}"))

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from tests.control.api.answering import answer_of, answering, enter, refusal
+from tests.control.client.test_dead_letters import work_off
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, begun, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.reads import runs as reads
-from tidewheel.nouns.dead_letters import operations
 from tidewheel.nouns.dead_letters import reads as dead_letters
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.bulk_cancel import BulkCancel
@@ -141,7 +141,7 @@ def test_another_tenants_rows_are_not_seen(client: httpx.Client, database: Datab
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     run_id, bad = trigger(database), failed(database)
     number = database.value("SELECT id FROM dead_letters WHERE run_id = %s", [bad])
-    for path in ("runs", "jobs", "dead-letters", "redrives", "cancellations"):
+    for path in ("runs", "jobs", "dead-letters", "works", "cancellations"):
         answer = answer_of(client.get(f"/api/v1/{path}?tenant=acme"))
         assert answer[path.replace("-", "_")] == []
     for path in (
@@ -160,7 +160,7 @@ def test_unknown_ids_are_not_found(client: httpx.Client) -> None:
     jobs = ("nope", "nope/next", "nope/versions", "nope/runs")
     paths = [
         f"runs/{uuid4()}",
-        f"redrives/{uuid4()}",
+        f"works/{uuid4()}",
         *(f"{list_}/{each}" for list_ in ("dead-letters", "cancellations") for each in ids),
     ]
     for path in (*paths, *(f"jobs/{each}" for each in jobs)):
@@ -173,9 +173,9 @@ def test_dead_letter_is_listed_shown_and_redriven_by_a_row(client: httpx.Client,
     shown = answer_of(client.get(f"/api/v1/dead-letters/{letter['id']}"))
     assert (shown["run_id"], shown["run"]["error_message"]) == (bad, "no")
     planned = answer_of(client.post("/api/v1/dead-letters:redrive", json={"dry_run": True}))
-    assert (planned["matched"], planned["redrive_id"]) == (1, None)
-    redrive = answer_of(client.post("/api/v1/dead-letters:redrive", json={"ids": [letter["id"]]}))["redrive_id"]
-    path = f"/api/v1/redrives/{redrive}"
+    assert (planned["matched"], planned["work_id"]) == (1, None)
+    redrive = answer_of(client.post("/api/v1/dead-letters:redrive", json={"ids": [letter["id"]]}))["work_id"]
+    path = f"/api/v1/works/{redrive}"
     assert answer_of(client.post(f"{path}:pause"))["status"] == "paused"
     assert answer_of(client.get(path))["matched_count"] == 1
     assert answer_of(client.post(f"{path}:cancel"))["status"] == "cancelled"
@@ -199,36 +199,26 @@ def test_purge_deletes_what_its_dry_run_counts(client: httpx.Client, database: D
     failed(database)
     body = {"status": "failed"}
     counted = answer_of(client.post(_PURGE, json={**body, "dry_run": True}))
-    assert (counted["matched"], counted["purged"], len(counted["first"])) == (1, 0, 1)
-    assert [answer_of(client.post(_PURGE, json=body))["purged"] for _ in range(2)] == [1, 0]
-    assert database.count("dead_letters") == 0
+    assert (counted["matched"], counted["work_id"], len(counted["first"])) == (1, None, 1)
+    started = client.post(_PURGE, json={**body, "reason": "old"})
+    assert (started.status_code, answer_of(started)["matched"]) == (HTTPStatus.ACCEPTED, 1)
+    work_off(database)
+    assert (database.count("dead_letters"), answer_of(client.get(started.headers["Location"]))["done_count"]) == (0, 1)
+    assert answer_of(client.post(_PURGE, json=body))["work_id"] is None
+    entries = answer_of(client.get("/api/v1/audit-log?action=dlq.purge"))["entries"]
+    assert [(each["objects"], each["reason"]) for each in entries] == [(1, "old")]
 
 
-def test_purge_of_more_than_are_counted_deletes_nothing(
+def test_purge_of_more_than_are_counted_deletes_all(
     client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "COUNTED", 1)
     for _ in range(2):
         failed(database)
-    counted = answer_of(client.post(_PURGE, json={"all": True, "dry_run": True}))
+    counted = answer_of(client.post(_PURGE, json={"all": True}))
     assert (counted["matched"], counted["at_least"]) == (1, True)
-    refusal(client.post(_PURGE, json={"all": True}), HTTPStatus.UNPROCESSABLE_ENTITY)
-    assert database.count("dead_letters") == 2
-
-
-def test_purge_that_meets_a_lock_is_busy_and_its_repeat_deletes_what_is_left(
-    client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(operations, "_PURGE_BATCH", 1)
-    for _ in range(3):
-        failed(database)
-    with database.transaction() as holder:
-        holder.execute("SELECT FROM dead_letters WHERE id = (SELECT max(id) FROM dead_letters) FOR UPDATE")
-        told = refusal(client.post(_PURGE, json={"all": True, "reason": "old"}), HTTPStatus.SERVICE_UNAVAILABLE)
-    assert (told["code"], database.count("dead_letters")) == ("busy", 1)
-    assert answer_of(client.post(_PURGE, json={"all": True, "reason": "old"}))["purged"] == 1
-    entries = answer_of(client.get("/api/v1/audit-log?action=dlq.purge"))["entries"]
-    assert [(each["objects"], each["reason"]) for each in entries] == [(1, "old"), (2, "old")]
+    work_off(database)
+    assert database.count("dead_letters") == 0
 
 
 def test_address_without_a_possible_id_of_a_dead_letter_is_not_answered_about_another(client: httpx.Client) -> None:

@@ -335,6 +335,7 @@ def test_time_before_claims_are_blocked_keeps_no_freeze_waiting(
         since = monotonic_seconds()
         answer_of(client.post("/api/v1/freezes", json={"queue": "reports"}))
         assert monotonic_seconds() - since < 50
+    door.database.execute("DROP FUNCTION wait CASCADE")
 
 
 def test_forgotten_keys_are_those_of_the_tenant_that_has_most(door: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:

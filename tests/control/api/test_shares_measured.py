@@ -22,7 +22,7 @@ from tests.control.api.test_shares import job_of
 from tests.fixtures.services import Fleet
 from tests.transitions.acts import apply_batch, submission
 from tidewheel.clock import monotonic_seconds
-from tidewheel.local.ports import free_port
+from tidewheel.local.daemon import free_port
 
 pytestmark = pytest.mark.slow
 

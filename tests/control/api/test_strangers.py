@@ -21,7 +21,7 @@ from tests.fixtures.services import until
 from tests.intake.waiting import token_of, waiting
 from tests.transitions.acts import submit
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.api import body_memory, service
+from tidewheel.control.api import app, bodies
 
 TOKEN = "correct-horse-battery"
 BEATS = 100
@@ -130,7 +130,7 @@ def test_probe_sees_an_outage_within_two_seconds(database: Database) -> None:
 def test_strangers_of_one_address_do_not_keep_an_executor_out(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_CONNECTIONS", 10)
+    monkeypatch.setattr(app, "_CONNECTIONS", 10)
     slow = b"POST /api/v1/runs/%s:complete HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{" % str(uuid4()).encode()
     with answering(database, token=TOKEN, api_connections_per_address=3) as client, ExitStack() as held:
         executor = enter(client)  # its connection stays
@@ -143,7 +143,7 @@ def test_strangers_of_one_address_do_not_keep_an_executor_out(
 
 
 def test_bodies_of_strangers_take_a_bounded_part_of_memory(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(body_memory.ALLOWANCES, "strangers", 80_000)
+    monkeypatch.setitem(bodies.ALLOWANCES, "strangers", 80_000)
     part = b"POST /api/v1/runs/%s:complete HTTP/1.1\r\nHost: x\r\nContent-Length: 36000\r\n\r\n" % str(uuid4()).encode()
     with answering(database, token=TOKEN) as client, stranger(client, part + b" " * 32000):
         path, body = f"/api/v1/runs/{uuid4()}:complete", b" " * 20000
@@ -187,7 +187,7 @@ def test_strangers_that_hang_up_keep_out_neither_beats_nor_probes(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each leaves a request that waits for its turn: so many would keep out beats and probes."""
-    monkeypatch.setattr(service, "_CONNECTIONS", 300)
+    monkeypatch.setattr(app, "_CONNECTIONS", 300)
     with answering(database, token=TOKEN) as client, ThreadPoolExecutor(2) as floods:
         executor = enter(client)
         over = threading.Event()

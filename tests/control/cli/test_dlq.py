@@ -13,7 +13,7 @@ from tests.transitions.acts import about, apply_batch, job_runs, submit
 from tests.transitions.stepping import in_background
 from tidewheel.control.cli.exit_codes import ExitCode
 
-ENDED = "SELECT count(*) > 0 FROM redrives WHERE finished_at IS NOT NULL"
+ENDED = "SELECT count(*) > 0 FROM works WHERE finished_at IS NOT NULL"
 
 
 @pytest.fixture
@@ -90,27 +90,27 @@ def test_dead_letters_are_redriven_by_id_and_by_filter(letters: Database) -> Non
     assert f"{job_runs(letters)[0].run_id}" in "\n".join(tidewheel(letters, "dlq", "show", plain).lines)
 
 
-def test_a_redrive_is_listed_shown_paused_resumed_and_cancelled(letters: Database) -> None:
-    assert tidewheel(letters, "redrive", "list").lines == ["no redrives"]
+def test_work_is_listed_shown_paused_resumed_and_cancelled(letters: Database) -> None:
+    assert tidewheel(letters, "work", "list").lines == ["no bulk work"]
     asked = json_output(letters, "dlq", "redrive", "--all", "--rate", "60/m", "--reason", "mended")
-    redrive_id = asked["redrive_id"]
-    assert tidewheel(letters, "redrive", "pause", redrive_id).lines == [f"redrive {redrive_id}: paused"]
-    assert tidewheel(letters, "redrive", "pause", redrive_id).lines == [
-        f"redrive {redrive_id}: unchanged: the redrive is already paused"
+    redrive_id = asked["work_id"]
+    assert tidewheel(letters, "work", "pause", redrive_id).lines == [f"work {redrive_id}: paused"]
+    assert tidewheel(letters, "work", "pause", redrive_id).lines == [
+        f"work {redrive_id}: unchanged: the work is already paused"
     ]
     work_off(letters)
-    assert json_output(letters, "redrive", "show", redrive_id)["redriven_count"] == 0
-    assert not json_output(letters, "redrive", "resume", redrive_id)["unchanged"]
-    assert tidewheel(letters, "redrive", "cancel", redrive_id).lines == [f"redrive {redrive_id}: cancelled"]
-    assert tidewheel(letters, "redrive", "resume", redrive_id).code == ExitCode.REFUSED
-    shown = tidewheel(letters, "redrive", "show", redrive_id).lines
+    assert json_output(letters, "work", "show", redrive_id)["done_count"] == 0
+    assert not json_output(letters, "work", "resume", redrive_id)["unchanged"]
+    assert tidewheel(letters, "work", "cancel", redrive_id).lines == [f"work {redrive_id}: cancelled"]
+    assert tidewheel(letters, "work", "resume", redrive_id).code == ExitCode.REFUSED
+    shown = tidewheel(letters, "work", "show", redrive_id).lines
     assert [line.split() for line in shown[1:4]] == [
-        ["state", "cancelled"], ["redriven", "0", "of", "2", "dead", "letters"], ["rate", "1/s"]
+        ["state", "cancelled"], ["done", "0", "of", "2"], ["rate", "1/s"]
     ]  # fmt: skip
-    assert tidewheel(letters, "redrive", "list").lines[1].endswith("cancelled  0 of 2    0         1/s   mended")
-    letters.execute("UPDATE redrives SET matched_count = 10001, redriven_count = 20000")  # counted to 10,001
-    assert "20,000 of more than were counted" in tidewheel(letters, "redrive", "list").lines[1]
-    assert tidewheel(letters, "redrive", "show", UUID(int=0)).code == ExitCode.NOT_FOUND
+    assert tidewheel(letters, "work", "list").lines[1].endswith("cancelled  0 of 2  0         1/s   mended")
+    letters.execute("UPDATE works SET matched_count = 10001, done_count = 20000")  # counted to 10,001
+    assert "20,000 of more than were counted" in tidewheel(letters, "work", "list").lines[1]
+    assert tidewheel(letters, "work", "show", UUID(int=0)).code == ExitCode.NOT_FOUND
 
 
 def test_rejected_redrive_is_reported_with_exit_code_1(letters: Database) -> None:
@@ -121,7 +121,7 @@ def test_rejected_redrive_is_reported_with_exit_code_1(letters: Database) -> Non
     scheduler.result(60)
     assert done.code == ExitCode.FAILED
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
-    assert {"state finished", "redriven 1 of 2 dead letters", "rejected 1"} < set(lines)
+    assert {"state finished", "done 1 of 2", "rejected 1"} < set(lines)
     assert lines[-1] == (
         f"rejections {late}: key: tenant 'default' has no job 'other'; submit the job first, or correct the key"
     )
@@ -133,8 +133,9 @@ def test_purge_needs_a_confirmation(letters: Database) -> None:
     assert refusal.startswith("--yes: is missing")
     lines = tidewheel(letters, "dlq", "purge", "--kind", "run", "--dry-run").lines
     assert lines[0] == "dead letters that would be purged: 2"
-    purged = tidewheel(letters, "dlq", "purge", late, "--yes", "--reason", "wrong data").lines
-    assert purged == ["dead letters purged: 1"]
+    started, purged = tidewheel(letters, "dlq", "purge", late, "--yes", "--reason", "wrong data").lines
+    assert (started.split()[0], purged) == ("purge", "dead letters to purge: 1")
+    work_off(letters)
     [entry] = json_output(letters, "admin", "changes", "--action", "dlq.purge")["entries"]
     assert entry["reason"] == "wrong data"
     assert numbers(letters) == [message, plain]

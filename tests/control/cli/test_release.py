@@ -10,7 +10,7 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import apply_batch, submission
 from tidewheel.control.client.async_client import AsyncClient
-from tidewheel.postgres.alike import MAX_ALIKE
+from tidewheel.postgres.faults import MAX_ALIKE
 
 
 @pytest.fixture

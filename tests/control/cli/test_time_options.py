@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.control.cli.command import NO_DATABASE, tidewheel
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.time_options import rfc3339
+from tidewheel.control.cli.options import rfc3339
 from tidewheel.control.console.words import absolute, relative
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import InvalidInput

@@ -24,23 +24,16 @@ from tests.transitions.acts import (
     requeue,
     submit,
 )
-from tests.transitions.stepping import in_background
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, UnknownDeadLetter, UnknownJob
-from tidewheel.nouns.dead_letters import operations as client_module
 from tidewheel.nouns.dead_letters import reads as module
-from tidewheel.nouns.dead_letters.model import DeadLetterFilter, DeadLettersPage, Redriving
-from tidewheel.postgres.session import Session
+from tidewheel.nouns.dead_letters.model import DeadLetterFilter, DeadLettersPage
+from tidewheel.nouns.works.model import Work
+from tidewheel.postgres.session import RowsLocked, Session
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler import redrive_loop
-from tidewheel.scheduler.redrive_loop import RedriveLoop, redrive_batch
+from tidewheel.scheduler.work_kinds import Purge, Redrive
+from tidewheel.scheduler.work_loop import WorkLoop, do_batch
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
-
-WAITS = """
-    SELECT count(*) > 0 FROM pg_stat_activity
-     WHERE application_name = 'tidewheel-client' AND cardinality(pg_blocking_pids(pid)) > 0
-       AND datname = current_database()
-"""
 
 
 @pytest.fixture
@@ -77,16 +70,23 @@ def redriven(database: Database) -> dict[UUID, UUID]:
 def work_off(database: Database) -> None:
     """Work off every redrive, as a scheduler does."""
     with closing(Session(database.url, "scheduler")) as session:
-        loop = RedriveLoop(session, database.installation)
+        loop = WorkLoop(session, database.installation)
         until(lambda: loop.step()[1] == math.inf, "nothing is due")
 
 
-def redrive(client: Client, database: Database, **filters: Unpack[DeadLetterFilter]) -> Redriving:
+def redrive(client: Client, database: Database, **filters: Unpack[DeadLetterFilter]) -> Work:
     """Redrive dead letters and return the finished redrive."""
     requested = client.dead_letters.redrive(everything=not filters, **filters)
-    assert requested.redrive_id is not None
+    assert requested.work_id is not None
     work_off(database)
-    return client.redrives.wait(requested.redrive_id, timeout=60)
+    return client.works.wait(requested.work_id, timeout=60)
+
+
+def purge(client: Client, database: Database, **filters: Unpack[DeadLetterFilter]) -> int:
+    """Purge dead letters and return how many are gone."""
+    requested = client.dead_letters.purge(everything=not filters, **filters)
+    work_off(database)
+    return 0 if requested.work_id is None else client.works.wait(requested.work_id, timeout=60).done_count
 
 
 def test_every_filter_finds_its_dead_letters(client: Client, database: Database) -> None:
@@ -188,40 +188,40 @@ def test_a_message_is_shown_byte_for_byte(client: Client, database: Database) ->
 def test_each_dead_letter_is_redriven_once(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(3)]
     done = redrive(client, database, key="job")
-    assert (done.matched_count, done.redriven_count, done.rejected_count) == (3, 3, 0)
+    assert (done.matched_count, done.done_count, done.rejected_count) == (3, 3, 0)
     made = redriven(database)
     assert set(made) == set(failed)
     assert {run.run_id for run in job_runs(database)} == set(made.values())
     again = client.dead_letters.redrive(key="job")
-    assert (again.redrive_id, again.matched, redriven(database)) == (None, 0, made)
+    assert (again.work_id, again.matched, redriven(database)) == (None, 0, made)
 
 
 def test_interrupted_redrive_goes_on(client: Client, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redrive_loop, "_BATCH", 2)
+    monkeypatch.setattr(Redrive, "batch", 2)
     failed = [fail(database) for _ in range(5)]
     requested = client.dead_letters.redrive(everything=True)
-    assert requested.redrive_id is not None
+    assert requested.work_id is not None
     with closing(Session(database.url, "scheduler")) as session:
         for _ in range(2):
-            assert redrive_batch(session, database.installation, requested.redrive_id) == 2
+            assert do_batch(session, database.installation, requested.work_id) == 2
     assert set(redriven(database)) == set(failed[:4])
-    assert client.redrives.get(requested.redrive_id).processed == 4
+    assert client.works.get(requested.work_id).processed == 4
     work_off(database)
-    assert client.redrives.get(requested.redrive_id).state == "finished"
+    assert client.works.get(requested.work_id).state == "finished"
     assert len(job_runs(database)) == len(redriven(database)) == 5
 
 
 def test_concurrent_redrives_create_one_run_of_each_and_wait_for_no_lock(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(3)]
-    redrives = [client.dead_letters.redrive(key="job").redrive_id for _ in range(2)]
+    redrives = [client.dead_letters.redrive(key="job").work_id for _ in range(2)]
     assert all(redrives)
     with closing(Session(database.url, "scheduler")) as session, database.transaction() as connection:
         apply_batch_within(connection, database, {"type": "run.retry", "run_id": str(failed[1])})
-        batches = [redrive_batch(session, database.installation, UUID(str(each))) for each in redrives * 2]
+        batches = [do_batch(session, database.installation, UUID(str(each))) for each in redrives * 2]
     assert batches == [1, None, None, None], "a batch ends before the letter that the retry holds"
     work_off(database)
     assert {open_run.run_id for open_run in job_runs(database)} == set(redriven(database).values())
-    found = {each.redrive_id: (each.state, each.redriven_count) for each in client.redrives.list()}
+    found = {each.work_id: (each.state, each.done_count) for each in client.works.list()}
     assert sorted(found.values()) == [("finished", 0), ("finished", 2)]
 
 
@@ -231,7 +231,7 @@ def test_dead_letter_of_a_retry_that_rolls_back_is_redriven(client: Client, data
     with database.session().transaction() as connection:
         apply_batch_within(connection, database, {"type": "run.retry", "run_id": str(failed[0])})
         with closing(Session(database.url, "scheduler")) as session:
-            RedriveLoop(session, database.installation).step()
+            WorkLoop(session, database.installation).step()
         connection.rollback()
     assert redriven(database) == {}
     work_off(database)
@@ -240,22 +240,25 @@ def test_dead_letter_of_a_retry_that_rolls_back_is_redriven(client: Client, data
 
 def test_purge_of_dead_letters_not_redriven_leaves_those_redriven_meanwhile(client: Client, database: Database) -> None:
     kept, gone = fail(database), fail(database)
-    with database.transaction() as connection:
+    work_id = client.dead_letters.purge(redriven=False).work_id
+    assert work_id is not None
+    with database.transaction() as connection, closing(Session(database.url, "scheduler")) as session:
         apply_batch_within(connection, database, {"type": "run.retry", "run_id": str(kept)})
-        purge = in_background(lambda: client.dead_letters.purge(redriven=False))
-        until(lambda: database.value(WAITS), "it waits for the retry")
-    assert (purge.result(60).purged, runs(client.dead_letters.list())) == (1, [kept])
+        with pytest.raises(RowsLocked):
+            do_batch(session, database.installation, work_id)
+    work_off(database)
+    assert (client.works.get(work_id).done_count, runs(client.dead_letters.list())) == (1, [kept])
     assert client.runs.get(gone).state == RunState.FAILED
 
 
 def test_each_change_of_a_redrive_has_one_entry_in_the_audit_log(client: Client, database: Database) -> None:
     fail(database)
-    redrive_id = client.dead_letters.redrive(everything=True, rate=1).redrive_id
+    redrive_id = client.dead_letters.redrive(everything=True, rate=1).work_id
     assert redrive_id is not None
     for _ in range(2):  # the second one changes nothing
-        client.redrives.pause(redrive_id)
-    client.redrives.resume(redrive_id)
-    client.redrives.cancel(redrive_id)
+        client.works.pause(redrive_id)
+    client.works.resume(redrive_id)
+    client.works.cancel(redrive_id)
     found = client.audit_log.list(object=f"redrive/{redrive_id}").entries
     assert [each.action for each in found] == ["redrive.cancel", "redrive.resume", "redrive.pause", "dlq.redrive"]
 
@@ -269,14 +272,14 @@ def test_lost_commit_reply_creates_no_second_redrive(
 
     def committing(self: Connection) -> None:
         commit(self)
-        if not lost and database.count("redrives"):
+        if not lost and database.count("works"):
             lost.append(True)
             raise OperationalError
 
     monkeypatch.setattr(Connection, "commit", committing)
     client.dead_letters.redrive(key="job")
     work_off(database)
-    assert (lost, database.count("redrives"), len(job_runs(database))) == ([True], 1, 1)
+    assert (lost, database.count("works"), len(job_runs(database))) == ([True], 1, 1)
     assert len(client.audit_log.list(action="dlq.redrive").entries) == 1
 
 
@@ -287,27 +290,27 @@ def test_rejected_dead_letter_can_be_redriven_after_a_correction(client: Client,
         assert redrive(client, database).rejected_count == 1
     submit(database, "other")
     done = redrive(client, database)
-    assert (done.redriven_count, done.rejected_count) == (1, 0)
+    assert (done.done_count, done.rejected_count) == (1, 0)
     assert set(redriven(database)) == {run}
 
 
 def test_run_that_fails_again_is_not_redriven_by_the_same_redrive(client: Client, database: Database) -> None:
     fail(database)
     requested = client.dead_letters.redrive(key="job")
-    assert requested.redrive_id is not None
+    assert requested.work_id is not None
     with closing(Session(database.url, "scheduler")) as session:
-        assert redrive_batch(session, database.installation, requested.redrive_id) == 1
+        assert do_batch(session, database.installation, requested.work_id) == 1
     for run in job_runs(database):
         end(database, ending(begin(database, run.run_id), RunState.FAILED, error_type="ValueError"))
     work_off(database)
-    assert client.redrives.get(requested.redrive_id).redriven_count == 1
+    assert client.works.get(requested.work_id).done_count == 1
     assert client.dead_letters.list(redriven=False).total == 1
 
 
 def test_a_dry_run_counts_and_shows_the_oldest_ten(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(12)]
     counted = client.dead_letters.redrive(key="job", dry_run=True)
-    assert (counted.matched, counted.redrive_id) == (12, None)
+    assert (counted.matched, counted.work_id) == (12, None)
     assert [letter.run_id for letter in counted.first] == failed[:10]
     assert redriven(database) == {}
 
@@ -316,7 +319,7 @@ def test_rejected_dead_letter_does_not_stop_the_others(client: Client, database:
     kept, gone = fail(database), fail(database, "other")
     apply_batch(database, about("job.delete", "other"))
     done = redrive(client, database)
-    assert (done.redriven_count, done.rejected_count) == (1, 1)
+    assert (done.done_count, done.rejected_count) == (1, 1)
     [refusal] = done.rejections
     assert "'path': 'key'" in str(refusal["errors"])
     assert set(redriven(database)) == {kept}
@@ -328,7 +331,7 @@ def test_messages_are_redriven_only_on_request(client: Client, database: Databas
     assert client.dead_letters.redrive(everything=True).matched == 0
     [letter] = client.dead_letters.list().dead_letters
     assert client.dead_letters.redrive(ids=[letter.id], dry_run=True).matched == 1
-    assert redrive(client, database, kind="message").redriven_count == 1
+    assert redrive(client, database, kind="message").done_count == 1
     requests = database.installation.topics.requests
     assert database.rows("SELECT key, value FROM outbox WHERE topic = %s", [requests]) == [(b"k", b"\xff{")]
     assert client.dead_letters.redrive(kind="message").matched == 0
@@ -339,18 +342,18 @@ def test_messages_are_redriven_only_on_request(client: Client, database: Databas
 def test_purge_deletes_the_dead_letter_and_keeps_its_run(
     client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "_PURGE_BATCH", 2)
+    monkeypatch.setattr(Purge, "batch", 2)
     failed = [fail(database) for _ in range(5)]
     other = fail(database, "other")
     counted = client.dead_letters.purge(key="job", dry_run=True)
-    assert (counted.matched, len(counted.first), counted.purged) == (5, 5, 0)
-    assert client.dead_letters.purge(key="job").purged == 5
+    assert (counted.matched, len(counted.first), counted.work_id) == (5, 5, None)
+    assert purge(client, database, key="job") == 5
     assert [each.objects for each in client.audit_log.list(action="dlq.purge").entries] == [5]
     assert runs(client.dead_letters.list()) == [other]
-    assert client.dead_letters.purge(key="other").purged == 1
+    assert purge(client, database, key="other") == 1
     assert [each.objects for each in client.audit_log.list(action="dlq.purge").entries] == [1, 5]
     assert client.runs.get(failed[0]).state == RunState.FAILED
-    assert client.dead_letters.purge(until=database.now() - timedelta(days=1)).purged == 0
+    assert purge(client, database, until=database.now() - timedelta(days=1)) == 0
 
 
 def test_another_tenant_cannot_read_or_redrive(client: Client, database: Database) -> None:
@@ -360,7 +363,7 @@ def test_another_tenant_cannot_read_or_redrive(client: Client, database: Databas
     [_, letter] = client.dead_letters.list().dead_letters
     with Client(database.url, tenant="acme") as other:
         assert (other.dead_letters.list().total, other.dead_letters.redrive(everything=True).matched) == (0, 0)
-        assert other.dead_letters.purge(everything=True).purged == 0
+        assert other.dead_letters.purge(everything=True).work_id is None
         with pytest.raises(UnknownDeadLetter):
             other.dead_letters.get(letter.id)
     assert database.count("dead_letters") == 2
@@ -372,8 +375,8 @@ def test_reason_that_no_request_may_have_is_refused(
 ) -> None:
     fail(database)
     fail(database)
-    letters, redrives = client.dead_letters, client.redrives
-    redrive_id = letters.redrive(everything=True, rate=0.1).redrive_id
+    letters, redrives = client.dead_letters, client.works
+    redrive_id = letters.redrive(everything=True, rate=0.1).work_id
     assert redrive_id is not None
     for change in (
         lambda: letters.redrive(everything=True, reason=reason),

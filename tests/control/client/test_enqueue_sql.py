@@ -282,6 +282,15 @@ def test_invalid_argument_is_refused_with_field_and_remedy(
     assert written(shop) == (0, 0)
 
 
+def test_largest_payload_is_measured_as_by_intake(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+    """Issue 39: a payload of 256 KiB was refused for the blanks that jsonb writes behind commas."""
+    call: LiteralString = "SELECT tidewheel_enqueue('charge', to_jsonb(array_fill(1, ARRAY[%s])))"
+    shop.rows(call, [131_071])
+    assert [reply.status for reply in take_in(shop)] == [ReplyStatus.ACCEPTED]
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded, match="payload: it has 262145 bytes, more than 262144"):
+        own.execute(call, [131_072])
+
+
 def test_limits_of_the_tenant_and_of_a_filled_key_are_those_of_intake(shop: Database) -> None:
     """Intake counts no blank that jsonb writes between tokens, but those in strings."""
     payload = '{"a": {"b": "x  y\\" z"}, "c": [1, 2]}'

@@ -87,6 +87,7 @@ PAGES: Mapping[str, str] = {
     "run-failed": "/runs/{failed}",
     "run-hostile": "/runs/{hostile}",
     "runs-cancel": "/runs/cancel?run={queued}&run={running}",
+    "runs-retry-failed": "/runs/retry-failed?status=failed",
     "runs-cancel-all": "/runs/cancel-all?job=slow",
     "dead-letters": "/dead-letters",
     "dead-letters-failing": "/dead-letters?job=charge",
@@ -306,7 +307,7 @@ def _bulk(database: ClockedDatabase, ids: Ids) -> None:
     ids["run_letter"] = database.value("SELECT id FROM dead_letters WHERE run_id = %s", [ids["failed"]])
     now = database.now()
     with Client(database.url) as client:
-        ids["redrive"] = client.dead_letters.redrive(key="charge", rate=0.5, reason=HOSTILE[:60]).redrive_id
+        ids["redrive"] = client.dead_letters.redrive(key="charge", rate=0.5, reason=HOSTILE[:60]).work_id
         made = client.backfill("hourly", now - timedelta(days=3), now, versions="current", max_concurrent=4)
         ids["backfill"] = made.backfill_id
         ids["cancellation"] = client.runs.cancel_all(queue="none", labels=None, reason="wrong data")

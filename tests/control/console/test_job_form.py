@@ -16,6 +16,7 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import about, apply_batch, submit
 from tidewheel.control.client.client import Client
 from tidewheel.control.console.spec_fields import FIELDS
+from tidewheel.control.reads.jobs import show_job
 from tidewheel.control.reads.versions import job_at
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
@@ -105,6 +106,30 @@ def test_form_that_nobody_has_changed_is_an_identical_spec(pages: ApiClient, vie
     assert pressed(pages, "/jobs/job/edit", "save", page).headers["location"] == "/jobs/job"
     assert "Nothing differs: version 1" in pages.get("/jobs/job").text
     assert version(pages.database) == 1
+
+
+@pytest.mark.parametrize("view", ["form", "json"])
+def test_masked_url_that_comes_back_keeps_the_stored_secret(pages: ApiClient, view: str) -> None:
+    """Issue 39, N12: it was refused until the secret was typed again."""
+    url = "https://example.org/hook?day=1&token=s3cret-of-url"
+    submit(pages.database, "job", **FULL | {"target": {"type": "http", "url": url}})
+
+    def press(do: str, **typed: str) -> httpx.Response:
+        page = pages.get("/jobs/job/edit")
+        page = pressed(pages, "/jobs/job/edit", "as_json", page, **typed) if view == "json" else page
+        answer = pressed(pages, "/jobs/job/edit", do, page, **({} if view == "json" else typed))
+        assert "s3cret" not in page.text + answer.text
+        return answer
+
+    assert "Nothing differs from version 1" in press("check").text
+    assert press("check", priority="3").status_code == HTTPStatus.OK
+    assert press("save", priority="3").headers["location"] == "/jobs/job"
+    with pages.database.transaction() as connection:
+        saved = show_job(connection, "default", "job", as_stored=True)
+    assert (saved.summary.version, saved.job["target"], saved.job["priority"]) == (2, {"type": "http", "url": url}, 3)
+    elsewhere = press("save", target__url="https://example.net/hook?day=1&token=[redacted]")
+    assert elsewhere.status_code == HTTPStatus.UNPROCESSABLE_ENTITY, "the secret would go to another host"
+    assert version(pages.database) == 2
 
 
 def test_check_shows_instants_beside_each_other_and_changes_nothing(pages: ApiClient) -> None:

@@ -16,7 +16,7 @@ from tests.fixtures.services import until
 from tests.transitions.acts import about, apply_batch, begun, submit, succeed, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.console import live
-from tidewheel.control.reads import pulses
+from tidewheel.control.reads import run_changes
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
 
@@ -29,13 +29,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[pulses.Watched]:
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[run_changes.Watched]:
     """Each look of the console, as it is made."""
-    made: list[pulses.Watched] = []
+    made: list[run_changes.Watched] = []
 
-    def read(connection: Conn, tenant: str, watched: pulses.Watched) -> object:
+    def read(connection: Conn, tenant: str, watched: run_changes.Watched) -> object:
         made.append(watched)
-        return pulses.read_pulses(connection, tenant, watched)
+        return run_changes.read_pulses(connection, tenant, watched)
 
     monkeypatch.setattr(live, "read_pulses", read)
     return made
@@ -57,7 +57,7 @@ def news(events: Iterator[str]) -> str:
     return next(event for event in events if event != "beat")
 
 
-def test_page_hears_of_its_topics_alone(database: Database, looks: list[pulses.Watched]) -> None:
+def test_page_hears_of_its_topics_alone(database: Database, looks: list[run_changes.Watched]) -> None:
     submit(database, "mine")
     submit(database, "other")
     mine = begun(database, "mine")
@@ -76,14 +76,18 @@ def test_page_hears_of_its_topics_alone(database: Database, looks: list[pulses.W
                 assert news(events) == "changed"
 
 
-def test_run_that_begins_and_ends_between_two_looks_is_news(database: Database, looks: list[pulses.Watched]) -> None:
+def test_run_that_begins_and_ends_between_two_looks_is_news(
+    database: Database, looks: list[run_changes.Watched]
+) -> None:
     submit(database)
     with answering(database) as client, watching(client, "now") as events:
         succeed(database, begun(database))
         assert news(events) == "changed"
 
 
-def test_look_is_one_whoever_watches_and_none_without_watchers(database: Database, looks: list[pulses.Watched]) -> None:
+def test_look_is_one_whoever_watches_and_none_without_watchers(
+    database: Database, looks: list[run_changes.Watched]
+) -> None:
     topics = f"now,run:{begun_one(database)},job:{job_id('default', 'job')}"
     with answering(database) as client:
         assert not looks
@@ -95,7 +99,7 @@ def test_look_is_one_whoever_watches_and_none_without_watchers(database: Databas
         until(lambda: rests(looks), "no look without a watcher")
 
 
-def rests(looks: list[pulses.Watched]) -> bool:
+def rests(looks: list[run_changes.Watched]) -> bool:
     """Return True if no look is made for twenty times the time between two."""
     before = len(looks)
     threading.Event().wait(1.0)
@@ -120,8 +124,8 @@ def test_look_has_three_statements_for_all_that_a_tenant_watches(database: Datab
             return self._connection.execute(*statement)  # type: ignore[call-overload]
 
     with database.transaction() as connection:
-        watched = pulses.Watched(now=True, runs=[run] * 30, jobs=[job_id("default", "job")] * 20)  # type: ignore[list-item]
-        found = pulses.read_pulses(Counting(connection), "default", watched)  # type: ignore[arg-type]
+        watched = run_changes.Watched(now=True, runs=[run] * 30, jobs=[job_id("default", "job")] * 20)  # type: ignore[list-item]
+        found = run_changes.read_pulses(Counting(connection), "default", watched)  # type: ignore[arg-type]
     assert set(found) == {"now", f"run:{run}", f"job:{job_id('default', 'job')}"}
     assert len(executed) == 3
 
@@ -154,7 +158,7 @@ def test_stream_needs_a_sign_in_and_known_topics(database: Database) -> None:
             assert client.get(f"/live?topics={topics}").status_code == HTTPStatus.UNPROCESSABLE_ENTITY, topics
 
 
-def test_key_of_a_tenant_hears_nothing_of_another(database: Database, looks: list[pulses.Watched]) -> None:
+def test_key_of_a_tenant_hears_nothing_of_another(database: Database, looks: list[run_changes.Watched]) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     submit(database)
     run = begun(database)
@@ -201,7 +205,7 @@ def test_news_go_to_one_page_after_the_other(database: Database, monkeypatch: py
 def test_error_of_a_look_ends_the_stream_and_the_next_one_looks_again(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(connection: Conn, tenant: str, watched: pulses.Watched) -> object:
+    def fail(connection: Conn, tenant: str, watched: run_changes.Watched) -> object:
         raise LookupError(tenant)
 
     with answering(database) as client:
@@ -221,10 +225,10 @@ def trigger_new(database: Database) -> None:
 
 def test_looks_name_the_tenant(database: Database) -> None:
     run = begun_one(database)
-    watched = pulses.Watched(now=False, runs=[run], jobs=[job_id("default", "job")])  # type: ignore[list-item]
+    watched = run_changes.Watched(now=False, runs=[run], jobs=[job_id("default", "job")])  # type: ignore[list-item]
     with database.transaction() as connection:  # of the owner, whom row-level security does not bind
-        assert len(pulses.read_pulses(connection, "default", watched)) == 2
-        assert pulses.read_pulses(connection, "acme", watched) == {}
+        assert len(run_changes.read_pulses(connection, "default", watched)) == 2
+        assert run_changes.read_pulses(connection, "acme", watched) == {}
 
 
 def test_stop_ends_every_stream(database: Database) -> None:

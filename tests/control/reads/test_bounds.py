@@ -14,17 +14,17 @@ from tidewheel.control.reads.audit_log import list_audit_log
 from tidewheel.control.reads.cancellations import cancellations
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.jobs import list_jobs, show_job
-from tidewheel.control.reads.limits import list_keys, list_limits
-from tidewheel.control.reads.ordering_keys import list_blocked_keys
+from tidewheel.control.reads.limits import list_blocked_keys, list_keys, list_limits
 from tidewheel.control.reads.run_changes import read_run_changes
 from tidewheel.control.reads.run_detail import show_run
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.control.reads.tenants import list_tenants, tenant_usage
 from tidewheel.control.reads.versions import versions
 from tidewheel.nouns.batches.reads import list_batches
-from tidewheel.nouns.dead_letters.reads import group_dead_letters, list_dead_letters, list_redrives
+from tidewheel.nouns.dead_letters.reads import group_dead_letters, list_dead_letters
 from tidewheel.nouns.freezes.reads import list_freezes
 from tidewheel.nouns.workflows.reads import list_workflows
+from tidewheel.nouns.works.reads import list_works
 from tidewheel.postgres.session import Conn
 from tools.bench.history import BUSY_JOB, RARE, RARE_JOB
 
@@ -121,7 +121,7 @@ LISTS: dict[str, Callable[[Conn, str], object]] = {
     ),
     "/api/v1/dead-letters/groups": lambda connection, tenant: group_dead_letters(connection, tenant, redriven=False),
     "/api/v1/cancellations": lambda connection, tenant: cancellations(connection, tenant),
-    "/api/v1/redrives": lambda connection, tenant: list_redrives(connection, tenant),
+    "/api/v1/works": lambda connection, tenant: list_works(connection, tenant),
     "/api/v1/freezes": lambda connection, tenant: list_freezes(connection, tenant),
     "/api/v1/batches": lambda connection, tenant: list_batches(connection, tenant, after=None, limit=100),
     "/api/v1/workflows": lambda connection, tenant: list_workflows(connection, tenant),

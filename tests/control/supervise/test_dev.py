@@ -20,8 +20,8 @@ from tests.fixtures.services import until
 from tests.fixtures.terminal import CTRL_C, Terminal, terminal
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.local.lock import locked
-from tidewheel.local.ports import free_port, is_free
+from tidewheel.local.daemon import free_port, is_free
+from tidewheel.local.files import locked
 from tidewheel.local.stack import LocalStack, StackInfo, running_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
@@ -183,6 +183,8 @@ def test_other_users_of_the_machine_find_no_door(folder: Path, tmp_path_factory:
             kept = [home / name for name in ("api-headers", "api-token", "stack.json")]
             assert [oct(path.stat().st_mode & 0o777) for path in kept] == ["0o600"] * 3
             shown = exported(command(home, "env", "--secrets"))
+            assert shown["TIDEWHEEL_API_URL"] == api
+            assert json.loads(command(home, "env", "--format", "json"))["api_url"] == api
             curl = ["curl", "-sS", "-f", "-H", f"@{shown['TIDEWHEEL_API_HEADERS']}", f"{api}/api/v1/status"]
             assert subprocess.run(curl, check=False, capture_output=True).returncode == 0
             key = {"Authorization": f"Bearer {shown['TIDEWHEEL_API_KEY']}"}

@@ -16,7 +16,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.fixtures.services import Fleet, until
-from tidewheel.local.ports import free_port
+from tidewheel.local.daemon import free_port
 from tidewheel.settings.kafka_client import client_variables
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]

@@ -14,7 +14,7 @@ from tests.relay.topics import make_topics
 from tidewheel.errors import SettingsError
 from tidewheel.kafka.groups import GroupProtocol, group_protocol, quickest_protocol
 from tidewheel.local import kafka
-from tidewheel.local.program import run_program
+from tidewheel.local.daemon import run_program
 from tidewheel.local.stack import LocalStack, StackInfo
 
 pytestmark = pytest.mark.kafka

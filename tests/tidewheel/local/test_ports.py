@@ -2,7 +2,7 @@
 
 import socket
 
-from tidewheel.local.ports import is_free
+from tidewheel.local.daemon import is_free
 
 
 def test_listener_holds_its_port_and_ended_connections_do_not() -> None:

@@ -1,5 +1,8 @@
 """A process whose lock is lost with its connection changes nothing more (review of issue 39)."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
@@ -130,6 +133,45 @@ def test_audit_without_its_lock_has_no_result(database: Database) -> None:
     report.write = then_lose(database, "tidewheel-audit-lock", report.write)  # type: ignore[method-assign]
     with pytest.raises(Unavailable, match=LOST):
         run_audit(database.url, database.now() - timedelta(hours=1), report=report)
+
+
+HOLDER = """
+import sys
+from datetime import timedelta
+from tidewheel.postgres.held_lock import held_lock
+lock = "LOCK TABLE kept_since_lock IN ROW EXCLUSIVE MODE"
+with held_lock(sys.argv[1], "tidewheel-audit-lock", lock, lease=timedelta(seconds=2)):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+RENEWED: LiteralString = """
+SELECT query_start - xact_start > interval '3 seconds' FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = 'tidewheel-audit-lock'
+"""
+
+
+def is_kept(database: Database) -> bool:
+    try:
+        with database.transaction() as connection:
+            connection.execute("LOCK TABLE kept_since_lock IN SHARE ROW EXCLUSIVE MODE NOWAIT")
+    except psycopg.errors.LockNotAvailable:
+        return True
+    return False
+
+
+def test_stopped_audit_loses_its_lock_and_a_living_one_keeps_it(database: Database) -> None:
+    """Issue 39, N2: a stopped audit kept retention from removing runs for as long as it was stopped."""
+    given = [sys.executable, "-c", HOLDER, database.url]
+    with subprocess.Popen(given, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == b"held\n"
+            until(lambda: database.rows(RENEWED) == [(True,)], "the lease of 2 s was renewed after 3 s")
+            assert is_kept(database)
+            holder.send_signal(signal.SIGSTOP)
+            until(lambda: not is_kept(database), "the lease is over")
+        finally:
+            holder.kill()
 
 
 @pytest.mark.kafka

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.fixtures.database import Database
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
-from tidewheel.postgres.pg_arrays import texts
+from tidewheel.postgres.pg_binary import texts
 from tidewheel.postgres.session import Conn, Session, connect, is_data_fault, is_time_limit
 from tidewheel.postgres.session_pool import SessionPool
 from tidewheel.process.json_logging import JsonLines

@@ -557,6 +557,15 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "objects": [1] * BATCH,
     },
     "scan_dead_letters": _LETTERS | {"job_id": None},
+    "scan_failed_runs": {
+        **_UNFILTERED,
+        "job_id": None,
+        "after_id": _NOWHERE,
+        "before_id": _BEYOND,
+        "ended_until": _FAR_AHEAD,
+        "look": 2000,
+        "limit": 50,
+    },
     **dict.fromkeys(
         (
             "find_runs",
@@ -699,7 +708,8 @@ _HOT = {
         read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_ancestors mark_redriven
         find_roots read_run_states read_ended_runs
-        lock_jobs_for_share read_shared_jobs read_retried_runs scan_dead_letters lock_dead_letters purge_dead_letters
+        lock_jobs_for_share read_shared_jobs read_retried_runs read_shared_versions scan_dead_letters
+        scan_failed_runs find_retried_runs lock_dead_letters purge_dead_letters
         set_key_limit put_tenant_key count_started_runs add_counted_runs
         add_tenant_rates lock_tenant_rates write_tenant_rate hold_runs release_held_runs first_held
         grow_batch read_batch find_batch_runs find_batch_children find_batch_delays read_batch_members

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.process
 
 KEYS = {
     "scenario", "figure", "unit", "median", "min", "max", "cpu_us_per_run", "wal_bytes_per_run", "kafka_bytes_per_run",
+    "others_us_per_run",
 }  # fmt: skip
 MAIN = "from tidewheel.control.cli.main import main; main()"
 SIZES: Mapping[str, Sequence[str]] = {
@@ -96,7 +97,7 @@ def test_rounds_are_measured_and_leave_nothing(given: StackInfo) -> None:
     assert found["settings"]["postgresql.synchronous_commit"] == "on"
     assert found["machine"]["cores"]
     assert found["versions"]["build"]
-    assert "[0/4] fire round 1/2" in done.stderr
+    assert "[0/4] fire round 1/2: begins\n" in done.stderr
 
 
 @pytest.mark.kafka

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from tests.fixtures.database import Database
-from tools.bench.load import database_now, load_steady
+from tools.bench.load import database_now, load_jobs, steady
 
 
 @pytest.mark.postgres
@@ -14,7 +14,7 @@ def test_spread_with_fractional_microseconds_gives_every_job_a_last_occurrence(
 ) -> None:
     connection, second = database.connection(), timedelta(seconds=1)
     due_at = database_now(connection)
-    load_steady(connection, database.installation, 1800, due_at=due_at, period=second, rounds=1)
+    load_jobs(connection, database.installation, steady(1800, second, rounds=1), due_at)
     [(count, last)] = database.rows("SELECT count(*), max(due_at) FROM timers")
     assert count == 1800
     assert last < due_at + second

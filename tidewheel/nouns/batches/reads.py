@@ -10,7 +10,7 @@ from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownBatch
 from tidewheel.nouns.batches.model import Batch, BatchNode, BatchSummary, NodeParent
 from tidewheel.nouns.operation import Page
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.occurrences import NodeRun, read_node_runs

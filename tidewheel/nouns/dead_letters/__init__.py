@@ -1,1 +1,1 @@
-"""Dead letters: failed runs, and messages that are no valid request; and their redrives."""
+"""Dead letters: failed runs, and messages that are no valid request."""

@@ -1,6 +1,6 @@
-"""Records of dead letters and redrives: rows of queries, results of the client, JSON of the doors."""
+"""Records of dead letters: rows of queries, results of the client, JSON of the doors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Literal, TypedDict
@@ -11,10 +11,9 @@ from pydantic import AfterValidator, Field
 from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.jobs.values import Instant, Key, Queue, one_line
 from tidewheel.nouns.operation import InDoors, Place
+from tidewheel.nouns.works.model import Started
 
-COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 Number = Annotated[int, Field(ge=1, le=2**63 - 1)]
-Rate = Annotated[float, Field(gt=0, le=1_000_000)]
 ErrorType = Annotated[str, AfterValidator(one_line(255))]
 
 
@@ -107,91 +106,7 @@ class DeadLetterGroups:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterSurvey:
-    """Dead letters that match a filter, before they are redriven or purged."""
+class DeadLetterWork(Started):
+    """A redrive or a purge that a call has started, or that its dry run would."""
 
-    counted: int  # `COUNTED` at most, among the oldest half a million
-    at_least: bool
-    first: tuple[DeadLetterSummary, ...]  # the oldest ten
-    newest_at: datetime | None  # the creation of the newest one, or later; None without a match
-
-
-@dataclass(frozen=True, slots=True)
-class RedriveResult:
-    """Result of a request to redrive."""
-
-    redrive_id: Annotated[
-        UUID | None, Field(description="The redrive's id; null of a dry run, and if nothing matched.")
-    ]
-    matched: Annotated[
-        int, Field(description="How many matching dead letters had not been redriven before; counted to 10,000.")
-    ]
-    at_least: Annotated[
-        bool,
-        Field(
-            description="True if there may be more than `matched`: of many only the oldest half a million are counted."
-        ),
-    ]
     first: Annotated[tuple[DeadLetterSummary, ...], Field(description="Of a dry run: the first ten.")] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PurgeResult:
-    """Result of a purge."""
-
-    matched: Annotated[int, Field(description="How many dead letters matched; counted to 10,000.")]
-    at_least: Annotated[bool, Field(description="True if there may be more than `matched`.")]
-    first: Annotated[tuple[DeadLetterSummary, ...], Field(description="Of a dry run: the first ten.")] = ()
-    purged: Annotated[int, Field(description="How many were deleted.")] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Redriving:
-    """A redrive with its progress."""
-
-    redrive_id: Annotated[UUID, Field(description="Its id.")]
-    state: Annotated[str, Field(description="`running`, `paused`, `finished` or `cancelled`.")]
-    kind: Annotated[str | None, Field(description="Only dead letters of this kind.")]
-    ids: Annotated[Sequence[int] | None, Field(description="Only these.")]
-    key: Annotated[str | None, Field(description="Only of this job.")]
-    status: Annotated[str | None, Field(description="Only of runs in this final state.")]
-    error_type: Annotated[str | None, Field(description="Only with this error type.")]
-    queue: Annotated[str | None, Field(description="Only of this queue.")]
-    lane: Annotated[str | None, Field(description="Only of this lane.")]
-    since_at: Annotated[datetime, Field(description="Only those created at this instant or later.")]
-    until_at: Annotated[datetime, Field(description="Only those created at this instant or before.")]
-    rate: Annotated[float | None, Field(description="Dead letters a second at most; null for no bound.")]
-    matched_count: Annotated[
-        int,
-        Field(description="How many matched at its acceptance; counted to 10,001, which means that there may be more."),
-    ]
-    redriven_count: Annotated[int, Field(description="How many were redriven so far.")]
-    rejected_count: Annotated[int, Field(description="How many could not be redriven so far.")]
-    rejections: Annotated[
-        Sequence[Mapping[str, object]], Field(description="The first hundred of these: `id` and `errors` of each.")
-    ]
-    reason: Annotated[str | None, Field(description="The reason of its request, pause or cancellation.")]
-    created_at: Annotated[datetime, Field(description="When it was accepted.")]
-    finished_at: Annotated[datetime | None, Field(description="When it was finished or cancelled.")]
-
-    @property
-    def processed(self) -> int:
-        """Dead letters that were redriven or rejected, of `matched_count`."""
-        return self.redriven_count + self.rejected_count
-
-    @property
-    def filters(self) -> DeadLetterFilter:
-        """The filter of the dead letters that it has not redriven."""
-        named = {name: getattr(self, name) for name in ("kind", "key", "status", "error_type", "queue", "lane")}
-        times = {"since": self.since_at, "until": self.until_at}
-        return {**named, **times, "ids": self.ids or None, "redriven": False}  # type: ignore[typeddict-item]
-
-
-@dataclass(frozen=True, slots=True)
-class RedriveChange:
-    """Result of a pause, a resume or a cancellation."""
-
-    status: Annotated[str, Field(description="The redrive's state.")]
-    unchanged: Annotated[
-        bool, Field(description="True if its state did not allow the change, or it had been made already.")
-    ]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from starlette.requests import Request
@@ -19,7 +20,7 @@ from tidewheel.control.console.words import agreed, counted
 from tidewheel.doors.address import after_of, query_of
 from tidewheel.doors.console import Confirm
 from tidewheel.errors import UnknownDeadLetter
-from tidewheel.nouns.dead_letters.model import DeadLetterGroup, DeadLettersPage, DeadLetterSummary, RedriveResult
+from tidewheel.nouns.dead_letters.model import DeadLetterGroup, DeadLettersPage, DeadLetterSummary, DeadLetterWork
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.operation import operations
 
@@ -116,19 +117,21 @@ def _line(each: DeadLetterSummary) -> str:
     return f"#{each.id}  {each.key or each.topic}  {each.error_type or each.reason}"
 
 
-def _being_redriven(result: RedriveResult) -> str:
+def _under_way(done: str, result: DeadLetterWork) -> str:
     many = counted(result.matched, "dead letter", at_least=result.at_least)
-    return f"{many} {agreed(result.matched, 'is', 'are')} being redriven."
+    return f"{many} {agreed(result.matched, 'is', 'are')} being {done}."
 
 
 REDRIVE = Confirm(
     noun=DeadLetters, verb="redrive", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
     sentence="A failed run becomes a new run of its job's version in force; a message goes to its topic once more.",
-    line=_line, done=_being_redriven, to=lambda urls, result: urls("bulk_work", kind="redrive", id=result.redrive_id),
+    line=_line, done=partial(_under_way, "redriven"),
+    to=lambda urls, result: urls("bulk_work", kind="redrive", id=result.work_id),
     labels={"rate": "How many per second at most"}, values={"rate": "50"},
 )  # fmt: skip
 PURGE = Confirm(
     noun=DeadLetters, verb="purge", things="dead letter", back="dead_letters", one=("dead_letter", "number"),
-    sentence="What is purged cannot be redriven any more.", line=_line, to=lambda urls, _: urls("dead_letters"),
-    done=lambda result: f"{counted(result.purged, 'dead letter')} purged.",
+    sentence="What is purged cannot be redriven any more.", line=_line, done=partial(_under_way, "purged"),
+    to=lambda urls, result: urls("bulk_work", kind="purge", id=result.work_id),
+    labels={"rate": "How many per second at most (optional)"},
 )  # fmt: skip

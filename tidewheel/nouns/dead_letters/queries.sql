@@ -72,23 +72,3 @@ SELECT g.kind, j.key, g.job_id, g.error_type, g.status, g.count, g.first_at, g.l
          LIMIT %(limit)s) AS g
   LEFT JOIN LATERAL (SELECT key, version, deleted_at FROM jobs WHERE job_id = g.job_id OFFSET 0) AS j ON TRUE
  ORDER BY g.count DESC, g.last_at DESC, g.job_id
-
--- name: list_redrives
--- Returns a tenant's redrives, the newest first.
--- Index: redrives_by_tenant, from its end; jobs_pkey. No lock.
-SELECT r.redrive_id, r.state, r.kind, r.ids, j.key, r.status, r.error_type, r.queue, r.lane, r.since_at, r.until_at, r.rate,
-       r.matched_count, r.redriven_count, r.rejected_count, r.rejections, r.reason, r.created_at, r.finished_at
-  FROM redrives AS r
-  LEFT JOIN jobs AS j ON j.job_id = r.job_id
- WHERE r.tenant = %(tenant)s
- ORDER BY r.created_at DESC
- LIMIT %(limit)s
-
--- name: show_redrive
--- Returns one redrive.
--- Index: redrives_pkey, jobs_pkey. No lock.
-SELECT r.redrive_id, r.state, r.kind, r.ids, j.key, r.status, r.error_type, r.queue, r.lane, r.since_at, r.until_at, r.rate,
-       r.matched_count, r.redriven_count, r.rejected_count, r.rejections, r.reason, r.created_at, r.finished_at
-  FROM redrives AS r
-  LEFT JOIN jobs AS j ON j.job_id = r.job_id
- WHERE r.redrive_id = %(redrive_id)s AND r.tenant = %(tenant)s

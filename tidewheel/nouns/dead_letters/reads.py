@@ -1,10 +1,11 @@
-"""Reads of dead letters and redrives, each of a bounded number of rows.
+"""Reads of dead letters, each of a bounded number of rows.
 
 An unreadable message belongs to the tenant of its topic, on a shared topic to the default tenant.
 """
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -13,24 +14,23 @@ from psycopg.rows import class_row
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.run_detail import RunDetail, show_run
 from tidewheel.control.reads.tenants import require_tenant
-from tidewheel.errors import UnknownDeadLetter, UnknownRedrive, UnknownRun
+from tidewheel.errors import UnknownDeadLetter, UnknownRun
 from tidewheel.ids import job_id
 from tidewheel.nouns.dead_letters.model import (
-    COUNTED,
     DeadLetterDetail,
     DeadLetterFilter,
     DeadLetterGroup,
     DeadLetterGroups,
     DeadLettersPage,
     DeadLetterSummary,
-    DeadLetterSurvey,
-    Redriving,
 )
 from tidewheel.nouns.operation import Place, field_values
+from tidewheel.nouns.works.model import COUNTED, Survey
+from tidewheel.nouns.works.reads import first_matches
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.transitions import redrives as rows
-from tidewheel.transitions.redrives import DeadLetterRef, LetterScan
+from tidewheel.transitions import dead_letters as rows
+from tidewheel.transitions.dead_letters import DeadLetterRef, LetterScan
 
 _SQL = Statements("tidewheel.nouns.dead_letters")
 _LIST_DEAD_LETTERS = _SQL["list_dead_letters"]
@@ -38,13 +38,10 @@ _COUNT_DEAD_LETTERS = _SQL["count_dead_letters"]
 _LAST_DEAD_LETTER_LOOKED_AT = _SQL["last_dead_letter_looked_at"]
 _READ_DEAD_LETTER = _SQL["read_dead_letter"]
 _GROUP_DEAD_LETTERS = _SQL["group_dead_letters"]
-_LIST_REDRIVES = _SQL["list_redrives"]
-_SHOW_REDRIVE = _SQL["show_redrive"]
 
 LOOKED_AT = 20_000  # rows of one statement, matching or not: some tens of milliseconds
 GROUPED = 10_000  # the newest dead letters: some tens of milliseconds
 _GROUPS = 200
-_SURVEYED = 25  # statements that count before a redrive or a purge: half a million dead letters, some seconds
 _SHOWN = 10  # of a dry run
 _UNINDEXED = ("kind", "redriven", "status", "error_type", "queue", "lane")
 
@@ -103,23 +100,28 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
     return DeadLetterDetail(**field_values(found[0]), run=run, message_key=key, message_value=value)
 
 
-def survey_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter) -> DeadLetterSurvey:
-    """Count a tenant's dead letters, and return the oldest ones.
+def survey_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter) -> Survey[DeadLetterSummary]:
+    """Count a tenant's dead letters up to the newest one of now, and return the oldest ones.
 
     Raises:
         UnknownDeadLetter: It has no dead letter of one of the ids.
     """
     _require(connection, tenant, filters.get("ids") or ())
     columns = filter_columns(connection, tenant, filters)
-    found, complete = _oldest(connection, columns, COUNTED + 1)
+    found, complete = first_matches(partial(scan_dead_letters, connection, columns), COUNTED + 1)
+    cursor = {"at": EARLIEST.isoformat(), "id": 0}
     if complete and not found:
-        return DeadLetterSurvey(0, at_least=False, first=(), newest_at=None)
+        return Survey(0, at_least=False, first=(), filter={}, cursor=cursor)
     ids: DeadLetterFilter = {"ids": [letter.id for letter in found[:_SHOWN]]}
     first = _list(connection, {**filter_columns(connection, tenant, ids), **_NEWEST, "look": _SHOWN, "limit": _SHOWN})
     # By the filters of the index alone: a rare error would read all dead letters.
     newest = _list(connection, {**columns, **dict.fromkeys(_UNINDEXED), **_NEWEST, "look": 1, "limit": 1})
-    at_least = len(found) > COUNTED or not complete
-    return DeadLetterSurvey(min(len(found), COUNTED), at_least, tuple(reversed(first)), newest[0].created_at)
+    # A run that is redriven now and fails again is a dead letter of a later time.
+    stored = {**columns, "until": newest[0].created_at}
+    return Survey(
+        min(len(found), COUNTED), len(found) > COUNTED or not complete, tuple(reversed(first)),
+        {name: value for name, value in stored.items() if name not in {"tenant", "key"}}, cursor,
+    )  # fmt: skip
 
 
 def scan_dead_letters(
@@ -149,44 +151,11 @@ def filter_columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> 
     return columns | {"tenant": tenant, "ids": ids_or_none, "job_id": None if key is None else job_id(tenant, key)}
 
 
-def list_redrives(connection: Conn, tenant: str, *, limit: int = 100) -> list[Redriving]:
-    """Return a tenant's redrives, the newest first."""
-    require_tenant(connection, tenant)
-    with connection.cursor(row_factory=class_row(Redriving), binary=True) as cursor:
-        return cursor.execute(_LIST_REDRIVES, {"tenant": tenant, "limit": limit}).fetchall()
-
-
-def show_redrive(connection: Conn, tenant: str, redrive_id: UUID) -> Redriving:
-    """Return one redrive.
-
-    Raises:
-        UnknownRedrive: The tenant has no redrive of this id.
-    """
-    with connection.cursor(row_factory=class_row(Redriving), binary=True) as cursor:
-        found = cursor.execute(_SHOW_REDRIVE, {"tenant": tenant, "redrive_id": redrive_id}).fetchone()
-    if found is None:
-        raise UnknownRedrive(str(redrive_id))
-    return found
-
-
 def _require(connection: Conn, tenant: str, ids: Sequence[int]) -> None:
     if ids:
         scan = scan_dead_letters(connection, filter_columns(connection, tenant, {"ids": ids}), None, len(ids))
         if missing := set(ids) - {letter.id for letter in scan.letters}:
             raise UnknownDeadLetter(min(missing))
-
-
-def _oldest(connection: Conn, columns: Mapping[str, object], limit: int) -> tuple[list[DeadLetterRef], bool]:
-    """Return the oldest dead letters that match, and True if it looked at all of them."""
-    found: list[DeadLetterRef] = []
-    after: DeadLetterRef | None = None
-    for _ in range(_SURVEYED):
-        scan = scan_dead_letters(connection, columns, after, limit - len(found))
-        found += scan.letters
-        after = scan.last
-        if after is None or len(found) == limit:
-            break
-    return found, after is None
 
 
 def _list(connection: Conn, columns: dict[str, object]) -> list[DeadLetterSummary]:

@@ -12,6 +12,7 @@ from tidewheel.control.api.runs import RUN, with_attempts
 from tidewheel.doors.rest import Route
 from tidewheel.jobs.strict_json import Json
 from tidewheel.nouns.dead_letters.model import DeadLetterDetail, DeadLetterSummary
+from tidewheel.nouns.works.routes import WORK_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +46,6 @@ _LETTER: dict[str, Json] = {
     "partition": None, "offset": None, "reason": "no retry is left", "created_at": _AT, "redriven_run_id": None,
     "redriven_at": None,
 }  # fmt: skip
-_REDRIVE_ID = "3f2c6f6e-8a5d-4a44-8c7e-0d6f0d9a9c11"
-_REDRIVE: Json = {
-    "redrive_id": _REDRIVE_ID, "state": "running", "kind": "run", "ids": None, "key": None, "status": None,
-    "error_type": "TimeoutError", "queue": None, "lane": None, "since_at": "1970-01-01T00:00:00Z", "until_at": _AT,
-    "rate": 10.0, "matched_count": 12, "redriven_count": 3, "rejected_count": 0, "rejections": [], "reason": None,
-    "created_at": _AT, "finished_at": None,
-}  # fmt: skip
-_PAUSED: Json = {"status": "paused", "unchanged": False}
-_REASON: Json = {"reason": "maintenance"}
 _MATCHED: dict[str, Json] = {"matched": 12, "at_least": False, "first": []}
 
 DEAD_LETTERS: Mapping[str, Route] = {
@@ -66,13 +58,6 @@ DEAD_LETTERS: Mapping[str, Route] = {
         {**_LETTER, "run": RUN_EXAMPLE, "message_key_base64": None, "message_value_base64": None},
         schema=_SCHEMA, shape=_shape,
     ),
-    "redrive": Route({"redrive_id": _REDRIVE_ID, **_MATCHED}, sent={"error_type": "TimeoutError", "rate": 10}),
-    "purge": Route({**_MATCHED, "purged": 12}, sent={"job": "nightly", "redriven": True}),
+    "redrive": Route({"work_id": WORK_ID, **_MATCHED}, sent={"error_type": "TimeoutError", "rate": 10}),
+    "purge": Route({"work_id": WORK_ID, **_MATCHED}, sent={"job": "nightly", "redriven": True}),
 }  # fmt: skip
-REDRIVES: Mapping[str, Route] = {
-    "list": Route({"redrives": [_REDRIVE]}),
-    "get": Route(_REDRIVE),
-    "pause": Route(_PAUSED, sent=_REASON),
-    "resume": Route(_PAUSED),
-    "cancel": Route(_PAUSED, sent=_REASON),
-}

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from tidewheel.control.cli.options import utc_and_local
 from tidewheel.control.cli.output import Output, count_text, moment, print_document, print_facts
 from tidewheel.control.cli.run_ids import RunId
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.cli.time_options import utc_and_local
 from tidewheel.doors.cli import Flag, Shown, Table, changed, command
 from tidewheel.nouns.workflows.model import Workflow, WorkflowNode, WorkflowSummary
 from tidewheel.nouns.workflows.operations import Workflows

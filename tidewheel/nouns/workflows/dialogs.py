@@ -13,7 +13,7 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import agreed, counted, ordinal, state
-from tidewheel.control.reads.retry_facts import count_open_retries, read_retry_facts
+from tidewheel.control.reads.retry_chain import count_open_retries, read_retry_facts
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import refuse
 from tidewheel.nouns.workflows.model import Workflow

@@ -17,7 +17,7 @@ from tidewheel.errors import UnknownWorkflow, refuse
 from tidewheel.ids import child_run_id, job_id
 from tidewheel.nouns.operation import Page, field_values
 from tidewheel.nouns.workflows.model import Parent, ParentOfRun, Place, Workflow, WorkflowNode, WorkflowSummary
-from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState

@@ -3,19 +3,16 @@
 The receiver is a process on this machine, which counts requests and runs: each run must have been sent once.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from tidewheel.clock import monotonic_seconds
-from tidewheel.postgres.session import Conn
-from tools.bench.complete import Ends, check_events, check_runs, until_empty, wait_for
-from tools.bench.environment import EXECUTOR, Environment, Server
-from tools.bench.load import database_now, due_after_loading, load_jobs
+from tidewheel.jobs.strict_json import Json
+from tools.bench.complete import check_events, check_runs
+from tools.bench.environment import Server
+from tools.bench.flow import EXECUTORS, flowing
+from tools.bench.load import Load
 from tools.bench.measurement import Figure, Incomplete, Options, Round
 from tools.bench.receiver import Receiver, receiving
-from tools.bench.scenarios.execute import NO_SWEEP
-from tools.bench.scenarios.fire import fire_all
-from tools.bench.scenarios.pipeline import EXECUTORS, all_services, mark_before_firing
-from tools.bench.scenarios.relay import relay_all
+from tools.bench.scenarios.execute import work_off
 
 CALLS = 50_000
 _WARM_RUNS = 5_000
@@ -35,65 +32,29 @@ def measure(server: Server, options: Options) -> Round:
 
 def _measure_pipeline(server: Server, receiver: Receiver, jobs: int, options: Options) -> Figure:
     """Load more than can be called; count from the first due instant to the last event."""
-    warm = min(_WARM_RUNS, jobs)
-    with server.environment() as environment, environment.connect() as connection:
-        ends = Ends(environment, environment.installation.topics.completions)
-        with (
-            all_services(environment, variables=_VARIABLES) as processes,
-            environment.meter({**processes, "receiver": [receiver.process]}) as meter,
-        ):
-            options.report("warming up")
-            _load(environment, connection, receiver, warm, due_at=database_now(connection), prefix="warm")
-            ends.watch(warm)
-            due_at = due_after_loading(environment, connection, jobs)
-            _load(environment, connection, receiver, jobs, due_at=due_at, spread=_SPREAD, prefix="flow")
-            options.report(f"{jobs:,} calls by all services")
-            before = mark_before_firing(environment, connection, meter, due_at)
-            seen = ends.watch(warm + jobs)
-            spent = meter.since(before, jobs)
-            until_empty(connection, "job_runs", "outbox")
-        check_runs(connection, warm + jobs, receiver)
-        check_events(environment, warm + jobs)
-        _check_once(receiver, warm + jobs)
+    with flowing(server, options, variables=_VARIABLES, beside={"receiver": [receiver.process]}) as flow:
+        flow.warm_up(min(_WARM_RUNS, jobs), _target(receiver))
+        due_at = flow.load(Load(jobs=jobs, prefix="flow", spread=_SPREAD, target=_target(receiver)))
+        seen, spent = flow.measure(due_at, jobs, flow.ends.watch)
+        check_runs(flow.environment.connection, flow.done, receiver.count())
+        check_events(flow.environment, flow.done)
+        _check_once(receiver, flow.done)
     return Figure(jobs / (seen[-1][0] - due_at.timestamp()), "calls/s", spent)
 
 
 def _measure_backlog(server: Server, receiver: Receiver, jobs: int, options: Options) -> Figure:
-    """Publish all runs, then start the executors; count from the first request to the last end."""
-    with server.environment() as environment, environment.connect() as connection:
-        options.report(f"publishing {jobs:,} runs")
-        _load(environment, connection, receiver, jobs, due_at=database_now(connection), prefix="late")
-        fire_all(environment)
-        relay_all(environment)
-        options.report(f"working off {jobs:,} calls")
-        with (
-            environment.services(*[EXECUTOR] * EXECUTORS, variables=NO_SWEEP | _VARIABLES) as executors,
-            environment.meter({"executor": executors, "receiver": [receiver.process]}) as meter,
-        ):
-            wait_for(receiver.count, 1, "requests")
-            before, first, began = meter.mark(), receiver.count(), monotonic_seconds()
-            wait_for(receiver.count, jobs, "requests")
-            until_empty(connection, "job_runs")
-            seconds, spent = monotonic_seconds() - began, meter.since(before, jobs - first)
-        check_runs(connection, jobs, receiver)
+    """Publish all runs, then start the executors."""
+    with server.environment() as environment:
+        per_second, spent = work_off(
+            environment, options, jobs, EXECUTORS, receiver.count,
+            target=_target(receiver), variables=_VARIABLES, beside={"receiver": [receiver.process]},
+        )  # fmt: skip
         _check_once(receiver, jobs)
-    return Figure((jobs - first) / seconds, "calls/s", spent)
+    return Figure(per_second, "calls/s", spent)
 
 
-def _load(
-    environment: Environment,
-    connection: Conn,
-    receiver: Receiver,
-    jobs: int,
-    *,
-    due_at: datetime,
-    prefix: str,
-    spread: timedelta = timedelta(0),
-) -> None:
-    load_jobs(
-        connection, environment.installation, jobs, due_at=due_at, every=timedelta(hours=2), spread=spread,
-        target={"type": "http", "url": receiver.url}, prefix=prefix,
-    )  # fmt: skip
+def _target(receiver: Receiver) -> Json:
+    return {"type": "http", "url": receiver.url}
 
 
 def _check_once(receiver: Receiver, expected: int) -> None:

@@ -2,24 +2,17 @@
 
 import json
 import threading
+import time
 from datetime import timedelta
+from functools import partial
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.postgres.session import Conn
-from tools.bench.complete import (
-    Ends,
-    check_runs,
-    check_starts,
-    lateness_ms,
-    p99_by_second,
-    until_empty,
-    wait_for,
-)
-from tools.bench.environment import Environment, Server
-from tools.bench.load import count_of, due_after_loading, load_steady
-from tools.bench.measurement import Figure, Options, Round, percentile
-from tools.bench.messages import now_seconds, produce, sender
-from tools.bench.scenarios.pipeline import all_services, mark_before_firing, warm_up
+from tools.bench.complete import lateness, p99_by_second, starts_since, wait_for
+from tools.bench.environment import Server
+from tools.bench.flow import Flow, flowing
+from tools.bench.load import steady
+from tools.bench.measurement import Options, Round
+from tools.bench.messages import produce, sender
 from tools.bench.starts import Start
 
 RATE = 200.0
@@ -34,57 +27,40 @@ _KEY = "requested"
 def measure(server: Server, options: Options) -> Round:
     """Timed runs at a steady rate; then triggered ones."""
     per_second, seconds = options.rate or RATE, options.seconds or SECONDS
-    jobs, rounds = int(per_second * _PERIOD.total_seconds()), max(1, round(seconds / _PERIOD.total_seconds()))
-    runs = jobs * rounds
+    jobs = int(per_second * _PERIOD.total_seconds())
+    load = steady(jobs, _PERIOD, max(1, round(seconds / _PERIOD.total_seconds())))
     warm_rounds = max(1, round(min(_WARM_SECONDS, 2 * seconds) / _PERIOD.total_seconds()))
-    first = min(_WARM_RUNS, runs)
-    warm = first + jobs * warm_rounds
-    with server.environment() as environment, environment.connect() as connection:
-        ends = Ends(environment, environment.installation.topics.completions)
-        with all_services(environment, executors=1) as processes, environment.meter(processes) as meter:
-            warm_up(environment, connection, ends, options, first)
-            warm_due_at = due_after_loading(environment, connection, jobs)
-            load_steady(
-                connection, environment.installation, jobs, due_at=warm_due_at, period=_PERIOD, rounds=warm_rounds,
-                prefix="warm-steady",
-            )  # fmt: skip
-            wait_for(environment.starts().count, warm, "runs begun")
-            until_empty(connection, "job_runs", "outbox")
-            options.report(f"{per_second:.0f} timed runs/s for {_PERIOD.total_seconds() * rounds:.0f} s")
-            due_at = due_after_loading(environment, connection, jobs)
-            load_steady(connection, environment.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds)
-            before = mark_before_firing(environment, connection, meter, due_at)
-            wait_for(environment.starts().count, warm + runs, "runs begun")
-            spent = meter.since(before, runs)
-            timed = [start for start in environment.starts().read() if start.due >= due_at.timestamp()]
-            options.report(f"{per_second:.0f} requests/s for {seconds:.0f} s")
-            triggered = _trigger(environment, connection, int(per_second * seconds), per_second, warm + runs)
-            until_empty(connection, "job_runs", "outbox")
-        check_runs(connection, warm + runs + len(triggered), environment.starts())
-        check_starts(timed, runs)
-    due, requested = lateness_ms(timed), lateness_ms(triggered)
-    figures = {
-        "due_to_start_p50_ms": Figure(percentile(due, 50), "ms", spent),
-        "due_to_start_p99_ms": Figure(percentile(due, 99), "ms"),
-        "request_to_start_p50_ms": Figure(percentile(requested, 50), "ms"),
-        "request_to_start_p99_ms": Figure(percentile(requested, 99), "ms"),
-    }
-    return Round(figures, series={"due to start, p99 of a second, ms": p99_by_second(timed)})
+    with flowing(server, options, executors=1) as flow:
+        flow.warm_up(min(_WARM_RUNS, load.runs))
+        flow.load(steady(jobs, _PERIOD, warm_rounds, prefix="warm-steady"))
+        flow.done += jobs * warm_rounds
+        flow.wait_begun(flow.done)
+        flow.until_empty()
+        due_at = flow.load(load)
+        _, spent = flow.measure(due_at, load.runs, flow.wait_begun)
+        timed = starts_since(flow.environment, due_at, load.runs)
+        requested = _trigger(flow, int(per_second * seconds), per_second)
+        flow.check(events=False)
+    figures = {**lateness(timed, spent, "due_to_start"), **lateness(requested, name="request_to_start")}
+    return Round(figures, series=p99_by_second(timed))
 
 
-def _trigger(environment: Environment, connection: Conn, requests: int, per_second: float, begun: int) -> list[Start]:
-    """Request runs of one job at a steady pace; each payload is the instant of its request."""
-    client, topic = sender(environment), environment.installation.topics.requests
+def _trigger(flow: Flow, requests: int, per_second: float) -> list[Start]:
+    """Request runs of one job at a steady pace; return the starts, due at the instants of their requests."""
+    flow.report(f"{requests:,} requests, {per_second:.0f} a second")
+    client, topic = sender(flow.environment), flow.environment.topics.requests
     job = {"key": _KEY, "schedule": "manual", "target": "requested"}
     produce(client, topic, [(_KEY.encode(), json.dumps({"type": "job.submit", "job": job}).encode())])
-    wait_for(lambda: count_of(connection, "SELECT count(*) FROM jobs WHERE key = %s", _KEY), 1, "jobs submitted")
+    submitted = partial(flow.environment.count, "SELECT count(*) FROM jobs WHERE key = %s", _KEY)
+    wait_for(submitted, 1, "jobs submitted")
     first = monotonic_seconds()
     for number in range(requests):
         threading.Event().wait(max(0.0, first + number / per_second - monotonic_seconds()))
-        trigger = {"type": "job.trigger", "key": _KEY, "payload": now_seconds()}
+        trigger = {"type": "job.trigger", "key": _KEY, "payload": time.time()}
         client.produce(topic, key=_KEY.encode(), value=json.dumps(trigger).encode())
         client.poll(0)
     client.flush()
-    wait_for(environment.starts().count, begun + requests, "runs begun")
-    timed = [start for start in environment.starts().read() if start.due]
-    return timed[-requests:]
+    flow.done += requests
+    flow.wait_begun(flow.done)
+    flow.until_empty()
+    return [start for start in flow.starts.read() if start.due][-requests:]

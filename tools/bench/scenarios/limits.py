@@ -6,23 +6,24 @@ to sweep, so a drift of the machine is on both sides.
 """
 
 import json
+import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import NamedTuple
+
+from confluent_kafka import Producer
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.tenants import Limits
 from tidewheel.jobs.concurrency import FASTEST, MOST_AT_ONCE, MOST_BURST
-from tidewheel.postgres.session import Conn
-from tools.bench.complete import Ends, check_runs, until_empty
 from tools.bench.environment import Environment, Server
+from tools.bench.flow import Flow, flowing
 from tools.bench.load import PAYLOAD
 from tools.bench.measurement import Figure, Options, Round
-from tools.bench.messages import now_seconds, produce, sender
-from tools.bench.scenarios.pipeline import all_services
+from tools.bench.messages import produce, sender
 
 RUNS = 10_000  # of a turn
 MINUTES = 4.0  # after which no further sweep over all pairs begins
@@ -40,36 +41,18 @@ _JOBS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def _nothing(number: int) -> Mapping[str, object]:
-    del number
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class _Load:
     """Runs of one turn: their tenant and job, and further fields of the trigger of each, by its number."""
 
     tenant: str = "plain"
     job: str = "plain"
-    fields: Callable[[int], Mapping[str, object]] = _nothing
+    fields: Callable[[int], dict[str, object]] = lambda _: {}
 
     def trigger(self, number: int) -> bytes:
         """Return the request for one run."""
-        request = {"type": "job.trigger", "tenant": self.tenant, "key": self.job}
-        return json.dumps({**request, **self.fields(number)}).encode()
-
-
-class _Pair(NamedTuple):
-    """The runs/s of two turns, one after the other; `at` counts seconds from the first sweep."""
-
-    at: float
-    without: float
-    limited: float
-
-    @property
-    def ratio(self) -> float:
-        """The throughput with the limit to that without."""
-        return self.limited / self.without
+        request = {"type": "job.trigger", "tenant": self.tenant, "key": self.job, **self.fields(number)}
+        return json.dumps(request).encode()
 
 
 _PLAIN = _Load()
@@ -88,55 +71,42 @@ _LIMITS: Mapping[str, _Load] = {
 def measure(server: Server, options: Options) -> Round:
     """Sweep over the pairs until the time is over; each limit's ratios and rate."""
     runs = options.jobs or RUNS
-    pairs: defaultdict[str, list[_Pair]] = defaultdict(list)
-    with server.environment() as environment, environment.connect() as connection:
-        _submit(environment)
-        with all_services(environment):
-            turns = _Turns(environment, connection)
-            options.report("warming up")
-            for load in (_PLAIN, *_LIMITS.values()):
-                turns.run(load, min(_WARM_RUNS, runs))
-            began, sweep = monotonic_seconds(), 0
-            while not sweep or monotonic_seconds() - began < (options.minutes or MINUTES) * 60:
-                for number, (limit, load) in enumerate(_LIMITS.items()):
-                    options.report(f"sweep {sweep + 1}: {limit}")
-                    order = (_PLAIN, load) if (number + sweep) % 2 else (load, _PLAIN)
-                    done = {each is load: turns.run(each, runs) for each in order}
-                    pairs[limit].append(_Pair(monotonic_seconds() - began, done[False], done[True]))
-                sweep += 1
-        check_runs(connection, turns.runs, environment.starts(), may_be_released=True)
-    series = {f"{limit}: ratio": [(pair.at, pair.ratio) for pair in found] for limit, found in pairs.items()}
-    return Round(_figures(pairs), series=series)
-
-
-def _figures(pairs: Mapping[str, Sequence[_Pair]]) -> dict[str, Figure]:
+    ratios: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    rates: defaultdict[str, list[float]] = defaultdict(list)
+    with flowing(server, options) as flow:
+        _submit(flow.environment)
+        turn = partial(_turn, flow, sender(flow.environment))
+        options.report("warming up")
+        for load in (_PLAIN, *_LIMITS.values()):
+            turn(load, min(_WARM_RUNS, runs))
+        began, sweep = monotonic_seconds(), 0
+        while not sweep or monotonic_seconds() - began < (options.minutes or MINUTES) * 60:
+            for number, (limit, load) in enumerate(_LIMITS.items()):
+                options.report(f"sweep {sweep + 1}: {limit}")
+                order = (_PLAIN, load) if (number + sweep) % 2 else (load, _PLAIN)
+                done = {each is load: turn(each, runs) for each in order}
+                ratios[limit].append((monotonic_seconds() - began, done[True] / done[False]))
+                rates[limit].append(done[True])
+            sweep += 1
+        flow.check(may_be_released=True, events=False)
     figures: dict[str, Figure] = {}
-    for limit, found in pairs.items():
-        ratios = [pair.ratio for pair in found]
-        figures[f"{limit}_ratio"] = Figure(median(ratios), "")
-        figures[f"{limit}_ratio_least"] = Figure(min(ratios), "")
-        figures[f"{limit}_runs_per_second"] = Figure(median(pair.limited for pair in found), "runs/s")
-    return figures
+    for limit, points in ratios.items():
+        found = [ratio for _, ratio in points]
+        figures[f"{limit}_ratio"] = Figure(median(found), "")
+        figures[f"{limit}_ratio_least"] = Figure(min(found), "")
+        figures[f"{limit}_runs_per_second"] = Figure(median(rates[limit]), "runs/s")
+    return Round(figures, series={f"{limit}: ratio": found for limit, found in ratios.items()})
 
 
-class _Turns:
-    """Turns on one database; `runs` counts all of them."""
-
-    def __init__(self, environment: Environment, connection: Conn) -> None:
-        self.runs = 0
-        self._connection, self._sender = connection, sender(environment)
-        self._topics = environment.installation.topics
-        self._ends = Ends(environment, self._topics.completions)
-
-    def run(self, load: _Load, runs: int) -> float:
-        """Trigger runs, wait until all have ended, and return runs/s."""
-        requests = [(None, load.trigger(number)) for number in range(self.runs, self.runs + runs)]
-        self.runs += runs
-        began = now_seconds()
-        produce(self._sender, self._topics.requests, requests)
-        self._ends.watch(self.runs)
-        until_empty(self._connection, "job_runs", "outbox")
-        return runs / (self._ends.last_seconds() - began)
+def _turn(flow: Flow, client: Producer, load: _Load, runs: int) -> float:
+    """Trigger runs, wait until all have ended, and return runs/s."""
+    requests = [(None, load.trigger(number)) for number in range(flow.done, flow.done + runs)]
+    flow.done += runs
+    began = time.time()
+    produce(client, flow.environment.topics.requests, requests)
+    flow.ends.watch(flow.done)
+    flow.until_empty()
+    return runs / (flow.ends.last_seconds() - began)
 
 
 def _submit(environment: Environment) -> None:

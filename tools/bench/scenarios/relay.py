@@ -9,14 +9,13 @@ import psutil
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.outbox import OutboxRow, append
-from tidewheel.postgres.session import Conn
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.loop import Relay
 from tidewheel.settings.services import RelaySettings
-from tools.bench.environment import Environment, Server
-from tools.bench.load import count_of, vacuum
+from tools.bench.environment import Server
+from tools.bench.load import vacuum
 from tools.bench.measurement import Figure, Incomplete, Options, Round
-from tools.bench.messages import ends
+from tools.bench.messages import Ends
 
 MESSAGES = 300_000
 _WARM_BATCHES = 4
@@ -28,53 +27,36 @@ _PAST = datetime(2026, 1, 1, tzinfo=UTC)
 def measure(server: Server, options: Options) -> Round:
     """Relay a full outbox."""
     messages = options.jobs or MESSAGES
-    with server.environment() as environment, environment.connect() as connection:
-        topic = environment.installation.topics.runs("default", "standard")
+    with server.environment() as environment:
+        topic, connection = environment.topics.runs("default", "standard"), environment.connection
         options.report(f"{messages:,} messages")
         append(connection, _rows(topic, messages), shards=environment.installation.shards)
         vacuum(connection, ["outbox"])
         options.report("relaying")
-        relay = relay_of(environment)
+        settings = RelaySettings.load(
+            database_url=environment.url, topic_prefix=environment.topics.prefix, fairness="off"
+        )
+        relay = Relay(settings, environment.url, environment.kafka, Shutdown())
         relay.enter()
         for _ in range(_WARM_BATCHES):
             relay.step()  # the first one waits for the producer's id
-        left = count_of(connection, "SELECT count(*) FROM outbox")
+        left = environment.count("SELECT count(*) FROM outbox")
         if left < messages // 2:
             message = f"{messages:,} messages are too few: {left:,} were left when the clock was started"
             raise Incomplete(message)
-        with environment.meter({"relay": psutil.Process(os.getpid())}) as meter:
+        with environment.meter({"relay": [psutil.Process(os.getpid())]}) as meter:
             before, started = meter.mark(), monotonic_seconds()
             while relay.step() == 0.0:
                 pass
-            seconds = monotonic_seconds() - started
-            spent = meter.since(before, left)
+            seconds, spent = monotonic_seconds() - started, meter.since(before, left)
         relay.leave()
-        _check(connection, environment, topic, messages)
+        environment.expect("SELECT count(*) FROM outbox", 0)
+        if (there := Ends(environment, topic).count()) != messages:
+            message = f"{messages:,} messages were due; {there:,} are on Kafka"
+            raise Incomplete(message)
     return Round({"messages_per_second": Figure(left / seconds, "messages/s", spent)})
-
-
-def relay_of(environment: Environment) -> Relay:
-    """Return a relay in this process, which holds nothing back: no executor claims."""
-    settings = RelaySettings.load(database_url=environment.url, topic_prefix=environment.prefix, fairness="off")
-    return Relay(settings, environment.url, environment.kafka, Shutdown())
-
-
-def relay_all(environment: Environment) -> None:
-    """Publish whatever is due, in this process."""
-    relay = relay_of(environment)
-    relay.enter()
-    while relay.step() == 0.0:
-        pass
-    relay.leave()
 
 
 def _rows(topic: str, messages: int) -> Iterator[OutboxRow]:
     for number in range(messages):
         yield OutboxRow(number % 64, "standard", topic, b"%036d" % number, _VALUES[number % 1000], _PAST)
-
-
-def _check(connection: Conn, environment: Environment, topic: str, messages: int) -> None:
-    left, there = count_of(connection, "SELECT count(*) FROM outbox"), ends(environment, [topic])
-    if left or there != messages:
-        message = f"{messages} messages were due; {left} are left, {there} are on Kafka"
-        raise Incomplete(message)

@@ -1,0 +1,66 @@
+"""Words for people: durations, and stored text without control characters.
+
+Sentences and pages show durations to three figures or exact. A control character must not steer the reader's terminal.
+"""
+
+from datetime import timedelta
+
+_SMALL = ("ms", 1000, 1000), ("s", 1, 60)  # the factor from seconds, and the end of the unit
+_LARGE = ("d", timedelta(days=1)), ("h", timedelta(hours=1)), ("min", timedelta(minutes=1))
+_ZERO, _SECOND, _MILLISECOND = timedelta(0), timedelta(seconds=1), timedelta(milliseconds=1)
+
+
+def duration(span: timedelta | None, *, exact: bool = False) -> str:
+    """Return a duration; a dash for None.
+
+    Args:
+        span: The duration; a negative one counts as none.
+        exact: False for a measured one: three figures, or two units, are enough.
+
+    >>> [duration(timedelta(seconds=each)) for each in (0.00544, 0.25, 4.2, 12.345, 59.96, 72, 3600, 7500, 200000)]
+    ['5.44 ms', '250 ms', '4.2 s', '12.3 s', '1 min', '1 min 12 s', '1 h', '2 h 5 min', '2 d 7 h']
+    >>> [duration(timedelta(seconds=each), exact=True) for each in (0, 0.25, 45.123456, 61.7, 5400, 200000)]
+    ['0 s', '250 ms', '45.123456 s', '1 min 1.7 s', '1 h 30 min', '2 d 7 h 33 min 20 s']
+    """
+    if span is None:
+        return "\u2013"
+    span = max(span, _ZERO)
+    if exact and _ZERO < span < _SECOND:
+        return f"{_plain(span / _MILLISECOND)} ms"
+    if not exact:
+        for unit, factor, end in _SMALL:
+            text = f"{span.total_seconds() * factor:.3g}"
+            if float(text) < end:
+                return f"{text} {unit}"
+        span = timedelta(seconds=round(span.total_seconds()))
+    parts = list[str]()
+    for unit, each in _LARGE:
+        count, span = divmod(span, each)
+        parts += [f"{count} {unit}" if count else ""] if count or parts else []
+    parts.append(f"{_plain(span.total_seconds())} s" if span or not parts else "")
+    return " ".join(filter(None, parts if exact else parts[:2]))
+
+
+def printable(text: str) -> str:
+    r"""Return a text of one line with its control characters escaped.
+
+    >>> printable("a\x1b[2Jb\tc")
+    'a\\x1b[2Jb\tc'
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in text)
+
+
+def printable_lines(text: str) -> str:
+    r"""Return a text of several lines with its control characters escaped, but line breaks.
+
+    >>> printable_lines("a\r\nb\rc")
+    'a\nb\\rc'
+    """
+    return text if text.isprintable() else "\n".join(map(printable, text.replace("\r\n", "\n").split("\n")))
+
+
+def _plain(number: float) -> str:
+    """Return a number of at most six decimal places without trailing zeros."""
+    return f"{number:.6f}".rstrip("0").rstrip(".")

@@ -1,0 +1,155 @@
+"""Do bulk work in batches, at the rate of each work.
+
+A batch is one transaction: what it changes, and the cursor. After a crash the next batch begins where the last
+committed one ended. The row has the time of its next batch, so that its rate holds over all schedulers. Any of them
+takes the next batch. What a batch does is known to its kind alone: `work_kinds.py`.
+
+Firing has the same thread: it waits 50 ms at most for a locked row, and the batch is tried later.
+"""
+
+import logging
+import math
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import FieldError, Unavailable
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.session import RowsLocked, Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.scheduler.job_faults import describe, is_jobs_own
+from tidewheel.scheduler.work_kinds import KINDS
+from tidewheel.schedules.decision import BackfillState
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.works import (
+    OpenWork,
+    Rejections,
+    adopt_redrives,
+    advance_work,
+    find_due_works,
+    lock_due_work,
+    set_work_state,
+)
+
+_SET_WAITS = Statements("tidewheel.transitions")["set_waits"]
+_LOG = logging.getLogger("tidewheel.scheduler")
+
+_EVERY_SECONDS = 0.2  # between two steps
+_SHARE_SECONDS = 0.05  # of each step; a batch that has begun by then is the last, since firing comes first
+_BATCHES_PER_SECOND = 10.0  # with a rate, as long as each batch does something
+_LOCK_TIMEOUT = "50ms"  # for a job, such as one that is being deleted: firing waits meanwhile
+_LOCKED_SECONDS = 1.0  # until the next try: 5 % of the thread's time at most
+_LONGEST_BURST = timedelta(seconds=1)  # of the rate, after a step that came late
+
+
+class WorkLoop:
+    """Does the works that are due."""
+
+    def __init__(self, session: Session, installation: Installation) -> None:
+        self._session, self._installation = session, installation
+        self._next = 0.0
+        self._has_adopted = False
+        self._singly: set[UUID] = set()
+        self._locked: dict[UUID, float] = {}  # works that met a locked row, and when they are tried again
+
+    def step(self) -> tuple[int, float]:
+        """Work for up to `_SHARE_SECONDS`, every `_EVERY_SECONDS`.
+
+        Returns:
+            The number of processed things, and the seconds until the next step.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        now = monotonic_seconds()
+        if now < self._next:
+            return 0, self._next - now
+        processed = 0
+        with self._session.transaction() as connection:
+            if not self._has_adopted:
+                adopt_redrives(connection)
+            due = find_due_works(connection, read_now(connection), KINDS)
+        self._has_adopted = True
+        self._locked = {work_id: until for work_id, until in self._locked.items() if until > now}
+        for work_id in due:
+            while work_id not in self._locked and monotonic_seconds() < now + _SHARE_SECONDS:
+                done = self._batch(work_id)
+                if done is None:
+                    break
+                processed += done
+        self._next = monotonic_seconds() + _EVERY_SECONDS
+        return processed, _EVERY_SECONDS if due else math.inf
+
+    def _batch(self, work_id: UUID) -> int | None:
+        """Do a batch, or one thing after a batch that failed; None if no batch is due."""
+        singly = work_id in self._singly
+        try:
+            return do_batch(self._session, self._installation, work_id, most=1 if singly else None)
+        except RowsLocked as error:
+            _LOG.info("work %s is tried again in %.0f s: %s", work_id, _LOCKED_SECONDS, error)
+            self._locked[work_id] = monotonic_seconds() + _LOCKED_SECONDS
+            return None
+        except Unavailable:
+            raise
+        except Exception as error:
+            if not (is_jobs_own(error) or isinstance(error, ValueError | ArithmeticError)):
+                raise  # code is wrong: every work may fail alike
+            _LOG.warning("work %s failed: %s; its things are done one by one", work_id, describe(error))
+            if singly:
+                self._reject_next(work_id, error)
+                self._singly.discard(work_id)
+            else:
+                self._singly.add(work_id)
+            return 0
+
+    def _reject_next(self, work_id: UUID, error: Exception) -> None:
+        with self._session.transaction() as connection:
+            now = read_now(connection)
+            work = lock_due_work(connection, work_id, now)
+            found = None if work is None else KINDS[work.kind].next(connection, work, 1)
+            if work is not None and found is not None and found.things and found.cursor is not None:
+                problem = FieldError("id", describe(error)[:1000], KINDS[work.kind].remedy)
+                rejected: Rejections = {next(iter(found.things)): (problem,)}
+                advance_work(connection, work, found.cursor, done=0, rejected=rejected, next_at=_next_at(work, 1, now))
+
+
+def do_batch(session: Session, installation: Installation, work_id: UUID, *, most: int | None = None) -> int | None:
+    """Do the next batch of a work, or finish it.
+
+    Returns:
+        The number of processed things; None if no batch is due, or another transaction holds its first thing.
+
+    Raises:
+        RowsLocked: Another transaction holds a row; nothing happened.
+        Unavailable: The database was lost. The batch happened wholly or not at all.
+    """
+    with session.transaction() as connection:
+        connection.execute(_SET_WAITS, {"lock_timeout": _LOCK_TIMEOUT})
+        now = read_now(connection)
+        work = lock_due_work(connection, work_id, now)
+        if work is None:
+            return None
+        kind = KINDS[work.kind]
+        found = kind.next(connection, work, min(_size(work, kind.batch), most or kind.batch))
+        if found is None:
+            return None
+        if found.cursor is not None:
+            nothing: tuple[int, Rejections] = (0, {})
+            done, rejected = kind.apply(connection, installation, work, found) if found.things else nothing
+            next_at = _next_at(work, len(found.things), now)
+            advance_work(connection, work, found.cursor, done=done, rejected=rejected, next_at=next_at)
+        if found.is_last:
+            set_work_state(connection, work_id, BackfillState.FINISHED, now)
+        failpoint("working.before_commit")
+    failpoint("working.after_commit")
+    return len(found.things)
+
+
+def _size(work: OpenWork, batch: int) -> int:
+    return batch if work.rate is None else max(1, min(batch, int(work.rate / _BATCHES_PER_SECOND)))
+
+
+def _next_at(work: OpenWork, processed: int, now: datetime) -> datetime:
+    pause = timedelta(seconds=processed / work.rate) if work.rate else timedelta(0)
+    return max(work.next_at, now - _LONGEST_BURST) + pause

@@ -1,0 +1,17 @@
+"""Fixtures of relays."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.relay.relaying import Relaying
+from tidewheel.local.stack import StackInfo
+
+
+@pytest.fixture
+def relaying(database: Database, info: StackInfo) -> Iterator[Relaying]:
+    """A relay's surroundings, on a database and topics of their own."""
+    made = Relaying(database, info.kafka)
+    yield made
+    made.close()

@@ -1,0 +1,20 @@
+"""Fixtures of the scheduler's duties."""
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.transitions.acts import submit
+
+
+@pytest.fixture
+def still(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A database whose clock is stopped."""
+    clocked.stop_clock()
+    return clocked
+
+
+@pytest.fixture
+def with_job(database: Database) -> Database:
+    """A database with one job."""
+    submit(database)
+    return database

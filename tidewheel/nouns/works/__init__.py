@@ -1,0 +1,1 @@
+"""Bulk work that schedulers do."""

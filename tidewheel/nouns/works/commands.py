@@ -1,0 +1,165 @@
+"""`tidewheel work …`: columns and facts, and the wait for a work that a command has started."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.cli.options import requesting
+from tidewheel.control.cli.output import Output, moment, print_document, print_facts, print_result, progress_bar
+from tidewheel.control.cli.tables import Cell
+from tidewheel.doors.cli import Flag, Shown, Table, command
+from tidewheel.errors import refuse
+from tidewheel.jobs.strict_json import as_list, as_object
+from tidewheel.nouns.works.model import COUNTED, Work
+from tidewheel.nouns.works.operations import Works
+from tidewheel.schedules.decision import BackfillState
+
+if TYPE_CHECKING:
+    from tidewheel.control.client.client import Client
+
+_RATE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(?:/(s|m|h))?", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
+_REACHED = {"pause": BackfillState.PAUSED, "resume": BackfillState.RUNNING, "cancel": BackfillState.CANCELLED}
+_DONE = {"pause": "paused", "resume": "resumed", "cancel": "cancelled"}
+
+
+def show_started(
+    verb: str, things: str, shown: Shown, more: Callable[[Shown], Mapping[str, int]] = lambda _: {}
+) -> None:
+    """Print the work that a command has started, with further counts, or follow it."""
+    done = shown.found
+    if shown.options["wait"] and done.work_id is not None:
+        follow(shown, done.work_id)
+        return
+    counts = more(shown)
+    lines = [f"{verb} {done.work_id}"] if done.work_id else []
+    others = [f"; {name.replace('_', ' ')} before: {count:,}" for name, count in counts.items() if count]
+    lines.append(f"{things} to {verb}: {'at least ' if done.at_least else ''}{done.matched:,}{''.join(others)}")
+    names = ("work_id", "matched", "at_least")
+    print_result(lines, {**{name: getattr(done, name) for name in names}, **counts}, shown.output)
+
+
+def _read_rate(text: str) -> float:
+    found = _RATE.fullmatch(text)
+    if found is None or float(found[1]) == 0:
+        refuse("--rate", f"{text!r} is not a rate", "write it as 10/s, 100/m or 1000/h")
+    return float(found[1]) / _SECONDS[found[2]]
+
+
+def follow(shown: Shown, work_id: UUID) -> None:
+    """Print a work once it has ended; exit with code 1 if it rejected anything or was cancelled."""
+    with requesting(shown.tenant) as client:
+        work = _wait(client, work_id)
+    _print(work, shown)
+    if work.rejected_count or work.state != BackfillState.FINISHED:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _wait(client: "Client", work_id: UUID) -> Work:
+    first = client.works.get(work_id)
+    total = first.matched_count
+    with progress_bar(first.kind, total if total <= COUNTED else None) as show:
+        return client.works.wait(work_id, on_progress=lambda work: show(work.processed))
+
+
+def _show_list(shown: Shown) -> None:
+    if shown.output is not Output.TEXT:
+        print_document(shown.found, shown.output)
+    elif found := shown.found["works"]:
+        _WORKS.print(found)
+    else:
+        typer.echo("no bulk work")
+
+
+def _show_one(shown: Shown) -> None:
+    if shown.options["follow"]:
+        follow(shown, shown.found.work_id)
+    else:
+        _print(shown.found, shown)
+
+
+def _show_change(verb: str, shown: Shown) -> None:
+    """Print a work's new state; exit with code 5 if its old state does not allow the change."""
+    work_id, done = shown.arguments["work_id"], shown.found
+    reached = not done.unchanged or done.status == _REACHED[verb]
+    text = f"unchanged: the work is {'already ' if reached else ''}{done.status}" if done.unchanged else _DONE[verb]
+    document = {"work_id": work_id, "unchanged": done.unchanged, "status": done.status}
+    print_result([f"work {work_id}: {text}"], document, shown.output)
+    if not reached:
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+def _print(work: Work, shown: Shown) -> None:
+    if shown.output is Output.TEXT:
+        print_facts(_facts(work, shown.zone))
+    else:
+        print_document(work, shown.output)
+
+
+def _row(each: Work) -> tuple[Cell, ...]:
+    rejected = f"{each.rejected_count:,}"
+    return (
+        str(each.work_id), each.kind, each.created_at, each.state, _done(each), rejected, _rate(each) or "",
+        each.reason or "",
+    )  # fmt: skip
+
+
+def _facts(work: Work, zone: str | None) -> Iterator[tuple[str, str | None]]:
+    yield work.kind, str(work.work_id)
+    yield "state", work.state
+    yield "done", _done(work)
+    yield "rejected", f"{work.rejected_count:,}" if work.rejected_count else None
+    yield "rate", _rate(work)
+    yield "filter", "\n".join(f"{name}: {_value(value)}" for name, value in sorted(work.filter.items()))
+    yield "reason", work.reason
+    yield "created", moment(work.created_at, zone)
+    yield "ended", moment(work.finished_at, zone) if work.finished_at else None
+    yield "rejections", "\n".join(f"{each['id']}: {_problems(each['errors'])}" for each in work.rejections)
+
+
+def _value(value: object) -> str:
+    parts = as_list(value)
+    if parts is not None:
+        return ", ".join(map(str, parts))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _done(work: Work) -> str:
+    matched = work.matched_count
+    total = f"{matched:,}" if matched <= COUNTED else "more than were counted"
+    return f"{work.done_count:,} of {total}"
+
+
+def _rate(work: Work) -> str | None:
+    return f"{work.rate:g}/s" if work.rate else None
+
+
+def _problems(errors: object) -> str:
+    found = filter(None, map(as_object, as_list(errors) or ()))
+    return "; ".join(f"{each['path']}: {each['problem']}; {each['remedy']}" for each in found)
+
+
+_WORKS = Table("work", ("id", "kind", "created", "state", "done", "rejected", "rate", "reason"), _row)
+_FLAGS = {"work_id": Flag(metavar="ID", help="The id that the command which started it has printed.")}
+_FOLLOW = typer.Option("--follow", "-f", help="Continue until the work is finished.")
+
+RATE = Flag(metavar="N/s", help="Process at most this many a second; also N/m or N/h.", read=_read_rate)
+"""The flag of a work's rate."""
+WAIT = {
+    "wait": Annotated[
+        bool, typer.Option("--wait", help="Wait until each of them is processed, not until new runs have ended.")
+    ]
+}
+"""The option to follow a work."""
+
+_work = partial(command, Works, flags=_FLAGS)
+list_works = _work("list", _show_list)
+show = _work("get", _show_one, options={"follow": Annotated[bool, _FOLLOW]}, local_times=True)
+pause = _work("pause", partial(_show_change, "pause"))
+resume = _work("resume", partial(_show_change, "resume"))
+cancel = _work("cancel", partial(_show_change, "cancel"))
