@@ -56,10 +56,12 @@ def location(caller: Caller, path: str) -> dict[str, str]:
     return {"Location": f"{path}{named}"}
 
 
-def accepted(caller: Caller, result: object, where: str, name: str) -> Response:
-    """Answer 202 with the path of what schedulers work off, or 200 if nothing is left to do."""
+def accepted(
+    caller: Caller, result: object, where: str, name: str, status: HTTPStatus = HTTPStatus.ACCEPTED
+) -> Response:
+    """Answer 202, or 201, with the path of what schedulers work off, or 200 if nothing is left to do."""
     following = getattr(result, name)
-    status = HTTPStatus.OK if following is None else HTTPStatus.ACCEPTED
+    status = HTTPStatus.OK if following is None else status
     headers = {} if following is None else location(caller, f"{where}/{following}")
     return Response(encoded(result), status, headers, media_type="application/json")
 

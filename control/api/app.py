@@ -20,7 +20,6 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.ask import AskApi
 from tidewheel.control.api.backfills import BackfillsApi
-from tidewheel.control.api.batches import BatchesApi
 from tidewheel.control.api.bearer import Guard
 from tidewheel.control.api.cancellations import CancellationsApi
 from tidewheel.control.api.connections import connection_type
@@ -42,7 +41,6 @@ from tidewheel.control.api.schemas import SchemasApi
 from tidewheel.control.api.task_tokens import TaskTokensApi
 from tidewheel.control.api.tenants import TenantsApi
 from tidewheel.control.api.workers import Pools
-from tidewheel.control.api.workflows import WorkflowsApi
 from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.live import Live
@@ -52,6 +50,8 @@ from tidewheel.errors import SettingsError
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.reaper import Reaper
 from tidewheel.message_signatures import MessageKeys
+from tidewheel.nouns.batches.operations import Batches
+from tidewheel.nouns.batches.routes import BATCHES
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.dead_letters.routes import DEAD_LETTERS
 from tidewheel.nouns.freezes.operations import Freezes
@@ -59,6 +59,8 @@ from tidewheel.nouns.freezes.routes import FREEZES
 from tidewheel.nouns.operation import Noun
 from tidewheel.nouns.runs.operations import FailedRuns
 from tidewheel.nouns.runs.pages import FAILED_RUNS
+from tidewheel.nouns.workflows.operations import Workflows
+from tidewheel.nouns.workflows.routes import WORKFLOWS
 from tidewheel.nouns.works.operations import Works
 from tidewheel.nouns.works.routes import WORKS
 from tidewheel.postgres.session import Session
@@ -69,6 +71,8 @@ from tidewheel.transitions.installation import Installation
 NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (DeadLetters, DEAD_LETTERS),
     (Freezes, FREEZES),
+    (Batches, BATCHES),
+    (Workflows, WORKFLOWS),
     (FailedRuns, FAILED_RUNS),
     (Works, WORKS),
 )
@@ -99,9 +103,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         AskApi(pools.reads),
         RunsApi(pools.reads, pools.writes, settings.archive),
         RunPlacesApi(pools.reads, settings),
-        WorkflowsApi(pools.reads, pools.writes),
         BackfillsApi(pools.reads, pools.writes),
-        BatchesApi(pools.reads, pools.writes),
         CancellationsApi(pools.reads, pools.writes),
         FleetApi(pools.reads),
         TenantsApi(pools.reads, pools.writes),

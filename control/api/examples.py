@@ -48,23 +48,6 @@ _BACKFILL: dict[str, Json] = {
     "request_id": None, "reason": None, "created_at": _AT, "finished_at": None,
     "ending": False,
 }  # fmt: skip
-_BATCH: dict[str, Json] = {
-    "batch_id": RUN_ID, "state": "open", "accepts_runs": False, "generation": 0, "total": 2, "pending": 1,
-    "succeeded": 1, "failed": 0, "cancelled": 0, "first_failed_run_id": None, "reason": None, "created_at": _AT,
-    "finished_at": None,
-}  # fmt: skip
-BATCHES: Json = {"batches": [_BATCH], "next_cursor": None}
-BATCH: Json = {"summary": _BATCH, "runs": [
-    {"ref": "load", "key": "nightly", "run_id": RUN_ID, "state": "succeeded", "parents": [], "reason": None,
-     "attempt": 1, "started_at": _AT, "finished_at": _AT},
-    {"ref": "report", "key": "nightly", "run_id": RUN_ID, "state": "running",
-     "parents": [{"ref": "load", "when": "success"}], "reason": None, "attempt": 1, "started_at": _AT,
-     "finished_at": None}]}  # fmt: skip
-BATCH_CHANGE: Json = {"batch_id": RUN_ID, "unchanged": False}
-SUBMITTED_BATCH: Json = {
-    "runs": [{"ref": "load", "key": "nightly"}, {"ref": "report", "key": "nightly", "after": [{"ref": "load"}]}],
-    "on": {"finished": {"key": "nightly", "payload": {"order": 7}}},
-}
 BACKFILLS: Json = {"backfills": [_BACKFILL]}
 BACKFILL_PROGRESS: Json = {"summary": _BACKFILL, "runs": {"running": 1, "succeeded": 2}}
 RELEASED: Json = {"released": 1, "matched": 1, "first": [
@@ -173,22 +156,6 @@ RUN: Json = {
     ],
     "archived": False, "copied": False,
 }  # fmt: skip
-_WORKFLOW: dict[str, Json] = {
-    "root_run_id": RUN_ID, "key": "nightly", "state": "failed", "scheduled_at": _AT, "generation": 0, "pending": 0,
-    "failed": 1, "reason": None, "created_at": "2026-11-20T01:00:04.3Z", "finished_at": "2026-11-20T01:02:11Z",
-}  # fmt: skip
-WORKFLOWS: Json = {"workflows": [_WORKFLOW], "next_cursor": None}
-WORKFLOW: Json = {"summary": _WORKFLOW, "nodes": [
-    {"key": "nightly", "state": "succeeded", "parents": [], "run_id": RUN_ID, "reason": None, "attempt": 1,
-     "started_at": "2026-11-20T01:00:00.021Z", "finished_at": "2026-11-20T01:00:04.221Z"},
-    {"key": "mail", "state": "failed", "parents": [{"key": "nightly", "when": "success"}],
-     "run_id": "019d3a1c-7f00-8123-8456-789abcdef077", "reason": None, "attempt": 4,
-     "started_at": "2026-11-20T01:02:09Z", "finished_at": "2026-11-20T01:02:11Z"},
-], "again": ["mail"]}  # fmt: skip
-PARENTS: Json = {"parents": [{
-    "key": "extract", "when": "success", "status": "succeeded", "run_id": RUN_ID, "result": {"rows": 7},
-    "result_bytes": 10, "left_out": False, "expired": False,
-}]}  # fmt: skip
 _PLACE: dict[str, Json] = {
     "topic": "tidewheel.runs.standard",
     "partition": 3,

@@ -42,7 +42,7 @@ def audit_log(
         page = list_audit_log(
             connection,
             None if all_tenants else tenant,
-            after=read_place(after) if after else None,
+            after=read_place(after, int) if after else None,
             limit=number,
             since=read_instant(since, "--since", timezone) if since else None,
             until=read_instant(until, "--until", timezone) if until else None,

@@ -25,6 +25,8 @@ _HELP = ["-h", "--help"]
 _CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 _PACKAGE = "tidewheel.control.cli"
 _LETTERS = "tidewheel.nouns.dead_letters.commands"
+_BATCHES = "tidewheel.nouns.batches.commands"
+_WORKFLOWS = "tidewheel.nouns.workflows.commands"
 _RUNS = "tidewheel.nouns.runs.commands"
 _FREEZES = "tidewheel.nouns.freezes.commands"
 _WORKS = "tidewheel.nouns.works.commands"
@@ -199,41 +201,41 @@ COMMANDS: Mapping[str, Command | Group] = {
     "workflow": Group(
         "Occurrences of workflows.",
         {
-            "list": Command("workflows", "list_workflows", "List occurrences of workflows, the newest first."),
+            "list": Command(
+                _WORKFLOWS,
+                "list_workflows",
+                "List occurrences of workflows, the newest first; those of one root by instant.",
+            ),
             "show": Command(
-                "workflows", "show_workflow", "Show an occurrence: its graph, with the state of each job's run."
+                _WORKFLOWS,
+                "show",
+                "Show an occurrence with its graph: the root first, each job with the state of its latest run.",
             ),
             "pause": Command(
-                "workflows",
-                "pause_workflow",
+                _WORKFLOWS,
+                "pause",
                 "Release no further run of an occurrence until it is resumed; queued runs go on.",
             ),
             "resume": Command(
-                "workflows",
-                "resume_workflow",
-                "Go on with a paused occurrence, or run the failed part of an ended one again.",
+                _WORKFLOWS, "resume", "Go on with a paused occurrence, or run the failed part of an ended one again."
             ),
-            "cancel": Command(
-                "workflows", "cancel_workflow", "Cancel the runs of an occurrence, and release no further one."
-            ),
+            "cancel": Command(_WORKFLOWS, "cancel", "Cancel the runs of an occurrence, and release no further one."),
         },
     ),
     "batch": Group(
         "Runs that one request writes together.",
         {
-            "submit": Command("batches", "submit_batch", "Run the jobs of a batch once each; print the batch's id."),
-            "add": Command(
-                "batches", "add_runs", "Add the runs of a file to a batch that is open, or that a run of it extends."
+            "submit": Command(
+                _BATCHES, "submit", "Run jobs once each, some after others, and trigger jobs when they end."
             ),
-            "close": Command("batches", "close_batch", "Let an open batch end with its last run."),
+            "add": Command(_BATCHES, "add", "Add runs to a batch that is open, or from one of its runs."),
+            "close": Command(_BATCHES, "close", "Let an open batch end with its last run."),
             "resume": Command(
-                "batches", "resume_batch", "Go on with a paused batch, or run the failed part of an ended one again."
+                _BATCHES, "resume", "Go on with a paused batch, or run the failed part of an ended one again."
             ),
-            "cancel": Command("batches", "cancel_batch", "Cancel the runs of a batch, and close it."),
-            "list": Command("batches", "list_batches", "List batches, the newest first."),
-            "show": Command(
-                "batches", "show_batch", "Show a batch: its counts, and its runs beneath the runs that they come after."
-            ),
+            "cancel": Command(_BATCHES, "cancel", "Cancel the runs of a batch, and close it."),
+            "list": Command(_BATCHES, "list_batches", "List batches, the newest first."),
+            "show": Command(_BATCHES, "show", "Show a batch: its counts, and its runs in the order of their refs."),
         },
     ),
     "apply": Command("apply", "apply", "Submit every job in some files; report rejected ones, apply the rest."),

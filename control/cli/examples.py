@@ -60,6 +60,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel dlq redrive --job send-email --error TimeoutError --rate 10/s --wait",
     ),
     "dlq purge": ("tidewheel dlq purge --until 30d --redriven --dry-run",),
+    "workflow list": ("tidewheel workflow list etl/load --state failed",),
     "batch submit": ("tidewheel batch submit -f batch.yaml --wait",),
     "batch add": ("tidewheel batch add 019b2d5e-7a10-7c3e-8f00-1f5f1f9b1a3c -f more.yaml",),
     "admin limit set": ("tidewheel admin limit set 'api/*' --at-once 3 --rate 100/min",),

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, get_type_hints
+from typing import TYPE_CHECKING, Annotated, TypeVar, get_type_hints
+from uuid import UUID
 
 import typer
 from psycopg import DatabaseError, IsolationLevel
@@ -192,17 +193,18 @@ After = Annotated[
     str | None,
     typer.Option("--after", metavar="PLACE", help="Begin after this place; the last line of a page names it."),
 ]
-_PLACE = re.compile(r"(\S{20,40})/(\d{1,18})", re.ASCII)
+T = TypeVar("T")
+_IDS: Mapping[object, str] = {int: r"\d{1,18}", UUID: r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"}
 
 
-def read_place(text: str) -> tuple[datetime, int]:
+def read_place(text: str, kind: Callable[[str], T]) -> tuple[datetime, T]:
     """Parse the place of a row in a list: its instant and its id; raise InvalidInput if it is none."""
-    if (found := _PLACE.fullmatch(text)) is None:
+    if (found := re.fullmatch(rf"(\S{{20,40}})/({_IDS[kind]})", text, re.ASCII)) is None:
         refuse("--after", f"{text!r} is no place", "copy it from the last line of a page")
-    return read_instant(found[1], "--after"), int(found[2])
+    return read_instant(found[1], "--after"), kind(found[2])
 
 
-def place_text(at: datetime, number: int) -> str:
+def place_text(at: datetime, number: int | UUID) -> str:
     """Return the text of a place."""
     return f"{format_timestamp(at)}/{number}"
 

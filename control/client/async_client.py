@@ -15,7 +15,6 @@ from tidewheel.control.client.api_keys import ApiKeys
 from tidewheel.control.client.arguments import as_seconds
 from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
-from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.jobs import Jobs
@@ -26,11 +25,12 @@ from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
 from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.control.client.tenants import Tenants
-from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.reads.backfills import BackfillProgress
-from tidewheel.control.reads.batches import Batch
+from tidewheel.nouns.batches.model import Batch
+from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.model import Work
 from tidewheel.nouns.works.operations import Works
 from tidewheel.settings.connections import Connections
@@ -147,6 +147,7 @@ class AsyncWorkflows(_Part[Workflows]):
     """`Client.workflows` for coroutines."""
 
     list = _call(Workflows.list)
+    parents = _call(Workflows.parents)
     get = _call(Workflows.get)
     pause = _call(Workflows.pause)
     resume = _call(Workflows.resume)

@@ -14,7 +14,6 @@ from tidewheel.control.client.api_keys import ApiKeys
 from tidewheel.control.client.arguments import as_document, as_int
 from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
-from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
@@ -24,7 +23,6 @@ from tidewheel.control.client.results import BackfillResult, Job, Triggered, bac
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.control.client.tenants import Tenants
-from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.preview import Preview, preview
@@ -34,8 +32,10 @@ from tidewheel.control.reads.job_days import MAX_DAYS, JobStatistics, job_statis
 from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.operations import Works
 from tidewheel.settings.connections import Connections
 

@@ -58,14 +58,13 @@ from tidewheel.control.console.urls import local_path
 from tidewheel.control.console.versions import VersionsPage
 from tidewheel.control.console.view import Page, View, without_zone
 from tidewheel.control.console.words import zone_of
-from tidewheel.control.console.workflow import WorkflowPage
-from tidewheel.control.console.workflow_actions import CancelWorkflow, PauseWorkflow, ResumeWorkflow
-from tidewheel.control.console.workflows import WorkflowsPage
 from tidewheel.control.doctor.doctor import Doctor
 from tidewheel.control.reads.tenants import require_tenant, show_tenant
 from tidewheel.nouns.dead_letters import pages as pages_of_letters
 from tidewheel.nouns.freezes.pages import ChooseFreezePage, FreezeAction, ThawAction
 from tidewheel.nouns.runs import pages as pages_of_runs
+from tidewheel.nouns.workflows.dialogs import CancelWorkflow, PauseWorkflow, ResumeWorkflow
+from tidewheel.nouns.workflows.pages import WorkflowPage, WorkflowsPage
 from tidewheel.settings.api import ApiSettings
 
 _YEAR_SECONDS = 365 * 86_400

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 
 from tidewheel.control.console.words import agreed, between, counted, number, reason_words, state, when
-from tidewheel.control.console.workflow_graph import is_met
 from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.explain.text import paused_by
 from tidewheel.control.explain.upcoming import Upcoming
@@ -19,6 +18,7 @@ from tidewheel.control.reads.runs import RunSummary
 from tidewheel.control.reads.waits import Wait
 from tidewheel.control.words import duration
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.nouns.workflows.graph import is_met
 from tidewheel.runs import DEAD_LETTERED, RunState
 from tidewheel.transitions.parents import Neighbours
 

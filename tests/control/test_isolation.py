@@ -44,7 +44,8 @@ _POLICY = "(tenant = current_setting('tidewheel.tenant'::text, true))"
 _DAY = re.compile(r"_\d{8}$")
 _INSERT = re.compile(r"INSERT INTO (\w+) \(")
 
-_DOORS = ("tidewheel.control", "tidewheel.intake", "tidewheel.nouns.dead_letters", "tidewheel.nouns.freezes")
+_NOUNS = ("batches", "dead_letters", "freezes", "workflows")
+_DOORS = ("tidewheel.control", "tidewheel.intake", *(f"tidewheel.nouns.{name}" for name in _NOUNS))
 _WITHOUT_TENANT = {"INSERT INTO outbox ("}
 # Their results differ from one execution to the next.
 OF_THE_SESSION = {
@@ -95,8 +96,8 @@ _NOT_EXECUTED = {
         intake: add_job_cancellation add_pending_cancel calendar_names drop_moves find_pending_cancel open_windows
         intake: read_edges_above read_open_states take_over_pause wait_for_runs write_windows""",
     "the scenario has no batch, no quota of jobs and no child of several parents yet": """
-        control: find_later_parents find_occurrence_of_child list_batches read_batch_runs read_child_runs read_run_edges
-        control: show_batch
+        control: find_later_parents find_occurrence_of_child read_child_runs
+        nouns.batches: list_batches read_batch_runs read_run_edges show_batch
         intake: count_jobs find_live_jobs leave_job_room lock_job_quota take_job_room""",
 }
 NOT_OF_ONE_TENANT = {

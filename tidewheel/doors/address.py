@@ -1,16 +1,19 @@
 """Addresses of operations: the query of each, and its cursor."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, get_args, get_origin
+from types import NoneType
+from typing import Annotated, Any, cast, get_args, get_origin
 
 from pydantic import BeforeValidator, Field
 
 from tidewheel.control.api.queries import Cursors, LabelFilter, LimitQuery, PageQuery, TenantQuery, Whole, flag, whole
 from tidewheel.jobs.values import Instant
-from tidewheel.nouns.operation import Operation, Parameter, model_of
+from tidewheel.nouns.operation import Operation, Parameter, Rows, model_of
 
+_PLURAL = re.compile("(?<=ch)es$|s$")
 _IN_CURSORS: Mapping[object, object] = {datetime: Instant, int: Whole}
 
 
@@ -18,30 +21,42 @@ def query_of(declared: Operation, asked: Sequence[Parameter]) -> tuple[type[Tena
     """Return the model of a query, and the names in it of the parameters that it has."""
     named = {each.name: in_address(each) for each in asked if each.name != "after"}
     names = {name: spoken for name, (spoken, _) in named.items()}
-    base = PageQuery if len(names) < len(asked) else LimitQuery if "limit" in names else TenantQuery
+    listed = LimitQuery if any(each.kind == Rows for each in asked) else TenantQuery
+    base = PageQuery if len(names) < len(asked) else listed
     own = [each for each in named.values() if each[0] not in base.model_fields]
-    doc = f"Query of {declared.name}."
-    return (model_of(f"{title(declared.name)}Query", own, base, doc) if own else base), names
+    return (model_of(f"{title(declared.name)}Query", own, base, f"Query of {declared.name}.") if own else base), names
 
 
 def in_address(each: Parameter) -> tuple[str, Parameter]:
     """Return a parameter with its name in an address, in which each of several ids is an `id`."""
-    singular = each.spoken.removesuffix("s")
     if each.accepts(dict):
         kind: Any = Annotated[LabelFilter, Field(description=f"{each.help} Write each as name=value.")]
-        return singular, replace(each, kind=kind, default={})
+        return singular(each.spoken), replace(each, kind=kind, default={})
     if each.accepts(Sequence):
-        return singular, replace(each, kind=tuple[Whole, ...], default=())
+        return singular(each.spoken), replace(each, kind=tuple[Whole, ...], default=())
     reader = flag if each.accepts(bool) else whole if each.accepts(int) else None
     return each.spoken, each if reader is None else replace(each, kind=Annotated[each.kind, BeforeValidator(reader)])
 
 
-def after_of(cursors: Cursors, declared: Operation) -> tuple[Any, ...] | None:
+def after_of(cursors: Cursors, declared: Operation) -> Any:  # noqa: ANN401 - as `after` is declared
     """Return the place that the cursor of a request names."""
     [after] = [each for each in declared.parameters if each.name == "after"]
-    place = next(each for each in get_args(after.kind) if get_origin(each) is tuple)
-    parts = cursors.read(*(_IN_CURSORS[kind] for kind in get_args(place)))
+    place = next(each for each in get_args(after.kind) if each is not NoneType)
+    if get_origin(place) is not tuple:
+        [found] = cursors.read(place) or [None]
+        return found
+    parts = cursors.read(*(_IN_CURSORS.get(kind, kind) for kind in get_args(place)))
     return None if parts is None else tuple(parts)
+
+
+def next_cursor(cursors: Cursors, after: object) -> str | None:
+    """Return the cursor of the next page, which begins after a place."""
+    return cursors.write(*(cast("tuple[object, ...]", after) if isinstance(after, tuple) else [after]))
+
+
+def singular(name: str) -> str:
+    """Return the name of one of these."""
+    return _PLURAL.sub("", name)
 
 
 def title(name: str) -> str:

@@ -5,15 +5,18 @@ nothing can undo needs `--yes`.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from inspect import Parameter as Argument
 from inspect import Signature
-from typing import Annotated, Any, ParamSpec, cast
+from types import SimpleNamespace
+from typing import Annotated, Any, cast, get_args
 from uuid import UUID
 
 import typer
+from typer.models import OptionInfo
 
 from tidewheel.api_keys import Scope
 from tidewheel.audit import Door, process_actor
@@ -26,18 +29,16 @@ from tidewheel.control.cli.options import (
     Tenant,
     Tz,
     checked_url,
+    place_text,
     read_labels,
     read_place,
     reading,
 )
-from tidewheel.control.cli.output import Output, OutputOption, print_document, print_table
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
-from tidewheel.nouns.operation import Call, Found, Noun, Operation, Parameter, as_document, operations
-from tidewheel.postgres.session import Conn
-
-P = ParamSpec("P")
+from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, Place, as_document, operations
 
 _KINDS: Mapping[str, Any] = {
     "after": After,
@@ -54,6 +55,8 @@ class Flag:
 
     name: str | None = None
     metavar: str = "TEXT"
+    kind: Any = None  # the whole annotation
+    default: object = None
     help: str | None = None
     read: Callable[[str], object] | None = None
     complete: Callable[[typer.Context, str], list[str]] | None = None
@@ -83,10 +86,36 @@ class Table:
         """Print records in columns."""
         print_table(self.headings, map(self.row, records), spare=spare)
 
+    def show(self, shown: Shown, *, nothing: str, spare: Sequence[str] = ()) -> None:
+        """Print a list, or a page of one with the place of the next."""
+        records, *cursor = shown.found.values()
+        after: Any = cursor[0] if cursor else None
+        if shown.output is not Output.TEXT:
+            print_document(shown.found, shown.output)
+            return
+        if records:
+            self.print(records, spare=spare)
+        else:
+            typer.echo(nothing if after is None else "none on this page")
+        if after is not None:
+            place = place_text(*cast("Place", after)) if isinstance(after, tuple) else after
+            typer.echo(f"more: add --after {place}")
 
-@dataclass(frozen=True, slots=True)
+
+def changed(noun: str, done: str, unchanged: str) -> Callable[[Shown], None]:
+    """Return what shows a change of a thing, which its first argument names."""
+
+    def show(shown: Shown) -> None:
+        (name, thing), *_ = shown.arguments.items()
+        text = done if shown.found else f"unchanged: {unchanged}"
+        print_result([f"{noun} {thing}: {text}"], {name: thing, "unchanged": not shown.found}, shown.output)
+
+    return show
+
+
+@dataclass(frozen=True)
 class _Command:
-    """The command of an operation."""
+    """The command of an operation, which typer reads as a function."""
 
     noun: type[Noun]
     name: str  # of the operation's method
@@ -99,12 +128,17 @@ class _Command:
     prepare: Callable[[dict[str, Any], Mapping[str, Any]], None] = lambda arguments, options: None  # asks, or refuses
     dry_run: tuple[str, Callable[[Shown], None]] | None = None  # the operation that its option `dry_run` runs instead
 
-    @property
+    def __post_init__(self) -> None:
+        read = self._signature()
+        hints = {each.name: each.annotation for each in read.parameters.values()}
+        vars(self).update(__signature__=read, __annotations__=hints, __doc__=self.declared.words, __name__=self.name)
+
+    @cached_property
     def declared(self) -> Operation:
         """The operation."""
         return operations(self.noun)[self.name]
 
-    def signature(self) -> Signature:
+    def _signature(self) -> Signature:
         """Return the arguments and flags: the filter's, the others, those of every command."""
         own = [_argument(each, flag) for each, flag in self._flagged()]
         if self.declared.danger:
@@ -116,10 +150,10 @@ class _Command:
         own += [_flag("tenant", Tenant, default=DEFAULT_TENANT), _flag("output", OutputOption, default=Output.TEXT)]
         return Signature(sorted(own, key=lambda each: each.kind))
 
-    def run(self, given: Mapping[str, Any]) -> None:
+    def __call__(self, **given: Any) -> None:  # noqa: ANN401 - as typer has read them
         """Run it, and show the result."""
         if self.dry_run is not None and given["dry_run"]:
-            replace(self, name=self.dry_run[0], show=self.dry_run[1], dry_run=None).run(given)
+            replace(self, name=self.dry_run[0], show=self.dry_run[1], dry_run=None)(**given)
             return
         zone, tenant, output = given.get("timezone"), given["tenant"], given["output"]
         arguments = {each.name: _value(each, flag, given[each.spoken], zone) for each, flag in self._flagged()}
@@ -144,7 +178,8 @@ class _Command:
     @contextmanager
     def _call(self, tenant: str) -> Generator[Call]:
         if self.declared.scope is Scope.READ:
-            yield cast("Call", _Reading(tenant))  # a read calls nothing else
+            read = SimpleNamespace(tenant=tenant, all_tenants=True, snapshot=lambda all_tenants=False: reading())
+            yield cast("Call", read)
             return
         from tidewheel.control.client.connection import Connection  # imports all of intake, which no list needs
 
@@ -154,7 +189,7 @@ class _Command:
         finally:
             connection.close()
 
-    def _print_dry_run(self, found: Found, output: Output) -> None:
+    def _print_dry_run(self, found: Any, output: Output) -> None:  # noqa: ANN401 - as the operation returns it
         if output is not Output.TEXT:
             print_document({"matched": found.matched, "at_least": found.at_least, "first": found.first}, output)
             return
@@ -165,35 +200,8 @@ class _Command:
             self.table.print(found.first)
 
 
-def _for_typer(make: Callable[P, _Command]) -> Callable[P, Callable[..., None]]:
-    def command(*args: P.args, **kwargs: P.kwargs) -> Callable[..., None]:
-        made = make(*args, **kwargs)
-
-        def run(**given: Any) -> None:  # noqa: ANN401 - as typer has read them
-            made.run(given)
-
-        read = made.signature()
-        run.__doc__ = made.declared.words
-        run.__annotations__ = {each.name: each.annotation for each in read.parameters.values()}
-        vars(run)["__signature__"] = read
-        return run
-
-    return command
-
-
-command = _for_typer(_Command)
+command = _Command
 """Makes the function of a command."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """The call of a read: one snapshot, without the code of requests, whose import no list needs."""
-
-    tenant: str
-    all_tenants: bool = True
-
-    def snapshot(self, **_: bool) -> AbstractContextManager[Conn]:
-        return reading()
 
 
 def _value(each: Parameter, flag: Flag, given: Any, zone: str | None) -> object:  # noqa: ANN401 - as typer has read it
@@ -203,21 +211,25 @@ def _value(each: Parameter, flag: Flag, given: Any, zone: str | None) -> object:
         return flag.read(given)
     if each.accepts(dict):
         return read_labels(given)
-    if each.name == "after":
-        return read_place(given)
+    if each.accepts(tuple):
+        return read_place(given, UUID if each.accepts(UUID) else int)
     return read_instant(given, f"--{each.spoken}", zone) if each.accepts(datetime) else given
 
 
 def _argument(each: Parameter, flag: Flag) -> Argument:
     """Return the argument or the flag of a parameter."""
-    if each.required or each.accepts(Sequence):
-        kind: Any = UUID if each.accepts(UUID) else int
-        words = flag.help or each.help
-        kind = kind if each.required else list[kind] | None
-        default = Argument.empty if each.required else None
-        declared = Annotated[kind, typer.Argument(metavar=flag.metavar, help=words)]
-        return Argument(each.spoken, Argument.POSITIONAL_OR_KEYWORD, annotation=declared, default=default)
-    return _flag(each.spoken, _KINDS.get(each.name) or _option(each, flag), default=each.default)
+    default = Argument.empty if each.required else each.default if flag.default is None else flag.default
+    kind: Any = flag.kind or _argument_kind(each, flag) or _KINDS.get(each.name) or _option(each, flag)
+    where = Argument.KEYWORD_ONLY if isinstance(get_args(kind)[1], OptionInfo) else Argument.POSITIONAL_OR_KEYWORD
+    return Argument(each.spoken, where, annotation=kind, default=default)
+
+
+def _argument_kind(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation
+    if not each.required and not each.accepts(Sequence):
+        return None
+    kind: Any = UUID if each.accepts(UUID) else int
+    kind = kind if each.required else list[kind] | None
+    return Annotated[kind, typer.Argument(metavar=flag.metavar, help=flag.help or each.help)]
 
 
 def _option(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation

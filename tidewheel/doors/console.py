@@ -25,7 +25,7 @@ from tidewheel.control.console.words import agreed, counted
 from tidewheel.control.instants import typed_number
 from tidewheel.doors.address import in_address
 from tidewheel.errors import FieldError, InvalidInput, refuse
-from tidewheel.nouns.operation import Found, Noun, Operation, Parameter, model_of, operations
+from tidewheel.nouns.operation import Noun, Operation, Parameter, model_of, operations
 
 _UNBOUNDED = FieldError("", "more than 10,000 match, too many for one page", "choose a job or a shorter time")
 
@@ -115,18 +115,13 @@ class Confirm:
         until: datetime | None = getattr(query, "until", None)
         return {**given, "until": min(until or now, now)}
 
-    def _count(self, connection: Connection, filters: Mapping[str, object]) -> Found:
-        found: Found = self._declared.call(self.noun, connection, {**filters, "dry_run": True})
-        return found
+    def _count(self, connection: Connection, filters: Mapping[str, object]) -> Any:  # noqa: ANN401 - of a dry run
+        return self._declared.call(self.noun, connection, {**filters, "dry_run": True})
 
     def _field(self, each: Parameter) -> Field:
         label = self.labels.get(each.name, f"{each.name.capitalize()} (optional)")
-        value = self.values.get(each.name, "")
-        if each.choices:
-            return Field(
-                each.name, label, kind="choice", options=[(each, each) for each in each.choices], help=each.help
-            )
-        return Field(each.name, label, value=value, help=each.help)
+        options, value = [(choice, choice) for choice in each.choices], self.values.get(each.name, "")
+        return Field(each.name, label, "choice" if options else "text", value, options=options, help=each.help)
 
     def _back(self, query: TenantQuery, urls: Urls) -> str:
         page, name = self.one
@@ -134,11 +129,8 @@ class Confirm:
         if len(ids) == 1:
             return urls(page, **{name: ids[0]})
         given = query.model_dump(mode="json", exclude={"tenant", "id", *self.not_back}, exclude_defaults=True)
-        return urls(self.back, **{name: _in_query(value) for name, value in given.items()})
-
-
-def _in_query(value: object) -> object:
-    return str(value).lower() if isinstance(value, bool) else value
+        flags = {name: str(value).lower() for name, value in given.items() if isinstance(value, bool)}
+        return urls(self.back, **{**given, **flags})
 
 
 def _value(each: Parameter, text: str | None) -> object:

@@ -5,8 +5,7 @@ which the signature unpacks. Every door is derived from both: see `tidewheel/doo
 itself: it refuses what its own declaration does not allow.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from datetime import datetime
 from functools import cached_property, wraps
@@ -20,7 +19,7 @@ from typing import (
     Literal,
     NamedTuple,
     ParamSpec,
-    Protocol,
+    TypeAlias,
     TypeVar,
     cast,
     get_args,
@@ -28,17 +27,17 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import Field, create_model
+from pydantic import Field, GetCoreSchemaHandler, SkipValidation, create_model
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
 
 from tidewheel.api_keys import Scope
 from tidewheel.errors import InvalidInput
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import StrictModel, validate
-from tidewheel.postgres.notify import Channel
-from tidewheel.postgres.session import Conn
 
 if TYPE_CHECKING:
+    from tidewheel.control.client.connection import Connection
     from tidewheel.jobs.requests import Sent
     from tidewheel.schemas.generated.records import Reply
 
@@ -47,54 +46,12 @@ N = TypeVar("N", bound="Noun")
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Call: TypeAlias = "Connection"
+"""The circumstances of a call: tenant, transactions, audit log, requests."""
 Rows = Annotated[int, Field(ge=1, le=2**31 - 1)]
 """The most rows of a list."""
 
 DryRun = Annotated[bool, Field(description="Only count them, and return the first ten.")]
-
-
-class Call(Protocol):
-    """The circumstances of a call, which no signature has: tenant, database, audit log.
-
-    `control/client/connection.py` has the implementation.
-    """
-
-    @property
-    def tenant(self) -> str:
-        """The tenant that it acts for."""
-        ...
-
-    @property
-    def all_tenants(self) -> bool:
-        """True if its caller may see all tenants."""
-        ...
-
-    def snapshot(self, *, all_tenants: bool = False) -> AbstractContextManager[Conn]:
-        """Open a transaction that reads one snapshot."""
-        ...
-
-    def request(self, document: Mapping[str, object], request_id: str | None = None) -> "Reply":
-        """Have intake apply a request."""
-        ...
-
-    def write(self, work: Callable[[Conn], T], /) -> T:
-        """Write in one transaction."""
-        ...
-
-    def record(
-        self, connection: Conn, action: str, changed: str, *,
-        objects: int = 1, reason: str | None = None,
-    ) -> None:  # fmt: skip
-        """Append a change to the audit log."""
-        ...
-
-    def notify(self, *channels: Channel) -> None:
-        """Wake services."""
-        ...
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        ...
 
 
 class Noun:
@@ -112,6 +69,25 @@ class InDoors(NamedTuple):
     """The name of a parameter in all doors but Python, where it differs."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class InRequest:
+    """The type of a parameter that its request checks: doors only describe it."""
+
+    kind: Any
+
+    def __get_pydantic_core_schema__(self, _: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of its type, which refuses nothing."""
+        return handler.generate_schema(Annotated[self.kind, SkipValidation])
+
+
+class Page(list[T]):
+    """A page of a list; `next_cursor` is `after` of the next page."""
+
+    def __init__(self, found: Iterable[T], next_cursor: Any) -> None:  # noqa: ANN401 - as `after` is declared
+        super().__init__(found)
+        self.next_cursor = next_cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,31 +265,16 @@ def checked(model: type[M], given: Mapping[str, object]) -> M:
 
 def as_document(found: object, declared: Operation) -> object:
     """Return a result as the doors show it: a list is a field with the name of its noun."""
-    return {declared.route.rpartition("/")[2]: cast("object", found)} if isinstance(found, list) else found
+    if not isinstance(found, list):
+        return found
+    listed = cast("list[object]", found)
+    page = {"next_cursor": listed.next_cursor} if isinstance(listed, Page) else {}
+    return {declared.route.rpartition("/")[2]: listed, **page}
 
 
 def field_values(record: object) -> dict[str, Any]:
     """Return the fields of a record by their names."""
     return {each.name: getattr(record, each.name) for each in fields(cast("Any", record))}
-
-
-class Found(Protocol):
-    """The result of a bulk operation, and of its dry run."""
-
-    @property
-    def matched(self) -> int:
-        """The number of matching things, counted up to a bound."""
-        ...
-
-    @property
-    def at_least(self) -> bool:
-        """True if there may be more."""
-        ...
-
-    @property
-    def first(self) -> Sequence[Any]:
-        """The first ten, after a dry run."""
-        ...
 
 
 Place = tuple[datetime, int]

@@ -12,6 +12,7 @@ from tidewheel.ids import child_run_id, job_id
 from tidewheel.runs import RunState
 
 WORKFLOWS = "/api/v1/workflows"
+_INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 def test_occurrence_is_listed_shown_resumed_paused_and_cancelled(database: Database) -> None:
@@ -60,6 +61,9 @@ def test_parents_of_a_run_are_read_with_their_results(database: Database) -> Non
         }  # fmt: skip
         assert answer_of(client.get(f"/api/v1/runs/{child}/parents", params={"job": "a"})) == shown
         assert answer_of(client.get(f"/api/v1/runs/{root}/parents")) == {"parents": []}
+        with Client(database.url) as reading:
+            [parent] = reading.workflows.parents(child, key="a")
+        assert (parent.run_id, parent.result) == (root, {"rows": 7})
         database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
         absent = client.get(f"/api/v1/runs/{child}/parents", params={"tenant": "acme"})
         assert refusal(absent, HTTPStatus.NOT_FOUND)["code"] == "unknown_run"
@@ -91,10 +95,18 @@ def test_batches_have_pages_and_a_repeated_change_has_the_first_answer(database:
         assert [one["batch_id"] for one in first["batches"]] == [str(ids[2]), str(ids[1])]
         last = answer_of(client.get(f"/api/v1/batches?limit=2&cursor={first['next_cursor']}"))
         assert ([one["batch_id"] for one in last["batches"]], last["next_cursor"]) == ([str(ids[0])], None)
-        assert [one.batch_id for one in requesting.batches.list(after=ids[1])] == [ids[0]]
+        page = requesting.batches.list(limit=2)
+        assert (page.next_cursor, requesting.batches.list(after=page.next_cursor)[0].batch_id) == (ids[1], ids[0])
         more = [{"ref": "b", "key": "job"}]
         assert [requesting.batches.add(ids[0], more, request_id="add-1") for _ in range(2)] == [True, True]
         assert [requesting.batches.close(ids[0], request_id="close-1") for _ in range(2)] == [True, True]
         assert not requesting.batches.close(ids[0])
         resumed = {"batch_id": str(ids[0]), "unchanged": True}
         assert answer_of(client.post(f"/api/v1/batches/{ids[0]}:resume")) == resumed, "it is open"
+        named = refusal(
+            client.post(f"/api/v1/batches/{ids[0]}:add", json={"runs": more, "batch_id": str(ids[0])}), _INVALID
+        )
+        assert named["errors"][0]["remedy"] == "leave it out: the address has it"
+        created = client.post("/api/v1/batches", json={"runs": more})
+        where = f"/api/v1/batches/{created.json()['batch_id']}"
+        assert (created.status_code, created.headers["location"]) == (HTTPStatus.CREATED, where)

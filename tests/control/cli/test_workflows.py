@@ -90,6 +90,19 @@ def test_occurrences_are_a_table_at_80_columns(database: Database) -> None:
     assert len(tidewheel(database, "workflow", "list", columns=80).out.splitlines()) == 2
 
 
+def test_pages_of_occurrences_follow_one_another(database: Database) -> None:
+    put(database, {"a": [], "b": after("a")})
+    roots = [trigger(database, "a") for _ in range(3)]
+    play(database)
+    for of in ([], ["a"], ["--state", "succeeded"]):
+        *_, more = tidewheel(database, "workflow", "list", *of, "-n", "2").lines
+        *_, last = tidewheel(database, "workflow", "list", *of, *more.removeprefix("more: add ").split()).lines
+        assert last.startswith(str(roots[0])), of
+    assert tidewheel(database, "workflow", "list", "--state", "failed").lines == ["no workflows"]
+    wrong = tidewheel(database, "workflow", "list", "--after", "2026-11-20T01:00:00.000Z/7")
+    assert "is no place" in wrong.err
+
+
 def test_an_unknown_occurrence_is_refused(database: Database) -> None:
     done = tidewheel(database, "workflow", "show", "01a1f89d-7409-8c4e-9632-26f1249891bd")
     assert done.code == ExitCode.NOT_FOUND

@@ -11,7 +11,6 @@ from tests.control.api.answering import answering
 from tests.fixtures.history import OPEN, RUNS, Large
 from tidewheel.control.reads.api_keys import list_api_keys
 from tidewheel.control.reads.audit_log import list_audit_log
-from tidewheel.control.reads.batches import batches
 from tidewheel.control.reads.cancellations import cancellations
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.jobs import list_jobs, show_job
@@ -21,9 +20,10 @@ from tidewheel.control.reads.run_detail import show_run
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.control.reads.tenants import list_tenants, tenant_usage
 from tidewheel.control.reads.versions import versions
-from tidewheel.control.reads.workflows import list_workflows
+from tidewheel.nouns.batches.reads import list_batches
 from tidewheel.nouns.dead_letters.reads import group_dead_letters, list_dead_letters
 from tidewheel.nouns.freezes.reads import list_freezes
+from tidewheel.nouns.workflows.reads import list_workflows
 from tidewheel.nouns.works.reads import list_works
 from tidewheel.postgres.session import Conn
 from tools.bench.history import BUSY_JOB, RARE, RARE_JOB
@@ -123,7 +123,7 @@ LISTS: dict[str, Callable[[Conn, str], object]] = {
     "/api/v1/cancellations": lambda connection, tenant: cancellations(connection, tenant),
     "/api/v1/works": lambda connection, tenant: list_works(connection, tenant),
     "/api/v1/freezes": lambda connection, tenant: list_freezes(connection, tenant),
-    "/api/v1/batches": lambda connection, tenant: batches(connection, tenant),
+    "/api/v1/batches": lambda connection, tenant: list_batches(connection, tenant, after=None, limit=100),
     "/api/v1/workflows": lambda connection, tenant: list_workflows(connection, tenant),
     "/api/v1/limits": lambda connection, tenant: list_limits(connection, tenant),
     "/api/v1/limits/keys": lambda connection, tenant: list_keys(connection, tenant),

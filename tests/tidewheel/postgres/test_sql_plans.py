@@ -758,13 +758,14 @@ _HOT = {
         read_past_attempts read_last_attempts find_open_states
         list_blocked_keys read_blocked_key
         find_keys_from read_paused_timers
-        find_workflows find_workflows_of_root
-        list_key_limits list_keys_in_use list_batches read_batch_runs read_run_edges
+        list_key_limits list_keys_in_use
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
         count_waiting_dead_letters count_runs_of_executors list_runs_of_executor
     """,
     "tidewheel.nouns.dead_letters": "list_dead_letters last_dead_letter_looked_at group_dead_letters",
     "tidewheel.nouns.freezes": "read_frozen_timers",
+    "tidewheel.nouns.batches": "list_batches read_batch_runs read_run_edges",
+    "tidewheel.nouns.workflows": "find_workflows find_workflows_of_root",
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
 

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from tidewheel.audit import process_user
 from tidewheel.control.cli.options import Yes, confirm, reading
-from tidewheel.control.cli.output import Output, print_document, print_result, print_table
+from tidewheel.control.cli.output import print_result
 from tidewheel.control.cli.tables import Cell
-from tidewheel.doors.cli import Flag, Shown, command
+from tidewheel.doors.cli import Flag, Shown, Table, command
 from tidewheel.errors import refuse
 from tidewheel.nouns.freezes.model import MAX_WAITING, FreezeSummary
 from tidewheel.nouns.freezes.operations import Freezes
@@ -54,15 +55,6 @@ def _show_thawed(shown: Shown) -> None:
     print_result([f"thawed{others}"], {"unchanged": not shown.found, "left": left}, shown.output)
 
 
-def _show_list(shown: Shown) -> None:
-    if shown.output is not Output.TEXT:
-        print_document(shown.found, shown.output)
-    elif found := shown.found["freezes"]:
-        print_table(("scope", "since", "by", "why", "runs that wait", "jobs held"), map(_row, found))
-    else:
-        typer.echo("nothing is frozen")
-
-
 def _row(found: FreezeSummary) -> tuple[Cell, ...]:
     freeze = found.freeze
     waiting, held = _count(found.waiting), _count(found.held)
@@ -73,6 +65,7 @@ def _count(number: int) -> str:
     return f"{number:,} or more" if number >= MAX_WAITING else f"{number:,}"
 
 
+_FREEZES = Table("freeze", ("scope", "since", "by", "why", "runs that wait", "jobs held"), _row)
 _FLAGS = {
     "scope": None,  # two flags in its place
     "queue": Flag(metavar="NAME"),
@@ -94,4 +87,4 @@ thaw = command(
     Freezes, "thaw", _show_thawed, flags=_FLAGS, options={**_SCOPES, "dry_run": Annotated[bool, _DRY_RUN]},
     prepare=_name_scope, dry_run=("preview_thaw", _show_preview),
 )  # fmt: skip
-list_all = command(Freezes, "list", _show_list)
+list_all = command(Freezes, "list", partial(_FREEZES.show, nothing="nothing is frozen"))

@@ -1,11 +1,11 @@
-"""One occurrence of a workflow: which part failed, and what hangs on it."""
+"""Pages of workflows: the list, and one occurrence: which part failed, and what hangs on it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
-from typing import ClassVar
+from typing import ClassVar, cast
 from uuid import UUID
 
 from starlette.exceptions import HTTPException
@@ -13,22 +13,27 @@ from starlette.requests import Request
 
 from tidewheel.audit import ACCEPTED
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import TenantQuery, Whole, read_query
+from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, Whole, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.workflows import Workflows
+from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.urls import Urls
-from tidewheel.control.console.view import View, page_now
+from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.console.words import agreed, counted, state, when
-from tidewheel.control.console.workflow_graph import Picture, depths, is_met, picture_of
 from tidewheel.control.reads.audit_log import AuditEntry, list_audit_log
 from tidewheel.control.reads.waits import Wait, read_waits
-from tidewheel.control.reads.workflows import Parent, Workflow, WorkflowNode
+from tidewheel.doors.address import after_of, next_cursor, query_of
+from tidewheel.nouns.operation import Page, operations
+from tidewheel.nouns.workflows.graph import Picture, depths, is_met, picture_of
+from tidewheel.nouns.workflows.model import Parent, Workflow, WorkflowNode, WorkflowSummary
+from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import DEAD_LETTERED, RunState
 
 ROWS = 200
 """Jobs in one page of the list."""
 
+_LIST = operations(Workflows)["list"]
+_QUERY, _NAMES = query_of(_LIST, _LIST.parameters)
 _NAMED = 3  # jobs that a sentence names
 _FITS = 980  # pixels of a graph that are seen at once
 _GENERATIONS = 20  # that the page links to
@@ -38,17 +43,11 @@ _DEEPEST = 5  # layers that the list shows by an indent
 
 
 class WorkflowQuery(TenantQuery):
-    """Query of the page of an occurrence.
+    """Query of the page of an occurrence."""
 
-    Attributes:
-        after: The number of jobs before the page of the list.
-        generation: As this generation has left it; by default as it is.
-        zoom: The size of the graph in percent; by default it fits, down to half.
-    """
-
-    after: Whole = 0
-    generation: Whole | None = None
-    zoom: Whole | None = None
+    after: Whole = 0  # the number of jobs before the page of the list
+    generation: Whole | None = None  # as this one has left it; by default as it is
+    zoom: Whole | None = None  # the size of the graph in percent; by default it fits, down to half
 
 
 def root_of(request: Request) -> UUID:
@@ -87,6 +86,26 @@ def _again(found: Workflow) -> str:
 def _few(keys: Sequence[str]) -> str:
     """Return the names of a few jobs, else their number."""
     return ", ".join(keys) if len(keys) <= _NAMED else f"each of {counted(len(keys), 'job')}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowsPage:
+    """The list of workflows."""
+
+    template: ClassVar[str] = "workflows.html"
+    place: ClassVar[str] = "runs"
+
+    def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
+        """Read a page by the filters of the address."""
+        query, errors = read_filters(request, cast("type[PageQuery]", _QUERY))
+        filters = {name: getattr(query, spoken) for name, spoken in _NAMES.items()}
+
+        def listed() -> tuple[Page[WorkflowSummary], str | None]:
+            cursors = Cursors.of_list("workflows", query, caller.tenant)
+            found: Page[WorkflowSummary] = Workflows(connection).list(after=after_of(cursors, _LIST), **filters)
+            return found, next_cursor(cursors, found.next_cursor)
+
+        return list_view("workflows", query, listed, errors=errors, now=page_now(connection), urls=urls)
 
 
 @dataclass(frozen=True, slots=True)

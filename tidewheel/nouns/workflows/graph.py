@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tidewheel.control.console.graph import Drawing, draw, layers_of
-from tidewheel.control.reads.workflows import Parent, WorkflowNode
+from tidewheel.nouns.workflows.model import Parent, WorkflowNode
 from tidewheel.runs import DEAD_LETTERED, RunState
 
 FOLDED = 12
@@ -27,31 +27,21 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An edge of the picture.
+    """An edge of the picture."""
 
-    Args:
-        when: The condition on the parent's end.
-        is_met: False if the parent has ended, and not so.
-    """
-
-    when: str
-    is_met: bool
+    when: str  # the condition on the parent's end
+    is_met: bool  # False if the parent has ended, and not so
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A graph that can be drawn.
-
-    Args:
-        parts: The nodes, in the order of the places.
-        is_folded: True if a node has several jobs.
-    """
+    """A graph that can be drawn."""
 
     drawing: Drawing
-    parts: Sequence[Part]
+    parts: Sequence[Part]  # in the order of the places
     links: Sequence[Link]
-    is_folded: bool
+    is_folded: bool  # a node has several jobs
 
     @property
     def is_retried(self) -> bool:

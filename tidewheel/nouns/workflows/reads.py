@@ -4,7 +4,6 @@ An older generation has the latest run of each job up to it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import cast
 from uuid import UUID
@@ -12,16 +11,20 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.control.reads.job_position import read_job_position
+from tidewheel.control.reads.stored import read_stored_json
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownWorkflow, refuse
 from tidewheel.ids import child_run_id, job_id
+from tidewheel.nouns.operation import Page, field_values
+from tidewheel.nouns.workflows.model import Parent, ParentOfRun, Place, Workflow, WorkflowNode, WorkflowSummary
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.transitions.occurrences import Node, NodeRun, read_occurrence, to_run_again
+from tidewheel.transitions.parents import ParentRun, read_parents
 
-_SQL = Statements("tidewheel.control")
+_SQL = Statements("tidewheel.nouns.workflows")
 _FIND_WORKFLOWS = _SQL["find_workflows"]
 _FIND_WORKFLOWS_OF_ROOT = _SQL["find_workflows_of_root"]
 _READ_WORKFLOWS = _SQL["read_workflows"]
@@ -32,121 +35,18 @@ LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
 _START = (datetime(9999, 12, 31, tzinfo=UTC), UUID(int=(1 << 128) - 1))
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowSummary:
-    """An occurrence of a workflow as lists show it.
-
-    Args:
-        root_run_id: The root's run.
-        key: The root's key.
-        state: `open`, `paused`, `cancelling`, `timing_out`, `succeeded`, `failed`, `cancelled` or `timed_out`.
-        scheduled_at: The nominal instant of all of its runs.
-        generation: 0, and one more for each resume.
-        pending: The number of its runs that have not ended, or whose children are not released yet.
-        failed: The number of its runs that failed or timed out, in this generation.
-        reason: The reason of a pause or a cancel.
-        created_at: The end of the root's run, or the first request about it.
-        finished_at: Its end.
-    """
-
-    root_run_id: UUID
-    key: str
-    state: str
-    scheduled_at: datetime
-    generation: int
-    pending: int
-    failed: int
-    reason: str | None
-    created_at: datetime
-    finished_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class Parent:
-    """A parent of a job in an occurrence, with the condition on its end."""
-
-    key: str
-    when: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkflowNode:
-    """A job in an occurrence.
-
-    Args:
-        key: Its key.
-        state: The state of its latest run; `pending` if it has none yet, or waits for another one after a resume, and
-            `not_reached` if it will have none.
-        parents: Its parents.
-        run_id: Its latest run; None for a job that waits for one.
-        reason: Why that was skipped or cancelled.
-        attempt: The number of its attempts.
-        started_at: The start of its last attempt.
-        finished_at: Its end.
-    """
-
-    key: str
-    state: str
-    parents: Sequence[Parent]
-    run_id: UUID | None = None
-    reason: str | None = None
-    attempt: int = 0
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Workflow:
-    """An occurrence with its graph: the root first, each job after its parents.
-
-    Args:
-        summary: The occurrence as in lists.
-        nodes: Its jobs.
-        again: The keys of the jobs that a resume runs again, if it has ended and a part of it failed.
-    """
-
-    summary: WorkflowSummary
-    nodes: Sequence[WorkflowNode]
-    again: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkflowPage:
-    """Occurrences of workflows, the newest first.
-
-    Args:
-        next_place: The instant and the root's run to continue after; None on the last page.
-    """
-
-    workflows: Sequence[WorkflowSummary]
-    next_place: tuple[datetime, UUID] | None
-
-
-def workflows(connection: Conn, tenant: str, key: str | None = None, *, limit: int = 100) -> list[WorkflowSummary]:
-    """Return a tenant's occurrences of workflows, or those of one root, the newest first.
-
-    Raises:
-        InvalidInput: There is no such tenant.
-        UnknownJob: There is no such job and never was one.
-    """
-    return list(list_workflows(connection, tenant, key, limit=limit).workflows)
-
-
 def list_workflows(
     connection: Conn,
     tenant: str,
     key: str | None = None,
     state: str | None = None,
     *,
-    after: tuple[datetime, UUID] | None = None,
+    after: Place | None = None,
     limit: int = 50,
-) -> WorkflowPage:
+) -> Page[WorkflowSummary]:
     """Return a page of a tenant's occurrences, the newest first; those of one root by instant.
 
-    A page looks at a limited number of rows. With a state that few have, it may be short, or empty, and have a place.
-
-    Args:
-        after: The `next_place` of the page before.
+    A page looks at a limited number of rows: with a state that few have, it may be short or empty, and not the last.
 
     Raises:
         InvalidInput: There is no such tenant.
@@ -164,8 +64,8 @@ def list_workflows(
     roots, _, looked_at, last_seen = cast("tuple[list[UUID], int, int, UUID | None]", row)
     goes_on = roots[limit - 1] if len(roots) > limit else last_seen if state and looked_at == LOOKED_AT else None
     found = _read_workflows(connection, tenant, [*roots[:limit], *([goes_on] if goes_on else [])])
-    next_place = (found[goes_on].scheduled_at, goes_on) if goes_on and goes_on in found else None
-    return WorkflowPage([found[root] for root in roots[:limit] if root in found], next_place)
+    after = (found[goes_on].scheduled_at, goes_on) if goes_on and goes_on in found else None
+    return Page([found[root] for root in roots[:limit] if root in found], after)
 
 
 def _read_workflows(connection: Conn, tenant: str, roots: Sequence[UUID]) -> dict[UUID, WorkflowSummary]:
@@ -174,7 +74,7 @@ def _read_workflows(connection: Conn, tenant: str, roots: Sequence[UUID]) -> dic
         return {each.root_run_id: each for each in cursor.execute(_READ_WORKFLOWS, columns)}
 
 
-def workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generation: int | None = None) -> Workflow:
+def show_workflow(connection: Conn, tenant: str, root_run_id: UUID, *, generation: int | None = None) -> Workflow:
     """Return one occurrence with its graph, as it is or as an earlier generation has left it.
 
     Raises:
@@ -221,3 +121,14 @@ def _node(key: str, run: NodeRun | None, parents: Sequence[Parent], unreached: s
     if run is None:
         return WorkflowNode(key, unreached, parents)
     return WorkflowNode(key, run.state, parents, run.run_id, run.reason, run.attempt, run.started_at, run.finished_at)
+
+
+def list_parents(connection: Conn, tenant: str, run_id: UUID, key: str | None) -> list[ParentOfRun]:
+    """Return the parents of a run, or the one with a key."""
+    return [_parent(each) for each in read_parents(connection, run_id, tenant=tenant, key=key)]
+
+
+def _parent(found: ParentRun) -> ParentOfRun:
+    values = field_values(found)
+    values["result"] = read_stored_json("result", found.result, f"run {found.run_id}")
+    return ParentOfRun(**values)

@@ -1,0 +1,1 @@
+"""Batches: runs that one request writes together, and the jobs that their ends trigger."""

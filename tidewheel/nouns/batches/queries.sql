@@ -1,0 +1,40 @@
+-- part: batch_summary(b)
+-- The columns of a batch, from b and its occurrence w; an open batch is no run.
+b.batch_id, w.state, b.open AS accepts_runs, w.generation, b.total, w.pending - b.open::integer AS pending, b.succeeded, w.failed,
+       w.cancelled, b.first_failed_run_id, w.reason, w.created_at, w.finished_at
+
+-- name: list_batches
+-- Returns a page of a tenant's batches, the newest first.
+-- Index: batches_by_tenant, from its end; workflows_pkey. No lock.
+SELECT {{batch_summary(b)}}
+  FROM batches AS b
+  JOIN workflows AS w ON w.root_run_id = b.batch_id
+ WHERE b.tenant = %(tenant)s AND b.batch_id < %(before)s
+ ORDER BY b.batch_id DESC
+ LIMIT %(limit)s
+
+-- name: show_batch
+-- Returns one batch.
+-- Index: batches_pkey, workflows_pkey. No lock.
+SELECT {{batch_summary(b)}}
+  FROM batches AS b
+  JOIN workflows AS w ON w.root_run_id = b.batch_id
+ WHERE b.batch_id = %(batch_id)s AND b.tenant = %(tenant)s
+
+-- name: read_batch_runs
+-- Returns the runs of a batch with the keys of their jobs, in the order of their refs.
+-- Index: batch_runs_pkey, jobs_pkey. No lock.
+SELECT r.ref, r.run_id, j.key
+  FROM batch_runs AS r
+  JOIN jobs AS j ON j.job_id = r.job_id
+ WHERE r.batch_id = %(batch_id)s
+ ORDER BY r.ref
+ LIMIT %(limit)s
+
+-- name: read_run_edges
+-- Returns the edges that leave some runs of a batch.
+-- Index: run_edges_pkey. No lock.
+SELECT parent_run_id, child_run_id, condition
+  FROM run_edges
+ WHERE batch_id = %(batch_id)s AND parent_run_id = ANY (%(run_ids)s::uuid[])
+ ORDER BY parent_run_id, child_run_id
