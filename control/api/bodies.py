@@ -66,7 +66,7 @@ async def read_body(request: Request, model: type[M]) -> M:
 
 
 async def read_verb(request: Request, kind: str, **fields: object) -> dict[str, object]:
-    """Return the request that a body and an address describe; refuse what neither of them may have."""
+    """Return the request that a body and an address describe; refuse a field that both have."""
     read_query(request, TenantQuery)
     body = await read_document(request)
     wrong = [name for name in body if name in ELSEWHERE or name in fields]

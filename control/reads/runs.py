@@ -333,7 +333,7 @@ class _Span(NamedTuple):
 
 
 class _FoundRow(NamedTuple):
-    """The row of a search; the last run looked at is where the next one begins."""
+    """The row of a search, with the last run looked at."""
 
     run_ids: Sequence[UUID]
     matching: int

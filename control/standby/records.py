@@ -41,7 +41,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The end of a complete batch: its first valid batch, and the last migration of the site's release."""
+    """The end of a complete batch, with the first valid batch and the last migration of the site."""
 
     site: UUID
     batch: int
