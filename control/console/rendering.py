@@ -4,7 +4,7 @@ import gzip
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
-from functools import cached_property
+from functools import cache
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
@@ -125,18 +125,8 @@ class Renderer:
         self._name = settings.console_name or ("" if needs_key else "development, no keys")
         self._pattern = f"pattern-{1 + sha256(self._name.encode()).digest()[0] % PATTERNS}"
         self._favicon = f"favicon-{self._pattern}.svg" if self._name else "favicon.svg"
-        self.static = {path.name: _read(path) for path in (_HERE / "static").iterdir()}
+        self.static = _static_files()
         self._digests = {name: file.digest for name, file in self.static.items()}
-
-    @cached_property
-    def _templates(self) -> Environment:
-        made = Environment(
-            autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(_HERE / "templates"), trim_blocks=True,
-            lstrip_blocks=True, auto_reload=False,
-        )  # fmt: skip
-        made.filters.update(words.FILTERS)
-        made.filters.update(json_view.FILTERS)
-        return made
 
     def urls(self, visitor: Visitor) -> Urls:
         """Return the writer of links of one page."""
@@ -159,23 +149,27 @@ class Renderer:
         query = request.scope["query_string"].decode("latin-1")
         done = None if PART in request.headers else self._signer.unseal(request, cookie_of(request, DONE_COOKIE))
         here = "/" + request.scope["path"].lstrip("/") + (f"?{query}" if query else "")  # `//host` is another site
-        text = self._templates.get_template(template).render(
-            url=self.urls(visitor),
-            **looks_of(request),
-            favicon=self._favicon,
-            pattern=self._pattern,
-            page_zone=zone,
-            page_zone_name=page_zone_name,
-            form_token=self._signer.form_token(request, form_cookie),
-            here=here,
-            origin=None if request.scope["path"] in _NO_ORIGIN else here,
-            visitor=visitor,
-            can=visitor.can,
-            done=done,
-            request_id=str(uuid4()),
-            is_open=visitor.sign_in is not None or not self._needs_key,
-            installation=self._name,
-            **values,
+        text = (
+            _templates()
+            .get_template(template)
+            .render(
+                url=self.urls(visitor),
+                **looks_of(request),
+                favicon=self._favicon,
+                pattern=self._pattern,
+                page_zone=zone,
+                page_zone_name=page_zone_name,
+                form_token=self._signer.form_token(request, form_cookie),
+                here=here,
+                origin=None if request.scope["path"] in _NO_ORIGIN else here,
+                visitor=visitor,
+                can=visitor.can,
+                done=done,
+                request_id=str(uuid4()),
+                is_open=visitor.sign_in is not None or not self._needs_key,
+                installation=self._name,
+                **values,
+            )
         )
         answer = HTMLResponse(text.encode("utf-8", "replace"), status, dict(headers or {}))
         if not given:
@@ -284,6 +278,23 @@ def lost(path: str) -> Lost | None:
     noun, name = _NOUNS.get(found[1], "request"), unquote(found[2])
     words = _age_of_run(name) if noun in {"run", "workflow"} else ""
     return Lost(noun, name.removeprefix("id:"), words)
+
+
+# Files of the release: a process that makes several applications reads, packs and compiles each once.
+@cache
+def _static_files() -> Mapping[str, StaticFile]:
+    return {path.name: _read(path) for path in (_HERE / "static").iterdir()}
+
+
+@cache
+def _templates() -> Environment:
+    made = Environment(
+        autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(_HERE / "templates"), trim_blocks=True,
+        lstrip_blocks=True, auto_reload=False,
+    )  # fmt: skip
+    made.filters.update(words.FILTERS)
+    made.filters.update(json_view.FILTERS)
+    return made
 
 
 def _read(path: Path) -> StaticFile:
