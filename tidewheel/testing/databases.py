@@ -124,7 +124,7 @@ class Template:
             for name in self._tables.intersection(_EMPTY):  # tenants after what refers to them
                 connection.execute(_EMPTY[name])
             connection.execute("DELETE FROM settings WHERE name = 'topic_prefix'")
-            connection.execute("ALTER SEQUENCE catch_up_pace RESTART")
+            connection.execute("SELECT setval('catch_up_pace', 0, false)")
         self._clean.append(url)
 
     def drop(self, url: str) -> None:
