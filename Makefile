@@ -57,7 +57,7 @@ test-unit: $(STAMP) ## The tests that need no service and start no process: abou
 # One more than two cores: tests wait for servers and timers.
 test: WORKERS = 3
 test: $(STAMP) ## All checks and every test but the slow ones: about nine minutes
-	@$(MAKE) --no-print-directory -j3 --output-sync=target jars $(CHECKS)
+	@$(MAKE) --no-print-directory -j3 --output-sync=target jars $(filter-out layout,$(CHECKS)) # layout is among the tests
 	$(PARALLEL) -m "not slow"
 
 test-long: $(STAMP) ## What `make test` leaves out: slow tests, and every example of property tests

@@ -67,6 +67,8 @@ class Notifier:
             self._wake.clear()
             due = [channel for channel in Channel if channel in self._pending]
             self._pending.difference_update(due)
+            if not due:  # woken by `close`
+                continue
             try:
                 connection = connection or connect(self._url, self._name, autocommit=True)
                 for channel in due:

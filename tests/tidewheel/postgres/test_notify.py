@@ -1,5 +1,6 @@
 """Notifications reach listeners of their channel, and many requests make few notifications."""
 
+import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -182,6 +183,14 @@ def test_idle_listener_sleeps_and_closes_at_once(database: Database) -> None:
     listener.close()
     assert not thread.is_alive(), "closing gave up waiting for it"
     until(lambda: database.value(CONNECTED, ["test-listener"]) == 0, "its connection is closed")
+
+
+def test_notifier_without_a_request_opens_no_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        Notifier(f"postgresql://127.0.0.1:{server.getsockname()[1]}/none", "test").close()
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_closing_ends_without_a_database() -> None:
