@@ -5,6 +5,7 @@ flushes every file of every database: 0.4 to 1 s a test were measured on two bus
 """
 
 from collections.abc import Mapping
+from contextlib import closing, nullcontext
 from datetime import datetime, timedelta
 from typing import LiteralString, cast
 from uuid import uuid4
@@ -76,6 +77,7 @@ class Template:
         flushes = self._admin.execute("SELECT current_setting('fsync')::bool").fetchone() == (True,)
         self._strategy: LiteralString = "WAL_LOG" if flushes else "FILE_COPY"
         self._clean: list[str] = []
+        self._left: dict[str, Conn] = {}
         self._execute("CREATE DATABASE {}", self.name)
         url = self._url(self.name)
         # An iteration more makes no guess of such a password harder, and costs each connection.
@@ -98,17 +100,19 @@ class Template:
         """Return the URL of an empty copy."""
         return self._clean.pop() if self._clean else self.copy()
 
+    def take_left(self, url: str) -> Conn | None:
+        """Return the connection to a copy that the test before has left: its server process knows the tables."""
+        return self._left.pop(url, None)
+
     def give_back(self, url: str, left: Conn | None = None) -> None:
         """Empty a copy for the next test; drop one with many days or with other triggers.
 
         Args:
-            left: A connection of the test in autocommit, which is cheaper than a new one; it is closed.
+            left: A connection of the test in autocommit, which is cheaper than a new one; `take_left` returns it.
         """
-        with left or connect(url, "empty") as connection:
+        with closing(connect(url, "empty", autocommit=True)) if left is None else nullcontext(left) as connection:
             forget_days(connection)  # the test, or a process that it started, may have dropped some
-            if left is not None:
-                left.execute("DISCARD ALL")
-                left.autocommit = False
+            connection.execute("DISCARD ALL")
             connection.execute(_ALONE)
             tables = cast("list[tuple[str, str, bool]]", connection.execute(_TABLES, [_KEPT]).fetchall())
             days = sum(name != parent for name, parent, _ in tables)
@@ -116,16 +120,11 @@ class Template:
                 connection.close()
                 self.drop(url)
                 return
-            made = [name for name, parent, _ in tables if parent not in self._tables]
-            filled = [name for name, _, has_pages in tables if has_pages and name not in {*made, *_EMPTY}]
-            for statement, names in (sql.SQL("DROP TABLE {} CASCADE"), made), (sql.SQL("TRUNCATE {} CASCADE"), filled):
-                if names:
-                    connection.execute(statement.format(sql.SQL(", ").join(map(sql.Identifier, names))))
-            for name in self._tables.intersection(_EMPTY):  # tenants after what refers to them
-                connection.execute(_EMPTY[name])
-            connection.execute("DELETE FROM settings WHERE name = 'topic_prefix'")
-            connection.execute("SELECT setval('catch_up_pace', 0, false)")
+            with connection.transaction():
+                self._empty(connection, tables)
         self._clean.append(url)
+        if left is not None:
+            self._left[url] = left
 
     def drop(self, url: str) -> None:
         """Drop a copy; its open connections are closed."""
@@ -134,11 +133,24 @@ class Template:
 
     def close(self, *, drop: bool = False) -> None:
         """Close; drop the databases now if the server is not the tests' own."""
+        for connection in self._left.values():
+            connection.close()
         if drop:
             for url in self._clean:
                 self.drop(url)
             self.drop(self._url(self.name))
         self._admin.close()
+
+    def _empty(self, connection: Conn, tables: list[tuple[str, str, bool]]) -> None:
+        made = [name for name, parent, _ in tables if parent not in self._tables]
+        filled = [name for name, _, has_pages in tables if has_pages and name not in {*made, *_EMPTY}]
+        for statement, names in (sql.SQL("DROP TABLE {} CASCADE"), made), (sql.SQL("TRUNCATE {} CASCADE"), filled):
+            if names:
+                connection.execute(statement.format(sql.SQL(", ").join(map(sql.Identifier, names))))
+        for name in self._tables.intersection(_EMPTY):  # tenants after what refers to them
+            connection.execute(_EMPTY[name])
+        connection.execute("DELETE FROM settings WHERE name = 'topic_prefix'")
+        connection.execute("SELECT setval('catch_up_pace', 0, false)")
 
     def _connect(self) -> psycopg.Connection:
         try:
