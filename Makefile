@@ -8,6 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 PARALLEL = $(PYTEST) -n $(WORKERS) --dist worksteal
 CHECKS := ruff pyright mypy imports prose layout # the longest begin first
+AHEAD := jars ruff mypy imports prose # of the tests, among which are the other two
 unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes compiles all modules: 24 s to collect, not 8
 
 .DEFAULT_GOAL := help
@@ -57,13 +58,14 @@ test-unit: $(STAMP) ## The tests that need no service and start no process: abou
 # One more than two cores: tests wait for servers and timers.
 test: WORKERS = 3
 test: $(STAMP) ## All checks and every test but the slow ones: about nine minutes
-	@$(MAKE) --no-print-directory -j3 --output-sync=target jars $(filter-out layout,$(CHECKS)) # layout is among the tests
+	@$(MAKE) --no-print-directory -j3 --output-sync=target $(AHEAD)
 	$(PARALLEL) -m "not slow"
 
 test-long: $(STAMP) ## What `make test` leaves out: slow tests, and every example of property tests
 	TIDEWHEEL_TEST_EXAMPLES=full $(PYTEST) -n $(WORKERS) --dist load --maxschedchunk=1 -m "slow or property"
 
-test-all: check ## All checks and every test, before a release: about twenty minutes
+test-all: $(STAMP) ## All checks and every test, before a release: about twenty minutes
+	@$(MAKE) --no-print-directory -j3 --output-sync=target $(AHEAD)
 	TIDEWHEEL_TEST_EXAMPLES=full $(PARALLEL)
 
 faults: $(STAMP) ## The tests that kill, pause and cut; every fault under load, and mutants: about half an hour

@@ -107,7 +107,8 @@ class Template:
         """Empty a copy for the next test; drop one with many days or with other triggers.
 
         Args:
-            left: A connection of the test in autocommit, which is cheaper than a new one; `take_left` returns it.
+            left: A connection of the test in autocommit that prepares nothing, which is cheaper than a new one;
+                `take_left` returns it.
         """
         with closing(connect(url, "empty", autocommit=True)) if left is None else nullcontext(left) as connection:
             forget_days(connection)  # the test, or a process that it started, may have dropped some
