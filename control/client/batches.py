@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
-from tidewheel.control.client.arguments import as_id, as_int, ensure_text_names
+from tidewheel.control.client.arguments import as_id, as_int
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.reads.batches import Batch, BatchSummary, batch, batches
+from tidewheel.jobs.validation import ensure_text_names
 
 
 class Batches:
