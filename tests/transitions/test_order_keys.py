@@ -182,7 +182,7 @@ def test_resume_of_a_batch_repeats_the_run_that_blocks_a_key_in_its_place(
     later = trigger(still)
     if moved:
         submit(still, ordering_key="other")
-    KeyDuties(still.session(), still.installation).step()
+    KeyDuties(still.session(), still.installation).wake()
     [resumed] = apply_batch(still, {"type": "workflow.resume", "run_id": reply.batch_id})
     assert resumed.status == "accepted", resumed.errors
     again = still.value("SELECT run_id FROM batch_runs WHERE ref = 'a'")
