@@ -7,7 +7,6 @@ from tidewheel.control.client.arguments import as_id, as_int
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.reads.batches import Batch, BatchSummary, batch, batches
-from tidewheel.jobs.validation import ensure_text_names
 
 
 class Batches:
@@ -36,8 +35,6 @@ class Batches:
             Refused: A run or a callback does not fit; nothing was written.
             Unavailable: The database does not answer. Without a `request_id` the batch may exist.
         """
-        ensure_text_names(runs, "runs")
-        ensure_text_names(on, "on")
         document = {"type": "batch.submit", "runs": runs, "on": on, "open": open}
         return UUID(self._connection.request(document, request_id).batch_id)
 
@@ -60,7 +57,6 @@ class Batches:
             UnknownBatch: The tenant has no batch of this id.
             Refused: The batch takes no further runs, or one of these does not fit.
         """
-        ensure_text_names(runs, "runs")
         batch_id = as_id(batch_id, "batch_id")
         from_run_id = None if from_run_id is None else as_id(from_run_id, "from_run_id")
         run_id = None if from_run_id is None else str(from_run_id)

@@ -358,6 +358,7 @@ class Client:
         Raises:
             UnknownJob: There is no such job.
         """
+        n = as_int(n, "n")
         tenant, misfire_after = self._connection.tenant, self._connection.installation.misfire_after
         with self._connection.snapshot() as connection:
             return upcoming(connection, tenant, key, n, misfire_after=misfire_after)
@@ -377,6 +378,7 @@ class Client:
         Raises:
             Refused: As by `submit`.
         """
+        n = as_int(n, "n")
         allowed, late = self._connection.installation.allow_lists, self._connection.installation.misfire_after
         with self._connection.snapshot() as connection:
             return preview(connection, self._connection.tenant, job, n, after, allow_lists=allowed, misfire_after=late)
@@ -387,6 +389,7 @@ class Client:
         Raises:
             UnknownJob: There is no such job and there never was.
         """
+        before = None if before is None else as_int(before, "before")
         with self._connection.snapshot() as connection:
             return versions(connection, self._connection.tenant, key, limit=as_int(limit, "limit"), before=before)
 

@@ -21,7 +21,8 @@ from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import own_request
-from tidewheel.jobs.requests import Freeze, RunComplete, RunHeartbeat, Thaw
+from tidewheel.jobs.requests import Freeze, Request, RunComplete, RunHeartbeat, Thaw
+from tidewheel.jobs.validation import ensure_text_names
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import FOR_LISTS, CommitUnknown, Conn, OwnConnection, RowsLocked, Session
 from tidewheel.postgres.statements import Statements
@@ -155,10 +156,7 @@ class Connection:
             Refused: One of the two is rejected; nothing was written.
             Unavailable: The database does not answer.
         """
-        wanted, new = (
-            ReceivedRequest(own_request(drop_none({**document, "tenant": self.tenant})))
-            for document in (trigger, submit)
-        )
+        wanted, new = (ReceivedRequest(_own_request(document, self.tenant)) for document in (trigger, submit))
 
         def work(connection: Conn, *first: ReceivedRequest) -> Reply:
             *before, reply = apply_requests(connection, self.installation, [*first, wanted], actor=self.actor)
@@ -179,10 +177,7 @@ class Connection:
     def request_all(self, documents: Sequence[Mapping[str, object]], *, tenant: str | None = None) -> list[Reply]:
         """Apply several requests in one transaction; return their replies in order, rejections among them."""
         batch = [
-            ReceivedRequest(
-                own_request(drop_none({**document, "tenant": tenant or self.tenant})),
-                sent_traceparent=self.traceparent,
-            )
+            ReceivedRequest(_own_request(document, tenant or self.tenant), sent_traceparent=self.traceparent)
             for document in documents
         ]
         if any(isinstance(one.request, BLOCKS_CLAIMS) for one in batch):
@@ -258,6 +253,13 @@ class Connection:
             return
         for statement in first:
             connection.execute(statement)
+
+
+def _own_request(document: Mapping[str, object], tenant: str) -> Request:
+    """Return the request of a program, without the fields that are None; names that are not text are refused."""
+    for name, value in document.items():
+        ensure_text_names(value, name)
+    return own_request(drop_none({**document, "tenant": tenant}))
 
 
 def _names_all_tenants(request: object) -> bool:

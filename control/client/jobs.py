@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from tidewheel.control.client.arguments import as_int
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.jobs import JobDetail, JobPage, list_jobs, show_job
+from tidewheel.jobs.validation import ensure_text_names
 
 
 class Jobs:
@@ -39,6 +40,7 @@ class Jobs:
             unwell: True for quarantined jobs and those that failed last.
             after: The `next_cursor` of the page before.
         """
+        ensure_text_names(labels, "labels")
         with self._connection.snapshot() as connection:
             return list_jobs(
                 connection, self._connection.tenant, prefix=prefix, labels=labels, paused=paused, finished=finished,

