@@ -256,7 +256,7 @@ class Connection:
 
 
 def _own_request(document: Mapping[str, object], tenant: str) -> Request:
-    """Return the request of a program, without the fields that are None; names that are not text are refused."""
+    """Return the request of a program, without None; refuse names that are not text."""
     for name, value in document.items():
         ensure_text_names(value, name)
     return own_request(drop_none({**document, "tenant": tenant}))
