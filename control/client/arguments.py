@@ -1,14 +1,13 @@
 """Arguments of the client: one of a wrong type is refused by its name, before anything reads it."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import cast
 from uuid import UUID
 
 from tidewheel.errors import refuse
-from tidewheel.jobs.strict_json import MAX_DEPTH
-from tidewheel.jobs.validation import shown
+from tidewheel.jobs.validation import ensure_text_names, shown
 
 MAX_INT = 2**31 - 1  # of an `integer` column
 MAX_BIGINT = 2**63 - 1
@@ -34,29 +33,6 @@ def as_document(value: object, name: str) -> dict[str, object]:
     document = cast("Mapping[str, object]", value)
     ensure_text_names(document, name)
     return dict(document)
-
-
-def ensure_text_names(value: object, path: str) -> None:
-    """Refuse a mapping with a name that is not text.
-
-    In JSON, 1 and "1" are one name: one of the two values would be lost.
-
-    >>> ensure_text_names({"lines": [{"1": 2}]}, "payload")
-    """
-    pending: list[tuple[object, str, int]] = [(value, path, 0)]
-    while pending:
-        value, path, depth = pending.pop()
-        if isinstance(value, Mapping):
-            named = cast("Mapping[object, object]", value)
-            if others := [each for each in named if not isinstance(each, str)]:
-                refuse(path, f"the name {shown(others[0])} is not text", f'write "{others[0]}"')
-            parts: Iterable[tuple[object, object]] = named.items()
-        elif isinstance(value, list | tuple):
-            parts = enumerate(cast("Sequence[object]", value))
-        else:
-            continue
-        if depth < MAX_DEPTH:  # a deeper value is refused for that
-            pending += [(part, f"{path}.{name}", depth + 1) for name, part in parts]
 
 
 def as_int(value: int, name: str, most: int = MAX_INT) -> int:

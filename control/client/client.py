@@ -278,6 +278,7 @@ class Client:
 
     def next(self, key: str, n: int = 10) -> Upcoming:
         """Return the next `n` occurrences of a job, with skipped ones between them."""
+        n = as_int(n, "n")
         tenant, misfire_after = self._connection.tenant, self._connection.installation.misfire_after
         with self._connection.snapshot() as connection:
             return upcoming(connection, tenant, key, n, misfire_after=misfire_after)
@@ -289,12 +290,14 @@ class Client:
 
     def preview(self, job: Mapping[str, object] | JobSpec, n: int = 10, *, after: datetime | None = None) -> Preview:
         """Return what an unsaved job would do: its policies in words, and its next `n` occurrences."""
+        n = as_int(n, "n")
         allowed, late = self._connection.installation.allow_lists, self._connection.installation.misfire_after
         with self._connection.snapshot() as connection:
             return preview(connection, self._connection.tenant, job, n, after, allow_lists=allowed, misfire_after=late)
 
     def versions(self, key: str, *, limit: int = 20, before: int | None = None) -> list[Version]:
         """Return a job's versions, the newest first, each with its changes."""
+        before = None if before is None else as_int(before, "before")
         with self._connection.snapshot() as connection:
             return versions(connection, self._connection.tenant, key, limit=as_int(limit, "limit"), before=before)
 

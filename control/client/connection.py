@@ -26,7 +26,8 @@ from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
 from tidewheel.intake.locks import RowLocked
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import own_request
-from tidewheel.jobs.requests import Freeze, RunComplete, RunHeartbeat, Thaw
+from tidewheel.jobs.requests import Freeze, Request, RunComplete, RunHeartbeat, Thaw
+from tidewheel.jobs.validation import ensure_text_names
 from tidewheel.postgres.faults import first_line
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import FOR_LISTS, CommitUnknown, Conn, OwnConnection, RowsLocked, Session
@@ -138,10 +139,7 @@ class Connection:
 
     def request_with_job(self, trigger: Mapping[str, object], submit: Mapping[str, object]) -> Reply:
         """Apply a trigger and create the job that it lacks, both in one transaction or neither."""
-        wanted, new = (
-            ReceivedRequest(own_request(drop_none({**document, "tenant": self.tenant})))
-            for document in (trigger, submit)
-        )
+        wanted, new = (ReceivedRequest(_own_request(document, self.tenant)) for document in (trigger, submit))
 
         def work(connection: Conn, *first: ReceivedRequest) -> Reply:
             *before, reply = apply_requests(connection, self.installation, [*first, wanted], actor=self.actor)
@@ -162,10 +160,7 @@ class Connection:
     def request_all(self, documents: Sequence[Mapping[str, object]], *, tenant: str | None = None) -> list[Reply]:
         """Apply several requests in one transaction; return their replies in order, rejections among them."""
         batch = [
-            ReceivedRequest(
-                own_request(drop_none({**document, "tenant": tenant or self.tenant})),
-                sent_traceparent=self.traceparent,
-            )
+            ReceivedRequest(_own_request(document, tenant or self.tenant), sent_traceparent=self.traceparent)
             for document in documents
         ]
         if any(isinstance(one.request, BLOCKS_CLAIMS) for one in batch):
@@ -240,6 +235,13 @@ class Connection:
             return
         for statement in first:
             connection.execute(statement)
+
+
+def _own_request(document: Mapping[str, object], tenant: str) -> Request:
+    """Return the request of a program, without None; refuse names that are not text."""
+    for name, value in document.items():
+        ensure_text_names(value, name)
+    return own_request(drop_none({**document, "tenant": tenant}))
 
 
 def _names_all_tenants(request: object) -> bool:

@@ -15,7 +15,6 @@ from uuid import UUID
 
 from psycopg import AsyncConnection, Connection
 
-from tidewheel.control.client.arguments import ensure_text_names
 from tidewheel.control.client.callers import (
     NoTenant,
     Row,
@@ -42,6 +41,7 @@ from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.requests import JobTrigger
+from tidewheel.jobs.validation import ensure_text_names
 from tidewheel.postgres.caller_connection import use_async_connection, use_connection
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

@@ -28,6 +28,7 @@ from tidewheel.intake.lifecycle import release_jobs
 from tidewheel.intake.request import ReceivedRequest, content_hash
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.validation import ensure_text_names
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -75,6 +76,7 @@ class Jobs:
             unwell: True for quarantined jobs and those that failed last.
             after: The `next_cursor` of the page before.
         """
+        ensure_text_names(labels, "labels")
         with self._connection.snapshot() as connection:
             return list_jobs(
                 connection, self._connection.tenant, prefix=prefix, labels=labels, paused=paused, finished=finished,

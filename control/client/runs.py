@@ -27,6 +27,7 @@ from tidewheel.errors import UnknownRun
 from tidewheel.ids import RunId
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.requests import RunsCancel
+from tidewheel.jobs.validation import ensure_text_names
 from tidewheel.nouns.runs.operations import FailedRuns
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
@@ -86,6 +87,8 @@ class Runs(FailedRuns):
             ordering_key: Only open runs with this key.
             after: The `next_cursor` of the page before.
         """
+        ensure_text_names(labels, "labels")
+        ensure_text_names(run_labels, "run_labels")
         filters = RunFilter(
             status, key, labels, run_labels, lane, queue, cause, concurrency_key, ordering_key, since, until
         )
@@ -197,6 +200,7 @@ class Runs(FailedRuns):
 
     def cancellations(self, *, after: int | None = None, limit: int = 50) -> Sequence[Cancellation]:
         """List cancellations by filter after one of them, the newest first."""
+        after = None if after is None else as_int(after, "after", MAX_BIGINT)
         with self._connection.snapshot() as connection:
             return cancellations(connection, self._connection.tenant, after=after, limit=as_int(limit, "limit"))
 

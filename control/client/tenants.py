@@ -273,7 +273,7 @@ class Tenants:
         Returns:
             False if the period is so already.
         """
-        if days is not None and (isinstance(days, bool) or not 1 <= days <= MAX_PERIOD):
+        if days is not None and (type(days) is not int or not 1 <= days <= MAX_PERIOD):
             raise InvalidInput([FieldError("days", f"{days} does not fit", f"write 1 to {MAX_PERIOD}, or none")])
         if state not in KEPT_STATES:
             problem, remedy = f"{state[:64]!r} is no state of finished runs", f"write one of {', '.join(KEPT_STATES)}"
@@ -330,7 +330,7 @@ def _misfit(name: str, value: object, tenant: str) -> FieldError | None:
     if value == 0 and name != "weight":
         remedy = f"freeze the tenant instead: tidewheel admin tenant pause {tenant}"
         return FieldError(name, "0 would refuse everything", remedy)
-    if not least <= value <= most or (name not in _FRACTIONS and value != int(value)):
+    if not least <= value <= most or (name not in _FRACTIONS and isinstance(value, float)):
         kind = "number" if name in _FRACTIONS else "whole number"
         return FieldError(
             name, f"{shown(value)} does not fit", f"write a {kind} from {least:g} to {most:,}; none lifts the limit"

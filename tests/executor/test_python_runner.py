@@ -110,6 +110,7 @@ def test_job_without_a_payload_passes_none() -> None:
         (object(), "ResultNotSerializable"),
         ("x" * 65_536, "ResultTooLarge"),
         ({"a": {1, object()}}, "ResultNotSerializable"),
+        ({"a": [{1: 2, "1": 3}]}, "ResultNotSerializable"),  # one name in JSON: a value would be lost
         ({"a": [1.5, float("nan")]}, "ResultNotSerializable"),
         (float("-inf"), "ResultNotSerializable"),
     ],

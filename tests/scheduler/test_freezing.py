@@ -487,16 +487,14 @@ def test_edit_that_did_not_see_a_freeze_leaves_no_run_to_the_new_version(ticking
 
 def test_jobs_that_another_transaction_holds_keep_no_other_from_a_freeze(ticking: ClockedDatabase) -> None:
     """Issue 39: each look read the first 500 jobs, which could be locked for hours."""
-    keys = [f"job-{number}" for number in range(freezing._RELEASED + 20)]
+    page = 500
+    keys = [f"job-{number}" for number in range(page + 20)]
     apply_batch(ticking, *(submission(key, **MINUTELY) for key in keys))
     fire_due(ticking, lookahead=MINUTE)
     assert len(job_runs(ticking)) == len(keys)
     ask(ticking, "freeze")
     holder = ticking.connection()
-    first = holder.execute(
-        "SELECT job_id FROM timers ORDER BY job_id LIMIT %s FOR UPDATE",
-        (freezing._RELEASED,),
-    ).fetchall()
+    first = holder.execute("SELECT job_id FROM timers ORDER BY job_id LIMIT %s FOR UPDATE", [page]).fetchall()
     release(ticking)
     assert {run.job_id for run in job_runs(ticking)} == {job for (job,) in first}
     ticking.advance(MINUTE)

@@ -29,6 +29,7 @@ from tests.transitions.acts import (
     succeed,
     trigger,
 )
+from tests.transitions.graphs import drain_some, never
 from tests.transitions.test_run_keys import limit_tenant
 from tests.transitions.test_tenant_places import COUNTERS, Executor
 from tests.transitions.test_tenant_rates import flood, limit
@@ -182,9 +183,11 @@ def test_resume_of_a_batch_repeats_the_run_that_blocks_a_key_in_its_place(
     later = trigger(still)
     if moved:
         submit(still, ordering_key="other")
-    KeyDuties(still.session(), still.installation).step()
+    KeyDuties(still.session(), still.installation).wake()
+    while drain_some(still, never()):
+        pass
     [resumed] = apply_batch(still, {"type": "workflow.resume", "run_id": reply.batch_id})
-    assert resumed.status == "accepted", resumed.errors
+    assert (resumed.status, resumed.unchanged) == ("accepted", False), resumed.errors
     again = still.value("SELECT run_id FROM batch_runs WHERE ref = 'a'")
     assert states(still, again, later) == ["queued", "buffered"]
     succeed(still, begin(still, again))

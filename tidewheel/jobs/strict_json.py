@@ -89,14 +89,37 @@ def strict_json(value: object) -> bytes:
     b'{"rows":[7,2.5]}'
 
     Raises:
-        ValueError: It holds NaN or an infinite number; the message names the place. Or it holds itself.
+        ValueError: It holds NaN or an infinite number; the message names the place. Or it holds itself, or a dict with
+            two names that are one in JSON.
     """
     text = to_json(value, inf_nan_mode="constants")
     if (b"NaN" in text or b"Infinity" in text) and (found := _not_finite(json.loads(text))) is not None:
         place, number = found
         message = f"{place or 'the value'} is {number}, which JSON cannot hold: write None or text in its place"
         raise ValueError(message)
+    if type(value) in {dict, list} and (name := _lost_name(value)) is not None:
+        message = f"two names of one dict are {name!r} in JSON: make them differ as text"
+        raise ValueError(message)
     return text
+
+
+def _lost_name(value: object) -> str | None:
+    """Return a name that JSON gives to two members of a dict, such as 1 and "1"."""
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if not isinstance(part, dict):
+            pending += as_list(part) or ()
+            continue
+        members = cast("dict[object, object]", part)
+        pending += members.values()
+        if not all(isinstance(name, str) for name in members):
+            seen = set[str]()
+            for name in (next(iter(json.loads(to_json({each: None})))) for each in members):
+                if name in seen:
+                    return str(name)
+                seen.add(name)
+    return None
 
 
 def _not_finite(value: object) -> tuple[str, float] | None:

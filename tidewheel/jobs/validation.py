@@ -10,16 +10,16 @@ not take longer than accepting a good one.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import ErrorDetails, core_schema
 
-from tidewheel.errors import FieldError
+from tidewheel.errors import FieldError, refuse
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.peer_words import our_field, our_value
-from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.strict_json import MAX_DEPTH, as_object
 
 MAX_FIELDS = 100  # three times as many as any model has; a hostile object is refused before its names are read
 
@@ -49,6 +49,16 @@ class StrictModel(BaseModel):
     later_values: ClassVar[Mapping[str, Sequence[str]]] = {}
     elsewhere: ClassVar[Mapping[str, str]] = {}
     noun: ClassVar[str] = "field"
+
+    if not TYPE_CHECKING:  # type checkers derive the parameters from the fields
+
+        def __init__(self, **fields: object) -> None:
+            """Refuse a mapping with a name that is not text; a document that is validated has none."""
+            for name, value in fields.items():
+                ensure_text_names(value, name)
+            super().__init__(**fields)
+
+        __init__.__pydantic_base_init__ = True  # else validation of a document calls it too
 
     @model_validator(mode="before")
     @classmethod
@@ -116,6 +126,32 @@ def shown(value: object) -> str:
         if isinstance(value, kinds):
             return show(value)
     return f"a {type(value).__name__}"
+
+
+def ensure_text_names(value: object, path: str) -> None:
+    """Refuse a mapping with a name that is not text.
+
+    In JSON, 1 and "1" are one name: one of the two values would be lost.
+
+    >>> ensure_text_names({"lines": [{"1": 2}]}, "payload")
+
+    Raises:
+        InvalidInput: The error has the path of the mapping.
+    """
+    pending: list[tuple[object, str, int]] = [(value, path, 0)]
+    while pending:
+        value, path, depth = pending.pop()
+        if isinstance(value, Mapping):
+            named = cast("Mapping[object, object]", value)
+            if others := [each for each in named if not isinstance(each, str)]:
+                refuse(path, f"the name {shown(others[0])} is not text", f'write "{others[0]}"')
+            parts: Iterable[tuple[object, object]] = named.items()
+        elif isinstance(value, list | tuple):
+            parts = enumerate(cast("Sequence[object]", value))
+        else:
+            continue
+        if depth < MAX_DEPTH:  # a deeper value is refused for that
+            pending += [(part, f"{path}.{name}", depth + 1) for name, part in parts]
 
 
 def join(*parts: str) -> str:

@@ -2,9 +2,9 @@
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, get_args, get_type_hints
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import pytest
@@ -26,7 +26,7 @@ def methods(client: Client) -> Iterator[tuple[str, Callable[..., object]]]:
 
 _VALUES: Mapping[str, object] = {
     "key": "job", "runs": [{"ref": "a", "key": "job"}], "attempt": 1, "version": 1, "a": 1, "b": 1, "number": 1,
-    "days": 1,
+    "days": 1, "name": "acme",
     "request_id": "r", "patch": {},
     "document": {}, "job": {"key": "job", "schedule": "manual", "target": "x"},
 }  # fmt: skip
@@ -55,11 +55,28 @@ def test_every_id_and_every_mapping_of_a_wrong_type_is_refused_by_name(database:
     assert tried > 20
 
 
+def accepted(method: Callable[..., object]) -> dict[str, set[object]]:
+    """Return the parameters of a method with the types that each accepts, those of `Unpack` one by one."""
+    hints = get_type_hints(method)
+    found = {name: hints.get(name) for name in inspect.signature(method).parameters}
+    for unpacked in [hint for hint in found.values() if get_origin(hint) is Unpack]:
+        found |= get_type_hints(get_args(unpacked)[0])
+    return {
+        name: {hint, get_origin(hint), *get_args(hint), *map(get_origin, get_args(hint))}
+        for name, hint in found.items()
+    }
+
+
+def required(method: Callable[..., object]) -> dict[str, Any]:
+    """Return a value for each parameter without a default."""
+    parameters = inspect.signature(method).parameters.values()
+    names = [each.name for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+    return {name: _VALUES.get(name, UUID(int=1)) for name in names}
+
+
 def numbers(method: Callable[..., object]) -> Iterator[str]:
     """Yield the parameters of a method that are whole numbers."""
-    hints = get_type_hints(method)
-    for name in inspect.signature(method).parameters:
-        kinds = {hints.get(name), *get_args(hints.get(name))}
+    for name, kinds in accepted(method).items():
         if int in kinds and float not in kinds:
             yield name
 
@@ -69,15 +86,46 @@ def test_every_whole_number_beyond_its_column_is_refused(database: Database) -> 
     tried = 0
     with Client(database.url) as client:
         for _, method in methods(client):
-            parameters = inspect.signature(method).parameters.values()
-            required = [each.name for each in parameters if each.default is inspect.Parameter.empty]
             for number in numbers(method):
-                given: dict[str, Any] = {each: _VALUES.get(each, UUID(int=1)) for each in required}
                 for huge in (2**31, 2**63, 10**30):
                     with suppress(Refused):  # any other error, such as psycopg's, fails the test
-                        method(**given | {number: huge})
+                        method(**required(method) | {number: huge})
                     tried += 1
     assert tried > 50
+
+
+def test_every_whole_number_refuses_other_numbers(database: Database) -> None:
+    submit(database)
+    tried = 0
+    with Client(database.url) as client:
+        for name, method in methods(client):
+            for number in numbers(method):
+                for wrong in (2.0, 1.5, True, "2"):
+                    with pytest.raises(Refused) as caught:
+                        method(**required(method) | {number: wrong})
+                    paths = {error.path.rpartition(".")[2] for error in caught.value.errors}
+                    assert number in paths, (name, wrong)
+                    tried += 1
+    assert tried > 50
+
+
+def test_every_json_value_refuses_a_name_that_is_not_text(database: Database) -> None:
+    """In JSON, 1 and "1" are one name: one of the two values would be lost."""
+    submit(database)
+    lossy = {1: "a", "1": "b"}
+    tried = 0
+    with Client(database.url) as client:
+        for name, method in methods(client):
+            for wrong, kinds in accepted(method).items():
+                if kinds & {object, dict, Mapping, Sequence} and wrong not in {"queues", "scopes"}:
+                    given = [{"ref": "a", "key": "job", "payload": lossy}] if wrong == "runs" else lossy
+                    with pytest.raises(Refused) as caught:
+                        method(**required(method) | {wrong: given})
+                    paths = [error.path for error in caught.value.errors]
+                    inside = wrong == "document"  # a request itself: the paths are of its fields
+                    assert all(inside or path == wrong or path.startswith(f"{wrong}.") for path in paths), (name, paths)
+                    tried += 1
+    assert tried > 20
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1, True])

@@ -112,7 +112,7 @@ def test_form_that_nobody_has_changed_is_an_identical_spec(pages: ApiClient, vie
 def test_masked_url_that_comes_back_keeps_the_stored_secret(pages: ApiClient, view: str) -> None:
     """Issue 39, N12: it was refused until the secret was typed again."""
     url = "https://example.org/hook?day=1&token=s3cret-of-url"
-    submit(pages.database, "job", **FULL | {"target": {"type": "http", "url": url}})
+    submit(pages.database, "job", **{**FULL, "target": {"type": "http", "url": url}})
 
     def press(do: str, **typed: str) -> httpx.Response:
         page = pages.get("/jobs/job/edit")

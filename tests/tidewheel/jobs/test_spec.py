@@ -1,12 +1,15 @@
 """Jobs as people submit them: everything documented is read, with the defaults that are documented."""
 
 import base64
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any, cast
 
 import pytest
 
 from tests.tidewheel.jobs.submitting import submitted
-from tidewheel.jobs.spec import Jitter, canonical_spec, schedule_document
+from tidewheel.errors import InvalidInput
+from tidewheel.jobs.spec import Jitter, JobSpec, canonical_spec, schedule_document
 from tidewheel.jobs.strict_json import read_object
 from tidewheel.jobs.targets import HttpTargetSpec
 
@@ -23,6 +26,23 @@ def test_defaults_match_the_documentation() -> None:
     assert job.start_to_close == timedelta(seconds=300)
     assert job.carried is None
     assert not job.paused
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"payload": {1: 2, "1": 3}}, "payload"),
+        ({"payload": [{"a": {None: 1}}]}, "payload.0.a"),
+        ({"labels": {1: "a"}}, "labels"),
+        ({"target": {"type": "http", "url": "https://example.org/", "headers": {1: "a"}}}, "target.headers"),
+    ],
+)
+def test_spec_made_in_python_refuses_names_that_are_not_text(given: dict[str, Any], path: str) -> None:
+    """Issue 39: in JSON 1 and "1" are one name, and one of the two values was lost."""
+    made = cast("Callable[..., JobSpec]", JobSpec)  # the types of its parameters are those of the fields
+    with pytest.raises(InvalidInput) as caught:
+        made(**{"schedule": "manual", "target": "x"} | given)
+    assert [error.path for error in caught.value.errors] == [path]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import BeforeValidator, Field
 
 from tidewheel.api_keys import Scope
-from tidewheel.control.client.arguments import as_id, ensure_text_names
+from tidewheel.control.client.arguments import as_id
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.jobs.batches import AddedRuns, BatchCallbacks, BatchRuns
 from tidewheel.jobs.values import Reason
@@ -52,8 +52,6 @@ class Batches(Noun):
             Refused: A run or a callback does not fit; nothing was written.
             Unavailable: The database does not answer. Without a `request_id` the batch may exist.
         """
-        ensure_text_names(runs, "runs")
-        ensure_text_names(on, "on")
         document = {"type": "batch.submit", "runs": runs, "on": on, "open": open}
         return UUID(self._call.request(document, request_id).batch_id)
 
@@ -81,7 +79,6 @@ class Batches(Noun):
             UnknownBatch: The tenant has no batch of this id.
             Refused: The batch takes no further runs, or one of these does not fit.
         """
-        ensure_text_names(runs, "runs")
         run_id = None if from_run_id is None else str(from_run_id)
         document = {"type": "batch.add", "batch_id": str(batch_id), "from_run_id": run_id, "runs": runs}
         return not self._call.request(document, request_id).unchanged
