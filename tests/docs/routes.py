@@ -32,7 +32,8 @@ PAGE = ROOT / "docs" / "scale.md"
 BEGIN, END = "<!-- routes -->\n", "<!-- end of routes -->\n"
 PACKAGES = (
     "tidewheel.scheduler", "tidewheel.relay", "tidewheel.executor", "tidewheel.transitions", "tidewheel.intake",
-    "tidewheel.control", "tidewheel.nouns.dead_letters", "tidewheel.nouns.freezes", "tidewheel",
+    "tidewheel.control", *(f"tidewheel.nouns.{file.parent.name}" for file in sorted(ROOT.glob("tidewheel/nouns/*/queries.sql"))),
+    "tidewheel",
 )  # fmt: skip
 FUNCTIONS = "functions of the migrations"
 
