@@ -30,10 +30,10 @@ ast: Node = import_module("pglast.ast")
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "scale.md"
 BEGIN, END = "<!-- routes -->\n", "<!-- end of routes -->\n"
+_NOUNS = sorted(file.parent.name for file in ROOT.glob("tidewheel/nouns/*/queries.sql"))
 PACKAGES = (
     "tidewheel.scheduler", "tidewheel.relay", "tidewheel.executor", "tidewheel.transitions", "tidewheel.intake",
-    "tidewheel.control", *(f"tidewheel.nouns.{file.parent.name}" for file in sorted(ROOT.glob("tidewheel/nouns/*/queries.sql"))),
-    "tidewheel",
+    "tidewheel.control", *(f"tidewheel.nouns.{noun}" for noun in _NOUNS), "tidewheel",
 )  # fmt: skip
 FUNCTIONS = "functions of the migrations"
 
