@@ -30,6 +30,7 @@ from tidewheel.control.occurrence_audit.records import Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.tenants import show_tenant
+from tidewheel.errors import Unavailable
 from tidewheel.postgres.held_lock import held_lock
 from tidewheel.postgres.partitions import day_of, start_of
 from tidewheel.postgres.session import Conn, Session
@@ -150,6 +151,9 @@ def run_audit(
         held_lock(url, "tidewheel-audit-lock", _HOLD_RETENTION, lease=_LEASE) as lock,
         closing(Session(url, "tidewheel-audit", options=_SESSION)) as session,
     ):
+        if not lock.is_alone:
+            message = "retention is at work; repeat the audit when its pass has ended"
+            raise Unavailable(message)
         with session.transaction() as connection:
             connection.execute(_SET_TIME_LIMIT, {"limit": _LONGEST})
             connection.execute(_HOLD_OLD_RETENTION)

@@ -23,6 +23,7 @@ from tidewheel.control.archive.stores import FolderStore
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
 from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
+from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
 from tidewheel.postgres.partitions import create_missing, stored_days
 from tidewheel.process.service import Shutdown
@@ -362,3 +363,11 @@ def test_range_that_is_ahead_or_no_longer_kept_is_refused(history: ClockedDataba
     assert "no longer kept" in gone
     [unknown] = tidewheel(history, "admin", "audit", "--from", "2026-03-29T00:00Z", "--job", "none").refusals
     assert unknown.startswith("--job: ")
+
+
+@pytest.mark.slow
+def test_audit_beside_a_pass_of_retention_that_does_not_end_is_refused(clocked: ClockedDatabase) -> None:
+    with clocked.connect() as retention:
+        retention.execute("LOCK TABLE kept_since_lock IN SHARE ROW EXCLUSIVE MODE")
+        with pytest.raises(Unavailable, match="retention is at work"):
+            run_audit(clocked.url, MIDNIGHT)
