@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 
 from tests.control.cli.command import json_output, tidewheel
@@ -367,7 +368,7 @@ def test_range_that_is_ahead_or_no_longer_kept_is_refused(history: ClockedDataba
 
 @pytest.mark.slow
 def test_audit_beside_a_pass_of_retention_that_does_not_end_is_refused(clocked: ClockedDatabase) -> None:
-    with clocked.connect() as retention:
+    with psycopg.connect(clocked.url) as retention:
         retention.execute("LOCK TABLE kept_since_lock IN SHARE ROW EXCLUSIVE MODE")
         with pytest.raises(Unavailable, match="retention is at work"):
             run_audit(clocked.url, MIDNIGHT)
