@@ -1579,7 +1579,7 @@ SELECT f.run_id, coalesce(j.key, f.job_id::text) AS key, f.state AS status, f.jo
 
 -- name: find_retried_runs
 -- Returns those of these failed runs that have a retry.
--- Index: job_runs_by_job, the partitions' indexes by job; failed_runs_pkey, if there are many. No lock.
+-- Index: job_runs_by_job, the partitions' indexes by job; failed_runs_pkey or failed_runs_by_tenant. No lock.
 -- Why OFFSET 0: a join would be free to read all runs.
 SELECT f.run_id
   FROM failed_runs AS f
