@@ -173,7 +173,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "redrive",
                 "Redrive dead letters, the oldest first: schedulers create new runs, or publish messages again.",
             ),
-            "purge": Command(_LETTERS, "purge", "Delete dead letters; their runs stay."),
+            "purge": Command(_LETTERS, "purge", "Delete dead letters, the oldest first; their runs stay."),
         },
     ),
     "work": Group(

@@ -15,6 +15,7 @@ from tests.transitions.acts import submit
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
 from tidewheel.nouns.dead_letters import reads as dead_letters
+from tidewheel.nouns.works import reads as works
 from tidewheel.postgres.session import Session
 from tidewheel.scheduler import work_kinds
 from tidewheel.scheduler.work_loop import WorkLoop, do_batch
@@ -111,7 +112,7 @@ def test_a_request_looks_at_a_bounded_number_and_the_redrive_at_all(
     client: Client, clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "LOOKED_AT", 3)
-    monkeypatch.setattr(dead_letters, "_SURVEYED", 1)
+    monkeypatch.setattr(works, "_SURVEYED", 1)
     for _ in range(4):
         fail(clocked)
     rare = fail(clocked, error="Rare")

@@ -1692,7 +1692,7 @@ SELECT f.run_id, coalesce(j.key, f.job_id::text) AS key, f.state AS status, f.jo
 
 -- name: find_retried_runs
 -- Returns those of these failed runs that have a retry.
--- Index: failed_runs_pkey; job_runs_by_job, finished_runs_by_job of each day. No lock.
+-- Index: job_runs_by_job, the partitions' indexes by job; failed_runs_pkey or failed_runs_by_tenant. No lock.
 -- Why OFFSET 0: a join would be free to read all runs.
 SELECT f.run_id
   FROM failed_runs AS f
