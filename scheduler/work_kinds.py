@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from tidewheel.errors import FieldError, Refused
+from tidewheel.jobs.values import parse_timestamp
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.transitions.dead_letters import (
@@ -128,7 +128,7 @@ class Retry:
 
     def next(self, connection: Conn, work: OpenWork, limit: int) -> Batch[UUID]:
         """Find the next failed runs."""
-        until, after = datetime.fromisoformat(work.filter["until"]), UUID(work.cursor["id"])
+        until, after = parse_timestamp(work.filter["until"]), UUID(work.cursor["id"])
         found, last = scan_failed_runs(
             connection, work.tenant, work.filter, until=until, ended_until=work.created_at, after=after, limit=limit,
             look=_LOOKED_AT,

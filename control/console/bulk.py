@@ -21,6 +21,7 @@ from tidewheel.control.reads.backfills import BackfillProgress, backfill, backfi
 from tidewheel.control.reads.cancellations import Cancellation, cancellations, show_cancellation
 from tidewheel.control.reads.fleet import is_scheduler_alive
 from tidewheel.ids import job_id
+from tidewheel.jobs.values import parse_timestamp
 from tidewheel.nouns.dead_letters.model import DeadLetterFilter
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.dead_letters.reads import list_dead_letters
@@ -90,7 +91,7 @@ class BulkWorkPage:
         work = self.paces.seen(read, now)
         asked = _filter(row)
         chosen = asked.get("ids", [])[:_CHOSEN]
-        times = {name: datetime.fromisoformat(asked[name]) for name in ("since", "until") if name in asked}
+        times = {name: parse_timestamp(asked[name]) for name in ("since", "until") if name in asked}
         letters = DeadLetters(connection).list(ids=chosen, redriven=True).dead_letters if chosen else ()
         stalled = _is_stalled(connection, [work])
         return View(

@@ -23,9 +23,9 @@ from tidewheel.postgres.statements import Statements
 ENTRIES: Mapping[str, tuple[str, ...]] = {
     "scheduler": ("tidewheel.scheduler.loop",),
     "relay": ("tidewheel.relay.loop",),
-    "intake": ("tidewheel.intake.service", "tidewheel.task_tokens"),
-    "executor": ("tidewheel.executor.loop", "tidewheel.task_tokens"),
-    "api": ("tidewheel.control.api.app", "tidewheel.task_tokens"),
+    "intake": ("tidewheel.intake.service", "tidewheel.task_token_keys"),
+    "executor": ("tidewheel.executor.loop", "tidewheel.task_token_keys"),
+    "api": ("tidewheel.control.api.app", "tidewheel.task_token_keys"),
     "application": (
         "tidewheel.control.client.enqueue",
         "tidewheel.control.client.own_runs",
