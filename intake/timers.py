@@ -86,7 +86,7 @@ def lift_ended_pauses(
 
 
 def decide_frozen(writing: Writing, timers: Mapping[UUID, LockedTimer], jobs: Sequence[UUID], now: datetime) -> bool:
-    """Decide what freezes have held so far, by the versions in force; True if there is a freeze.
+    """Decide what freezes have held so far, by the versions in force; True if they have held anything.
 
     No scheduler need have seen the freeze: its row says which instants it holds. Until the thaw firing holds the timers
     again, and no claim starts the runs.
@@ -94,18 +94,26 @@ def decide_frozen(writing: Writing, timers: Mapping[UUID, LockedTimer], jobs: Se
     connection = writing.connection
     if not has_freeze(connection) and all(timer.hold_reason != HoldReason.FREEZE for timer in timers.values()):
         return False
-    retract_frozen(connection, find_written_ahead_of(connection, jobs))
-    undecided = list(jobs)
+    written = find_written_ahead_of(connection, jobs)
+    if written:
+        retract_frozen(connection, written)
+        timers = read_locked_timers(writing, jobs)
+    has_held = bool(written)
     for _ in range(_MAX_FREEZES):
-        concerned = [timer for timer in read_locked_timers(writing, undecided).values() if _may_be_frozen(timer, now)]
+        concerned = [timer for timer in timers.values() if _may_be_frozen(timer, now)]
         if not concerned:
             break
         frozen = hold_frozen(connection, concerned)
         undecided = _fire_before(writing, frozen.earlier, now)
         held = {*frozen.held, *(timer.job_id for timer in concerned if timer.hold_reason == HoldReason.FREEZE)}
-        has_ended = decide_held(connection, writing.installation, sorted(held), standing=True)
-        undecided += [job for job, ended in has_ended.items() if ended]  # a later freeze may hold the timer too
-    return True
+        if held:
+            has_ended = decide_held(connection, writing.installation, sorted(held), standing=True)
+            undecided += [job for job, ended in has_ended.items() if ended]  # a later freeze may hold the timer too
+        has_held = has_held or bool(held or undecided)
+        if not undecided:
+            break
+        timers = read_locked_timers(writing, undecided)
+    return has_held
 
 
 def read_locked_timers(writing: Writing, job_ids: Sequence[UUID]) -> dict[UUID, LockedTimer]:

@@ -24,7 +24,10 @@ from tests.transitions.acts import (
     trigger,
 )
 from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.ids import job_id
 from tidewheel.intake.locks import RowLocked
+from tidewheel.intake.timers import read_locked_timers
+from tidewheel.intake.writing import Writing
 from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import preview_thaw
 from tidewheel.postgres.statements import Statements
@@ -363,13 +366,15 @@ def test_thaw_waits_for_a_firing_that_holds_timers(ticking: ClockedDatabase) -> 
     submit(ticking, **MINUTELY)
     ask(ticking, "freeze")
     firing, thawing = ticking.connection(), ticking.connection()
-    hold_frozen(firing, [])
+    writing = Writing(firing, ticking.installation)
+    timers = [*read_locked_timers(writing, [job_id("default", "job")]).values()]
+    hold_frozen(firing, timers)
     with pytest.raises(RowLocked, match="the freeze"):
         apply_batch_within(thawing, ticking, {"type": "thaw", "scope": "tenant"})
     thawing.rollback()
     firing.rollback()
     apply_batch_within(thawing, ticking, {"type": "thaw", "scope": "tenant"})
-    late = in_background(lambda: hold_frozen(firing, []))
+    late = in_background(lambda: hold_frozen(firing, timers))
     until_blocked(ticking, firing)
     thawing.commit()
     assert late.result(30).held == []
@@ -571,3 +576,55 @@ def test_thaw_looks_once_a_pass_for_runs_that_were_written_ahead(
     assert (ticking.count("freezes"), ticking.rows(HELD)) == (0, [])
     looks, pages = (statements.count(str(SQL[name])) for name in ("find_written_ahead", "find_held_timers"))
     assert looks == 2 < pages, "a pass that releases timers, and one that finds none"
+
+
+@pytest.mark.parametrize("is_once", [True, False])
+def test_request_that_changes_nothing_leaves_a_held_job_to_the_thaw(ticking: ClockedDatabase, *, is_once: bool) -> None:
+    once = {"schedule": {"once": (ticking.now() + 10 * MINUTE).isoformat()}}
+    spec = once if is_once else {**MINUTELY, "on_resume": "fire_once"}
+    submit(ticking, **spec)
+    ask(ticking, "freeze")
+    ticking.advance(15 * MINUTE)
+    fire_all(ticking)
+    submit(ticking, **spec)
+    for _ in range(2):
+        ticking.advance(MINUTE)
+        fire_all(ticking)
+    assert (job_runs(ticking), ticking.rows(HOLDS)) == ([], [("freeze",)])
+    ask(ticking, "thaw")
+    release(ticking)
+    fire_all(ticking)
+    assert (len(job_runs(ticking)), ticking.count("freezes")) == (1, 0)
+
+
+def test_edit_fires_no_paused_instant_of_a_pause_that_ended_under_a_freeze(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY)
+    apply_batch(ticking, about("job.pause", until=(ticking.now() + 4 * MINUTE).isoformat()))
+    ticking.advance(2 * MINUTE)
+    ask(ticking, "freeze")
+    ticking.advance(3 * MINUTE)
+    fire_all(ticking)
+    assert ticking.rows(HOLDS) == [("freeze",)]
+    submit(ticking, **MINUTELY, labels={"team": "billing"})
+    assert job_runs(ticking) == []
+    ask(ticking, "thaw")
+    release(ticking)
+    fire_all(ticking)
+    assert job_runs(ticking) == []
+
+
+def test_moved_occurrence_under_a_freeze_fires_after_the_thaw(ticking: ClockedDatabase) -> None:
+    submit(ticking, schedule="@every 1h", overlap="allow_all", on_resume="fire_once")
+    first = ticking.now() + 60 * MINUTE
+    [reply] = apply_batch(
+        ticking, about("job.move", at=first.isoformat(), to=(ticking.now() + 10 * MINUTE).isoformat())
+    )
+    assert reply.status == "accepted", reply.errors
+    ask(ticking, "freeze")
+    ticking.advance(20 * MINUTE)
+    fire_all(ticking)
+    ask(ticking, "thaw")
+    for _ in range(3):
+        release(ticking)
+        fire_all(ticking)
+    assert (len(job_runs(ticking)), ticking.count("freezes"), ticking.rows(HOLDS)) == (1, 0, [(None,)])

@@ -4,7 +4,7 @@ Scheduler and intake call these under the timers' locks, so a freeze comes wholl
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, cast
 from uuid import UUID
@@ -66,12 +66,13 @@ def hold_frozen(connection: Conn, timers: Sequence[LockedTimer]) -> Frozen:
 
     A timer whose freeze was deleted meanwhile is left as it is: it stays due.
     """
-    connection.execute(_LOCK_FREEZES)
-    rows = connection.execute(_FIND_FROZEN_TIMERS, {"job_ids": uuids(timer.job_id for timer in timers)}, binary=True)
     by_job = {timer.job_id: timer for timer in timers}
     held: list[LockedTimer] = []
     earlier: defaultdict[datetime, list[LockedTimer]] = defaultdict(list)
-    for job, began, hold_reason, is_held in cast("list[tuple[UUID, datetime, str | None, bool]]", rows.fetchall()):
+    if not _find_frozen(connection, by_job):
+        return Frozen([], earlier)
+    connection.execute(_LOCK_FREEZES)  # only now: they are rows of all tenants
+    for job, began, hold_reason, is_held in _find_frozen(connection, by_job):
         if is_held:
             held.append(by_job[job])
         else:
@@ -87,6 +88,11 @@ def hold_frozen(connection: Conn, timers: Sequence[LockedTimer]) -> Frozen:
         ],
     )
     return Frozen([timer.job_id for timer in held], earlier)
+
+
+def _find_frozen(connection: Conn, job_ids: Iterable[UUID]) -> list[tuple[UUID, datetime, str | None, bool]]:
+    rows = connection.execute(_FIND_FROZEN_TIMERS, {"job_ids": uuids(job_ids)}, binary=True).fetchall()
+    return cast("list[tuple[UUID, datetime, str | None, bool]]", rows)
 
 
 def find_written_ahead_of(connection: Conn, job_ids: Sequence[UUID]) -> dict[UUID, datetime]:
@@ -151,7 +157,7 @@ def decide_held(
         except ScheduleRefused:
             return undecided(timer, until)  # firing quarantines the job
         decision = on_resume(state, now=until, reason=SkipReason.FROZEN)
-        if decision.next_at is not None and decision.next_at <= until:
+        if decision.next_at is not None and min(decision.next_at, decision.due_at or decision.next_at) <= until:
             # All up to here is decided: the freeze, whose row may still be there, does not hold it again.
             decision = decision._replace(catch_up_end=until)
         return hold_for_run(decision) if timer.job_id in waiting else decision

@@ -103,7 +103,11 @@ SELECT id FROM freezes ORDER BY id FOR SHARE
 -- Returns those of these timers that a freeze concerns: the begin of the first one, what holds the timer so far, and whether the
 -- timer comes due under the freeze or has instants before it. A later statement than lock_freezes.
 -- Index: timers_pkey, job_versions_pkey, freezes_pkey, frozen_jobs_pkey. No lock; the caller has locked the timers.
-SELECT t.job_id, f.began, t.hold_reason, t.catch_up_end IS NULL AND {{position(t)}} > f.began
+-- Why scheduled_at: a catch-up from before the freeze goes on. A request that changed nothing has begun the others, and left
+-- them at an instant under the freeze.
+SELECT t.job_id, f.began, t.hold_reason,
+       t.hold_reason IS NOT DISTINCT FROM 'freeze'
+       OR CASE WHEN t.catch_up_end IS NOT NULL THEN t.scheduled_at ELSE {{position(t)}} END > f.began
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  CROSS JOIN LATERAL (SELECT min(z.created_at) AS began FROM freezes AS z WHERE {{holds(t)}}) AS f
