@@ -57,7 +57,7 @@ test-unit: $(STAMP) ## The tests that need no service and start no process: abou
 
 # One more than two cores: tests wait for servers and timers.
 test: WORKERS = 3
-test: $(STAMP) ## All checks and every test but the slow ones: about nine minutes
+test: $(STAMP) ## All checks and every test but the slow ones: about ten minutes
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(AHEAD)
 	$(PARALLEL) -m "not slow"
 

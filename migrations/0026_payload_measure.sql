@@ -11,6 +11,9 @@ BEGIN
     END IF;
     IF v_bytes > 262144 THEN$new$);
     after := replace(after, 'more than 262144'', octet_length(payload::text)', 'more than 262144'', v_bytes');
+    IF strpos(after, 'v_text :=') = 0 OR strpos(after, 'more than 262144'', v_bytes') = 0 THEN
+        RAISE EXCEPTION 'tidewheel_enqueue is not the function of 0005_functions.sql';
+    END IF;
     EXECUTE after;
 END
 $$;

@@ -71,7 +71,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "ended_attempts": {"scheduler": "r", "intake": "r", "executor": "r", "api": "r", "application": "r"},
         "executors": {"scheduler": "r", "relay": "r", "executor": "rawd", "api": "rawd"},
-        "failed_runs": {"scheduler": "rad", "intake": "ra", "executor": "ra", "api": "ra", "application": "ra"},
+        "failed_runs": {"scheduler": "rawd", "intake": "ra", "executor": "ra", "api": "ra", "application": "ra"},
         "finished_runs": {"scheduler": "rad", "intake": "ra", "executor": "ra", "api": "ra", "application": "ra"},
         "freezes": {"scheduler": "rwd", "relay": "r", "intake": "raw", "executor": "r", "api": "raw"},
         "freezes_id_seq": {"intake": "w", "api": "w"},

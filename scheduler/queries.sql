@@ -1629,13 +1629,25 @@ UPDATE tenant_deletions SET jobs = jobs + %(jobs)s, runs = runs + %(runs)s WHERE
 UPDATE backfills SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
  WHERE tenant = %(tenant)s AND state IN ('running', 'paused')
 
+-- name: lock_failed_runs
+-- Locks failed and timed-out runs, so that one retry by filter at a time sees whether they have a retry.
+-- Index: failed_runs_pkey. Lock: each row in run_id order.
+SELECT FROM failed_runs AS f WHERE f.run_id = ANY (%(run_ids)s) ORDER BY f.run_id FOR UPDATE
+
+-- name: lock_dead_letters_of
+-- Locks the dead letters of runs, which a redrive locks too.
+-- Index: dead_letters_run_id_key. Lock: each row in id order.
+SELECT FROM dead_letters AS d WHERE d.run_id = ANY (%(run_ids)s) ORDER BY d.id FOR UPDATE
+
+-- name: stop_old_redrives_of
+-- Cancels the rows of a tenant's works in redrives.
+-- Index: redrives_by_tenant. Lock: the rows, before those of works; waits for a batch of theirs.
+UPDATE redrives SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
+ WHERE tenant = %(tenant)s AND state IN ('running', 'paused')
+
 -- name: stop_works_of
--- Cancels the works of a tenant, and their rows in redrives.
--- Index: redrives_by_tenant, works_by_tenant. Lock: the rows; waits for a batch of theirs.
-  WITH old AS (
-    UPDATE redrives SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
-     WHERE tenant = %(tenant)s AND state IN ('running', 'paused')
-  )
+-- Cancels the works of a tenant.
+-- Index: works_by_tenant. Lock: the rows; waits for a batch of theirs.
 UPDATE works SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
  WHERE tenant = %(tenant)s AND state IN ('running', 'paused')
 

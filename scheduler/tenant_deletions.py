@@ -49,6 +49,7 @@ _LOCK_DELETION = _SQL["lock_deletion"]
 _BEGIN_DELETION = _SQL["begin_deletion"]
 _COUNT_STOPPED = _SQL["count_stopped"]
 _STOP_BACKFILLS_OF = _SQL["stop_backfills_of"]
+_STOP_OLD_REDRIVES_OF = _SQL["stop_old_redrives_of"]
 _STOP_WORKS_OF = _SQL["stop_works_of"]
 _FIND_JOBS_OF = _SQL["find_jobs_of"]
 _LOCK_TIMERS_TO_DROP = _SQL["lock_timers_to_drop"]
@@ -252,6 +253,7 @@ class TenantDeletions:
                 elif not at.settled:
                     at.settled = _is_true(connection, _HAS_SETTLED, columns)
                 stopped = connection.execute(_STOP_BACKFILLS_OF, columns).rowcount
+                connection.execute(_STOP_OLD_REDRIVES_OF, columns)
                 stopped += connection.execute(_STOP_WORKS_OF, columns).rowcount
                 roots = _cancel_workflows(connection, deletion.tenant, at.root_id)
                 at.found += stopped + len(roots)

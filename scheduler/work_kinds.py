@@ -10,7 +10,9 @@ from uuid import UUID
 from tidewheel.errors import FieldError, Refused
 from tidewheel.jobs.values import parse_timestamp
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.dead_letters import (
     DeadLetterRef,
     LetterScan,
@@ -20,8 +22,17 @@ from tidewheel.transitions.dead_letters import (
     scan_dead_letters,
 )
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.manual_retry import RetryRequest, find_retried, retry_runs, scan_failed_runs
+from tidewheel.transitions.manual_retry import (
+    RetryRequest,
+    find_retried,
+    retry_runs,
+    scan_failed_runs,
+)
 from tidewheel.transitions.works import Cursor, OpenWork, Rejections
+
+_SQL = Statements("tidewheel.scheduler")
+_LOCK_FAILED_RUNS = _SQL["lock_failed_runs"]
+_LOCK_DEAD_LETTERS_OF = _SQL["lock_dead_letters_of"]
 
 T = TypeVar("T")
 
@@ -120,7 +131,7 @@ class Purge:
 class Retry:
     """New runs of failed and timed-out ones. A run that has a retry when its turn comes is left out.
 
-    The id of the new run is made of the work's id and the old run's.
+    A batch locks the failed runs and their dead letters, which excludes another retry and a redrive of the same runs.
     """
 
     batch = 50  # as of a redrive
@@ -141,9 +152,12 @@ class Retry:
         self, connection: Conn, installation: Installation, work: OpenWork, batch: Batch[UUID]
     ) -> tuple[int, Rejections]:
         """Retry them."""
+        locked: dict[str, object] = {"run_ids": uuids(batch.things.values())}
+        connection.execute(_LOCK_FAILED_RUNS, locked)
+        connection.execute(_LOCK_DEAD_LETTERS_OF, locked)
         retried = find_retried(connection, batch.things.values())
         new = [each for each in batch.things.values() if each not in retried]
-        requests = [RetryRequest(work.tenant, each, work.work_id.bytes, work.created_at) for each in new]
+        requests = [RetryRequest(work.tenant, each) for each in new]
         done = retry_runs(connection, installation, requests, as_of=work.filter["versions"] == "as_of")
         rejected: dict[int | str, Sequence[FieldError]] = {
             str(run_id): each.errors for run_id, each in zip(new, done, strict=True) if isinstance(each, Refused)

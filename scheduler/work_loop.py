@@ -40,7 +40,9 @@ _SHARE_SECONDS = 0.05  # of each step; a batch that has begun by then is the las
 _BATCHES_PER_SECOND = 10.0  # with a rate, as long as each batch does something
 _LOCK_TIMEOUT = "50ms"  # for a job, such as one that is being deleted: firing waits meanwhile
 _LOCKED_SECONDS = 1.0  # until the next try: 5 % of the thread's time at most
+_FAILED_SECONDS = 60.0  # until the next try of a work whose code or rights are wrong
 _LONGEST_BURST = timedelta(seconds=1)  # of the rate, after a step that came late
+_LONGEST_PAUSE_SECONDS = 86_400.0 * 365  # of the lowest rate
 
 
 class WorkLoop:
@@ -51,7 +53,7 @@ class WorkLoop:
         self._next = 0.0
         self._has_adopted = False
         self._singly: set[UUID] = set()
-        self._locked: dict[UUID, float] = {}  # works that met a locked row, and when they are tried again
+        self._locked: dict[UUID, float] = {}  # works that met a locked row or failed, and when they are tried again
 
     def step(self) -> tuple[int, float]:
         """Work for up to `_SHARE_SECONDS`, every `_EVERY_SECONDS`.
@@ -74,12 +76,22 @@ class WorkLoop:
         self._locked = {work_id: until for work_id, until in self._locked.items() if until > now}
         for work_id in due:
             while work_id not in self._locked and monotonic_seconds() < now + _SHARE_SECONDS:
-                done = self._batch(work_id)
+                done = self._try(work_id)
                 if done is None:
                     break
                 processed += done
         self._next = monotonic_seconds() + _EVERY_SECONDS
         return processed, _EVERY_SECONDS if due else math.inf
+
+    def _try(self, work_id: UUID) -> int | None:
+        """Do a batch; after an error that is not its own data's the work lets others go first."""
+        try:
+            return self._batch(work_id)
+        except Unavailable:
+            raise
+        except Exception:
+            self._locked[work_id] = monotonic_seconds() + _FAILED_SECONDS
+            raise
 
     def _batch(self, work_id: UUID) -> int | None:
         """Do a batch, or one thing after a batch that failed; None if no batch is due."""
@@ -137,7 +149,7 @@ def do_batch(session: Session, installation: Installation, work_id: UUID, *, mos
         if found.cursor is not None:
             nothing: tuple[int, Rejections] = (0, {})
             done, rejected = kind.apply(connection, installation, work, found) if found.things else nothing
-            next_at = _next_at(work, len(found.things), now)
+            next_at = _next_at(work, done + len(rejected), now)
             advance_work(connection, work, found.cursor, done=done, rejected=rejected, next_at=next_at)
         if found.is_last:
             set_work_state(connection, work_id, BackfillState.FINISHED, now)
@@ -151,5 +163,5 @@ def _size(work: OpenWork, batch: int) -> int:
 
 
 def _next_at(work: OpenWork, processed: int, now: datetime) -> datetime:
-    pause = timedelta(seconds=processed / work.rate) if work.rate else timedelta(0)
+    pause = timedelta(seconds=min(processed / work.rate, _LONGEST_PAUSE_SECONDS)) if work.rate else timedelta(0)
     return max(work.next_at, now - _LONGEST_BURST) + pause

@@ -94,7 +94,7 @@ class Work:
     @property
     def noun(self) -> str:
         """The word for the things that it counts, as many as `total`."""
-        return f"{_NOUNS[self.kind]}{'' if self.total == 1 else 's'}"
+        return f"{_NOUNS.get(self.kind, 'thing')}{'' if self.total == 1 else 's'}"
 
     @property
     def base(self) -> str:
@@ -105,7 +105,7 @@ class Work:
     @property
     def gone_words(self) -> str:
         """Sentences about dead letters or runs that others took, or that are left; empty for none."""
-        many = counted(self.gone, _NOUNS[self.kind])
+        many = counted(self.gone, _NOUNS.get(self.kind, "thing"))
         if self.kind not in WORKS:
             them = agreed(self.gone, "itself", "themselves")
             return f"{many} ended before, by {them} or by another request." if self.gone else ""

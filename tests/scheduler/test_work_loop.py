@@ -14,6 +14,7 @@ from tests.fixtures.services import until
 from tests.transitions.acts import submit
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
+from tidewheel.errors import InvalidInput
 from tidewheel.nouns.dead_letters import reads as dead_letters
 from tidewheel.nouns.works import reads as works
 from tidewheel.postgres.session import Session
@@ -182,3 +183,36 @@ def test_work_of_a_kind_of_a_later_release_waits_and_stops_no_other(client: Clie
     clocked.execute("UPDATE works SET kind = 'unknown' WHERE work_id = %s", [later])
     work_off(clocked)
     assert [client.works.get(each).state for each in (later, known)] == ["running", "finished"]
+
+
+def test_lowest_stored_rate_delays_its_own_work_alone(client: Client, clocked: ClockedDatabase) -> None:
+    for _ in range(3):
+        fail(clocked)
+    slow = requested(client, rate=1.0)
+    clocked.execute("UPDATE works SET rate = 5e-324 WHERE work_id = %s", [slow])
+    clocked.advance(timedelta(seconds=1))
+    other = requested(client)
+    work_off(clocked)
+    assert [client.works.get(each).state for each in (slow, other)] == ["running", "finished"]
+    assert len(redriven(clocked)) == 3
+    with pytest.raises(InvalidInput, match="rate"):
+        requested(client, rate=1e-12)
+
+
+def test_work_whose_code_fails_stops_no_other(
+    client: Client, clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        message = "broken"
+        raise RuntimeError(message)
+
+    fail(clocked)
+    assert client.dead_letters.purge(everything=True).work_id is not None
+    clocked.advance(timedelta(seconds=1))
+    redrive_id = requested(client)
+    monkeypatch.setattr(work_kinds.Purge, "apply", broken)
+    with closing(Session(clocked.url, "scheduler")) as session:
+        loop = WorkLoop(session, clocked.installation)
+        with pytest.raises(RuntimeError, match="broken"):
+            loop.step()
+        until(lambda: loop.step()[0] >= 0 and client.works.get(redrive_id).state == "finished", "the redrive is done")

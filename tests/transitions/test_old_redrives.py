@@ -125,3 +125,15 @@ def test_pause_and_cancellation_are_written_for_old_schedulers(client: Client, d
     assert database.rows(SHOWN, [work_id]) == [("cancelled", 0, False, True)]
     with closing(Session(database.url, "scheduler")) as session:
         assert WorkLoop(session, database.installation).step() == (0, math.inf)
+
+
+def test_repeated_request_finds_the_redrive_that_an_old_process_has_cancelled(
+    client: Client, database: Database
+) -> None:
+    fail(database)
+    first = client.dead_letters.redrive(everything=True, request_id="night").work_id
+    assert first is not None
+    database.execute("DELETE FROM works")  # an old process writes none
+    database.execute(SET_STATE, ["cancelled", True, first])
+    assert client.dead_letters.redrive(everything=True, request_id="night").work_id == first
+    assert (client.works.get(first).state, redriven(database)) == ("cancelled", {})

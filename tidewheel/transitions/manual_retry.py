@@ -63,14 +63,12 @@ class RetryRequest:
 
     Args:
         seed: Makes the new run's id, so that a repeated request finds it; None if it is not repeated.
-        at: The instant in the new run's id; else now.
         traceparent: In place of the old run's.
     """
 
     tenant: str
     run_id: UUID
     seed: bytes | None = None
-    at: datetime | None = None
     delay: timedelta | None = None
     traceparent: str | None = None
     request_id: str | None = None
@@ -192,7 +190,7 @@ def _new_run(request: RetryRequest, old: OldRun, job: SharedJob, payload: Payloa
     # A retry of a run that blocks its key, or will, takes its place in the order. By its job's key it is the last.
     order, gates = (old.blocks_key, Gate.ORDER) if old.blocks_key else job.order_of(payload)
     return NewRun(
-        run_id=run_id(job.job_id, old.scheduled_at, Cause.RETRY, origin, at=request.at or now),
+        run_id=run_id(job.job_id, old.scheduled_at, Cause.RETRY, origin, at=now),
         job_id=JobId(job.job_id),
         tenant=old.tenant,
         job_version=job.version,

@@ -116,7 +116,8 @@ def advance_work(
         "rejections": Jsonb([*work.rejections, *new][:_MAX_REJECTIONS]),
     }  # fmt: skip
     connection.execute(_ADVANCE_WORK, columns)
-    connection.execute(_WRITE_OLD_REDRIVE, {"work_id": work.work_id})
+    if work.kind == "redrive":
+        connection.execute(_WRITE_OLD_REDRIVE, {"work_id": work.work_id})
 
 
 def set_work_state(

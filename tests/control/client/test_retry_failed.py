@@ -16,10 +16,11 @@ from tidewheel.ids import instant_of
 from tidewheel.nouns.runs import operations
 from tidewheel.nouns.works import reads
 from tidewheel.nouns.works.model import Work
-from tidewheel.postgres.session import Session
+from tidewheel.postgres.session import RowsLocked, Session
 from tidewheel.runs import RunState
 from tidewheel.scheduler import work_kinds
 from tidewheel.scheduler.work_loop import do_batch
+from tidewheel.transitions.works import lock_due_work
 
 
 @pytest.fixture
@@ -158,3 +159,26 @@ def test_what_does_not_fit_is_refused(client: Client, database: Database) -> Non
         client.runs.retry_failed(key="unknown")
     assert client.runs.retry_failed(since=database.now() + timedelta(days=1)).work_id is None
     assert client.works.list() == []
+
+
+@pytest.mark.parametrize("first", ["retry", "redrive"])
+def test_retry_beside_another_work_over_the_same_runs_makes_no_second_run(
+    client: Client, database: Database, first: str
+) -> None:
+    old = fail(database)
+    begun = client.runs.retry_failed(key="job") if first == "retry" else client.dead_letters.redrive(key="job")
+    second = client.runs.retry_failed(everything=True).work_id
+    assert begun.work_id is not None
+    assert second is not None
+    with closing(Session(database.url, "scheduler")) as session:
+        with database.transaction() as connection:  # another scheduler, before its commit
+            work = lock_due_work(connection, begun.work_id, database.now())
+            assert work is not None
+            kind = work_kinds.KINDS[first]
+            batch = kind.next(connection, work, 1)
+            assert batch is not None
+            assert kind.apply(connection, database.installation, work, batch) == (1, {})
+            with pytest.raises(RowsLocked):
+                do_batch(session, database.installation, second)
+        do_batch(session, database.installation, second)
+    assert (set(retried(database)), client.works.get(second).done_count) == ({old}, 0)

@@ -13,7 +13,7 @@ from tidewheel.jobs.values import Reason
 T = TypeVar("T")
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
-Rate = Annotated[float, Field(gt=0, le=1_000_000)]
+Rate = Annotated[float, Field(ge=0.000_001, le=1_000_000)]
 WorkReason = Annotated[Reason | None, Field(description="Stored with the work.")]
 
 

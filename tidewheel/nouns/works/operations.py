@@ -155,7 +155,8 @@ def _id_of(call: Call, kind: str, request_id: str | None) -> UUID:
 
 
 def _work_of_request(call: Call, work_id: UUID, rate: float | None) -> Work | None:
-    """Return the work that an earlier request has started; None if none has."""
+    """Return the work that an earlier request has started, also by a process of 0.1; None if none has."""
+    call.write(lambda connection: lock_work(connection, call.tenant, work_id))
     with call.snapshot() as connection:
         try:
             first = show_work(connection, call.tenant, work_id)
