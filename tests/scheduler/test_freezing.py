@@ -581,7 +581,7 @@ def test_thaw_looks_once_a_pass_for_runs_that_were_written_ahead(
 @pytest.mark.parametrize("is_once", [True, False])
 def test_request_that_changes_nothing_leaves_a_held_job_to_the_thaw(ticking: ClockedDatabase, *, is_once: bool) -> None:
     once = {"schedule": {"once": (ticking.now() + 10 * MINUTE).isoformat()}}
-    spec = once if is_once else {**MINUTELY, "on_resume": "fire_once"}
+    spec: dict[str, Any] = once if is_once else {**MINUTELY, "on_resume": "fire_once"}
     submit(ticking, **spec)
     ask(ticking, "freeze")
     ticking.advance(15 * MINUTE)
