@@ -223,6 +223,7 @@ def test_executor_claims_no_more_than_its_slots(kit: Kit) -> None:
 
 def test_offsets_are_committed_after_the_claim_and_never_wait_for_the_work(kit: Kit) -> None:
     """[10]."""
+    kit.until(lambda: kit.fleet.database.count("executors"), "the executor is registered: its row is what holds it up")
     passed_over(kit)
     before = kit.committed()
     with kit.fleet.database.transaction() as held_up:
