@@ -106,7 +106,7 @@ class WorkLoop:
             raise
         except Exception as error:
             if not (is_jobs_own(error) or isinstance(error, ValueError | ArithmeticError)):
-                raise  # code is wrong: every work may fail alike
+                raise  # its code is wrong: `_try` lets others go first
             _LOG.warning("work %s failed: %s; its things are done one by one", work_id, describe(error))
             if singly:
                 self._reject_next(work_id, error)
