@@ -62,7 +62,7 @@ _NO_LIMIT = NULL + NULL + NULL + int4(1)
 _NO_ORDER = NULL + _FALSE
 _NEVER = int8((1 << 63) - 1)  # infinity, as timestamptz
 _JSONB = b"\1"  # the version of the binary form; text follows
-_FIRST_BYTES = primitives.int32(FIRST)
+_FIRST_BYTES = primitives.INT32S[FIRST]
 
 _COPY_JOBS = (
     "COPY jobs (job_id, spec_hash, key, bucket, shard, tenant, version, schedule_kind, interval_anchor, interval_us, "

@@ -9,11 +9,14 @@ since an unreachable database is no fault of the message.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime
 from functools import cache
 from io import BytesIO
-from typing import Any, Generic, NamedTuple, TypeVar
+from operator import attrgetter
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from fastavro import (
     parse_schema,
@@ -26,8 +29,14 @@ from tidewheel.errors import UndecodableMessage
 from tidewheel.schemas.files import HEADER_BYTES, MAGIC, REGISTRY_MAGIC, current, fingerprint, released
 from tidewheel.schemas.generated import records, wire
 from tidewheel.schemas.json_form import from_json, to_json
+from tidewheel.schemas.primitives import MAX_ITEMS
+from tidewheel.schemas.shape import Array, Enum, Nullable, Record, Strings, Type, shape
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 R = TypeVar("R")
+C = TypeVar("C", bound=Sized)
 Lookup = Callable[[bytes], str | None]
 RegistryLookup = Callable[[int], str | None]
 
@@ -37,29 +46,30 @@ MAX_MESSAGE_BYTES = 1 << 20  # Kafka's default max.message.bytes; Tidewheel writ
 
 
 @dataclass(frozen=True, slots=True)
-class Form(Generic[R]):
-    """The wire form of one kind of record; its messages begin with the ten bytes of `header`."""
+class Form:
+    """A kind of message, which begins with the ten bytes of `header`, and its generated codec if any."""
 
     name: str
     schema: str
     header: bytes
-    encode: Callable[[R], bytes]
-    read: Callable[[bytes, int], tuple[R, int]]
+    write: Callable[[Any], bytes] | None
+    read: Callable[[bytes, int], tuple[Any, int]] | None
 
 
-def _forms() -> dict[type, Form[Any]]:
-    """Return the generated writer and reader of each schema by its record."""
-    found: dict[type, Form[Any]] = {}
+def _forms() -> dict[str, Form]:
+    """Return the form of each kind of message by the name of its record."""
+    found: dict[str, Form] = {}
     for stem, text in current().items():
-        name = str(json.loads(text)["name"])
-        header: bytes = getattr(wire, f"{stem.upper()}_HEADER")
-        found[getattr(records, name)] = Form(
-            name, text, header, getattr(wire, f"encode_{stem}"), getattr(wire, f"read_{stem}")
-        )
+        name, header = str(json.loads(text)["name"]), getattr(wire, f"{stem.upper()}_HEADER")
+        write, read = getattr(wire, stem, None), getattr(wire, f"read_{stem}", None)
+        found[name] = Form(name, text, header, write and _of_record(write, getattr(records, name)), read)
     return found
 
 
-FORMS: dict[type, Form[Any]] = _forms()
+def _of_record(write: Callable[..., bytes], record_type: "type[DataclassInstance]") -> Callable[[object], bytes]:
+    """Return a writer of records from one of their fields."""
+    values = attrgetter(*_names(record_type))
+    return lambda record: write(*values(record))
 
 
 class StoredSchema(NamedTuple):
@@ -71,9 +81,18 @@ class StoredSchema(NamedTuple):
     text: str
 
 
-def encode(record: object) -> bytes:
+def encode(record: "DataclassInstance") -> bytes:
     """Return a record in Avro single-object encoding: C3 01, eight bytes of fingerprint, body."""
-    return FORMS[type(record)].encode(record)
+    form = FORMS[type(record).__name__]
+    return form.write(record) if form.write is not None else encode_fields(form.name, _fields_of(record))
+
+
+def encode_fields(name: str, values: Mapping[str, object]) -> bytes:
+    """Return the message of a kind from its fields; those that may be null can be left out."""
+    form, target = FORMS[name], BytesIO()
+    target.write(form.header)
+    schemaless_writer(target, _parsed(form.schema), values, strict_allow_default=True)
+    return target.getvalue()
 
 
 def encode_json(record: object) -> bytes:
@@ -83,19 +102,36 @@ def encode_json(record: object) -> bytes:
 
 def decode(data: bytes, record_type: type[R]) -> R:
     """Return the record of a message."""
+    form = FORMS[record_type.__name__]
+    if form.read is not None and data.startswith(form.header) and len(data) <= MAX_MESSAGE_BYTES:
+        record: R = _read(data, form, form.read)
+        return record
+    if data.lstrip()[:1] == b"{":
+        return from_json(data, record_type)
+    return cast("R", _value_of(shape().records[form.name], decode_fields(data, form.name)))
+
+
+def decode_fields(data: bytes, name: str) -> dict[str, Any]:
+    """Return the fields of an Avro message of a kind; enums are their symbols, and parts dictionaries too."""
     if len(data) > MAX_MESSAGE_BYTES:
         msg = f"the message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES} are read"
         raise UndecodableMessage(msg)
-    form: Form[R] = FORMS[record_type]
+    form = FORMS[name]
     if data.startswith(form.header):
-        return _read(data, form)
+        return _resolved(data, HEADER_BYTES, form.schema, form)
     if data.startswith(MAGIC):
-        return _read(_resolved(data, HEADER_BYTES, _schema_named(data[len(MAGIC) : HEADER_BYTES]), form), form)
+        return _resolved(data, HEADER_BYTES, _schema_named(data[len(MAGIC) : HEADER_BYTES]), form)
     if is_registry_format(data) and (lookup := _registry.get("lookup")) is not None:
-        return _read(_resolved(data, _REGISTRY_HEADER_BYTES, _schema_numbered(data, lookup), form), form)
-    if data.lstrip()[:1] == b"{":
-        return from_json(data, record_type)
+        return _resolved(data, _REGISTRY_HEADER_BYTES, _schema_numbered(data, lookup), form)
     raise UndecodableMessage(_unrecognised(data))
+
+
+def bounded(items: C) -> C:
+    """Return an array or a map of a message, or refuse it if it has more items than are ever written."""
+    if len(items) > MAX_ITEMS:
+        msg = f"an array or a map has {len(items)} items; at most {MAX_ITEMS} are read"
+        raise UndecodableMessage(msg)
+    return items
 
 
 def is_avro(data: bytes) -> bool:
@@ -140,40 +176,66 @@ _state: dict[str, Lookup | None] = {"lookup": None}
 _looked_up: dict[bytes, str] = {}
 
 
-def _read(data: bytes, form: Form[R]) -> R:
+def _read(data: bytes, form: Form, read: Callable[[bytes, int], tuple[R, int]]) -> R:
     try:
-        record, behind = form.read(data, HEADER_BYTES)
+        record, behind = read(data, HEADER_BYTES)
     except Exception as error:
         raise _damaged(form, error) from error
     if behind != len(data):
-        surplus = len(data) - behind
-        what = f"{surplus} bytes follow the record" if surplus > 0 else f"the record is cut short by {-surplus} bytes"
-        msg = f"this is not a readable {form.name}: {what}"
-        raise UndecodableMessage(msg)
+        raise _of_another_length(form, len(data) - behind)
     return record
 
 
-def _resolved(data: bytes, start: int, writer: str, form: Form[R]) -> bytes:
-    """Return a message of a foreign schema, with its body at `start`, as this release writes it."""
-    try:
-        name = _name(writer)
-    except ValueError as error:
-        raise _damaged(form, error) from error
-    if name != form.name:
-        msg = f"the message is a {name}, and a {form.name} is expected"
-        raise UndecodableMessage(msg)
-    source, target = BytesIO(data), BytesIO()
+def _resolved(data: bytes, start: int, writer: str, form: Form) -> dict[str, Any]:
+    """Return the fields of a message of some schema, with its body at `start`, as this release has them."""
+    _require_kind(writer, form)
+    source, reader = BytesIO(data), None if writer is form.schema else _parsed(form.schema)
     source.seek(start)
     try:
-        datum = schemaless_reader(source, _parsed(writer), _parsed(form.schema))
-        target.write(form.header)
-        schemaless_writer(target, _parsed(form.schema), datum)
+        found = cast("dict[str, Any]", schemaless_reader(source, _parsed(writer), reader))
     except Exception as error:
         raise _damaged(form, error) from error
     if surplus := len(data) - source.tell():
-        msg = f"this is not a readable {form.name}: {surplus} bytes follow the record"
-        raise UndecodableMessage(msg)
-    return target.getvalue()
+        raise _of_another_length(form, surplus)
+    return found
+
+
+def _fields_of(record: "DataclassInstance") -> dict[str, object]:
+    """Return the fields of a record as fastavro writes them."""
+    return {
+        name: value if (value := getattr(record, name)).__class__ in _WRITTEN_AS_THEY_ARE else _datum(value)
+        for name in _names(type(record))
+    }
+
+
+def _datum(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_datum(item) for item in cast("tuple[object, ...]", value)]
+    return _fields_of(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+@cache
+def _names(record_type: "type[DataclassInstance]") -> tuple[str, ...]:
+    return tuple(field.name for field in fields(record_type))
+
+
+def _value_of(type_: Type, datum: Any) -> object:  # noqa: ANN401 - `type_` has its type
+    """Return a value that fastavro has read as records have it."""
+    match type_:
+        case Nullable(inner):
+            return None if datum is None else _value_of(inner, datum)
+        case Array(items):
+            return tuple(_value_of(items, item) for item in bounded(datum))
+        case Strings():
+            return bounded(datum)
+        case Enum(name=name):
+            return getattr(records, name)(datum)
+        case Record(name=name):
+            return getattr(records, name)(
+                **{each.name: _value_of(each.type, datum[each.name]) for each in type_.fields}
+            )
+        case _:
+            return datum
 
 
 def _schema_named(name: bytes) -> str:
@@ -218,7 +280,22 @@ def _checked(schema: str, name: bytes) -> str:
     return schema
 
 
-def _damaged(form: Form[R], error: Exception) -> UndecodableMessage:
+def _require_kind(writer: str, form: Form) -> None:
+    try:
+        name = _name(writer)
+    except ValueError as error:
+        raise _damaged(form, error) from error
+    if name != form.name:
+        msg = f"the message is a {name}, and a {form.name} is expected"
+        raise UndecodableMessage(msg)
+
+
+def _of_another_length(form: Form, surplus: int) -> UndecodableMessage:
+    what = f"{surplus} bytes follow the record" if surplus > 0 else f"the record is cut short by {-surplus} bytes"
+    return UndecodableMessage(f"this is not a readable {form.name}: {what}")
+
+
+def _damaged(form: Form, error: Exception) -> UndecodableMessage:
     return UndecodableMessage(f"this is not a readable {form.name}: {type(error).__name__}: {str(error)[:200]}")
 
 
@@ -248,3 +325,7 @@ def _parsed(schema: str) -> Schema:
 def _name(schema: str) -> str:
     parsed = json.loads(schema)
     return str(parsed.get("name")) if isinstance(parsed, dict) else str(parsed)  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+
+
+_WRITTEN_AS_THEY_ARE = frozenset({str, bytes, int, float, bool, datetime, dict, NoneType})
+FORMS: dict[str, Form] = _forms()

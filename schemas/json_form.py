@@ -13,15 +13,13 @@ import base64
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from functools import cache
 from typing import Any, TypeVar, cast
 
 from tidewheel.errors import UndecodableMessage
 from tidewheel.jobs.strict_json import MAX_DEPTH, as_list, as_object, compact, depth_within, read_object
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
-from tidewheel.schemas.files import current
 from tidewheel.schemas.generated import records
-from tidewheel.schemas.generator.shape import Array, Enum, Nullable, Primitive, Record, Shape, Strings, Type
+from tidewheel.schemas.shape import Array, Enum, Nullable, Primitive, Record, Strings, Type, shape
 
 R = TypeVar("R")
 
@@ -37,7 +35,7 @@ def to_json(record: object) -> bytes:
 def from_json(data: bytes, record_type: type[R]) -> R:
     """Return the record that a JSON object describes."""
     try:
-        return cast(R, _record(_shape().records[record_type.__name__], read_object(data), ""))
+        return cast("R", _record(shape().records[record_type.__name__], read_object(data), ""))
     except ValueError as error:
         msg = f"this is not a readable {record_type.__name__}: {error}"
         raise UndecodableMessage(msg) from error
@@ -46,9 +44,9 @@ def from_json(data: bytes, record_type: type[R]) -> R:
 def document(record: object) -> dict[str, object]:
     """Return a record as the JSON object it is written as."""
     made: dict[str, object] = {}
-    for field in _shape().records[type(record).__name__].fields:
+    for field in shape().records[type(record).__name__].fields:
         value = getattr(record, field.name)
-        type_ = field.type.inner if isinstance(field.type, Nullable) else field.type
+        type_ = field.value_type
         if type_ != _BYTES:
             made[field.name] = None if value is None else _written(type_, value)
         elif value is not None:
@@ -58,11 +56,6 @@ def document(record: object) -> dict[str, object]:
 
 
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-@cache
-def _shape() -> Shape:
-    return Shape(json.loads(text) for text in current().values())
 
 
 def _written(type_: Type, value: Any) -> object:  # noqa: ANN401 - `type_` has its type
@@ -89,13 +82,13 @@ def _written_bytes(name: str, value: bytes) -> tuple[str, object]:
     return f"{name}_base64", base64.b64encode(value).decode()
 
 
-def _record(shape: Record, value: object, path: str) -> object:
+def _record(record: Record, value: object, path: str) -> object:
     if (given := as_object(value)) is None:
         raise _misfit(path, value, "an object")
     fields: dict[str, Any] = {}
-    for field in shape.fields:
+    for field in record.fields:
         where = f"{path}.{field.name}" if path else field.name
-        inner = field.type.inner if isinstance(field.type, Nullable) else field.type
+        inner = field.value_type
         absent = field.name not in given if inner == _BYTES else given.get(field.name) is None
         if inner == _BYTES and f"{field.name}_base64" in given:
             fields[field.name] = _from_base64(given[f"{field.name}_base64"], f"{where}_base64")
@@ -104,7 +97,7 @@ def _record(shape: Record, value: object, path: str) -> object:
         elif not isinstance(field.type, Nullable):
             msg = f"{where} is missing"
             raise ValueError(msg)
-    return getattr(records, shape.name)(**fields)
+    return getattr(records, record.name)(**fields)
 
 
 def _value(type_: Type, value: object, path: str) -> object:

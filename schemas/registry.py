@@ -7,7 +7,7 @@ import base64
 import json
 from collections.abc import Callable, Mapping
 from http.client import HTTPException, HTTPResponse
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -16,6 +16,9 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.schemas.codec import FORMS, encode
 from tidewheel.schemas.files import HEADER_BYTES, REGISTRY_MAGIC
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _SECONDS = 5.0  # for each part of an answer, and from its head to its end: intake's transaction waits meanwhile
 _MAX_BYTES = 4 << 20  # of an answer
@@ -131,19 +134,19 @@ def lookup_in_registry(registry: Registry) -> Callable[[int], str | None]:
     return lookup
 
 
-def register_schemas(registry: Registry, subjects: Mapping[str, type]) -> dict[str, dict[str, object]]:
+def register_schemas(registry: Registry, subjects: Mapping[str, str]) -> dict[str, dict[str, object]]:
     """Register the schema of each subject; return what the database records, by the record's name."""
     recorded: dict[str, dict[str, object]] = {}
-    for subject, record in subjects.items():
-        form = FORMS[record]
+    for subject, name in subjects.items():
+        form = FORMS[name]
         number = registry.register(subject, form.schema)
-        recorded[form.name] = {"header": form.header.hex(), "id": number, "subject": subject}
+        recorded[name] = {"header": form.header.hex(), "id": number, "subject": subject}
     return recorded
 
 
-def registered_schemas(registry: Registry, subjects: Mapping[str, type]) -> dict[str, int | None]:
+def registered_schemas(registry: Registry, subjects: Mapping[str, str]) -> dict[str, int | None]:
     """Return the id of each subject's schema in the registry; None if `register_schemas` would add it."""
-    return {subject: registry.registered(subject, FORMS[record].schema) for subject, record in subjects.items()}
+    return {subject: registry.registered(subject, FORMS[name].schema) for subject, name in subjects.items()}
 
 
 def frames_of(recorded: Recorded) -> dict[str, bytes]:
@@ -151,15 +154,14 @@ def frames_of(recorded: Recorded) -> dict[str, bytes]:
 
     A schema that was registered by another release and differs is left out.
     """
-    current = {form.name: form.header.hex() for form in FORMS.values()}
     return {
         name: REGISTRY_MAGIC + cast("int", facts["id"]).to_bytes(4)
         for name, facts in recorded.items()
-        if current.get(name) == facts["header"]
+        if name in FORMS and FORMS[name].header.hex() == facts["header"]
     }
 
 
-def framed(frames: Mapping[str, bytes], record: object) -> bytes:
+def framed(frames: Mapping[str, bytes], record: "DataclassInstance") -> bytes:
     """Return a record in the registry's wire format."""
     return frames[type(record).__name__] + encode(record)[HEADER_BYTES:]
 

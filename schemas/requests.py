@@ -1,9 +1,8 @@
 """Read requests in JSON or Avro: both become one document, checked by one set of rules."""
 
 import base64
-from dataclasses import fields, is_dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
 
 from tidewheel.jobs.headers import merged_headers
 from tidewheel.jobs.invalid import UnreadableValue
@@ -13,11 +12,8 @@ from tidewheel.jobs.requests import Request as ParsedRequest
 from tidewheel.jobs.strict_json import read_object, read_value
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.schemas.codec import decode, is_avro, is_registry_format
-from tidewheel.schemas.generated import records
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from tidewheel.schemas.codec import bounded, decode_fields, is_avro, is_registry_format
+from tidewheel.schemas.shape import Array, Primitive, Record, Strings, Type, shape
 
 Encoding: TypeAlias = Literal["json", "avro", "registry"]
 
@@ -44,7 +40,7 @@ def read_document(value: bytes) -> tuple[dict[str, object], Encoding]:
     """Return a request's document before validation, and its encoding."""
     if not is_avro(value) and value.lstrip()[:1] in (b"{", b"["):
         return read_object(value), "json"
-    return request_document(decode(value, records.Request)), encoding_of(value)
+    return request_document(decode_fields(value, "Request")), encoding_of(value)
 
 
 def encoding_of(value: bytes) -> Encoding:
@@ -52,19 +48,19 @@ def encoding_of(value: bytes) -> Encoding:
     return "avro" if is_avro(value) else "registry" if is_registry_format(value) else "json"
 
 
-def request_document(record: records.Request) -> dict[str, object]:
+def request_document(fields: Mapping[str, Any]) -> dict[str, object]:
     """Return the JSON document of an Avro request, without the fields that are null."""
-    return {**_document(record), "type": record.type.value.replace("_", ".")}
+    return {**_document(shape().records["Request"], fields), "type": fields["type"].replace("_", ".")}
 
 
-def _document(record: object) -> dict[str, object]:
-    names = (field.name for field in fields(cast("DataclassInstance", record)))
-    given = {name: value for name in names if (value := getattr(record, name)) is not None}
-    if isinstance(record, records.TargetSubmission) and record.secret_headers is not None:
-        given["headers"] = merged_headers(record.headers or {}, given.pop("secret_headers"))
+def _document(record: Record, fields: Mapping[str, Any]) -> dict[str, object]:
+    named = ((field, fields.get(field.name)) for field in record.fields)
+    given = {field.name: _plain(field.value_type, value) for field, value in named if value is not None}
+    if "secret_headers" in given:
+        given["headers"] = merged_headers(given.get("headers") or {}, given.pop("secret_headers"))
     content, content_type = given.pop("payload", None), given.pop("payload_content_type", JSON_CONTENT)
     texts = {_JSON_TEXTS[name]: read_value(given.pop(name).encode()) for name in _JSON_TEXTS if name in given}
-    made = {_JSON_NAMES.get(name, name): _plain(value) for name, value in given.items()} | texts
+    made = {_JSON_NAMES.get(name, name): value for name, value in given.items()} | texts
     return made if content is None else made | _payload(content, content_type)
 
 
@@ -77,13 +73,16 @@ def _payload(content: bytes, content_type: str) -> dict[str, object]:
     return {"payload": UnreadableValue(problem, f"write {JSON_CONTENT} or {BYTES_CONTENT}")}
 
 
-def _plain(value: object) -> object:
-    match value:
-        case records.ScheduleSubmission(text=str(text)):
-            return text
-        case datetime():
+def _plain(type_: Type, value: Any) -> Any:  # noqa: ANN401 - `type_` has its type
+    match type_:
+        case Record():
+            document = _document(type_, value)
+            return document.get("text", document) if type_.name == "ScheduleSubmission" else document
+        case Array(Record() as items):
+            return [_document(items, item) for item in bounded(value)]
+        case Array() | Strings():
+            return bounded(value)
+        case Primitive("instant"):
             return format_timestamp(value)
-        case tuple():
-            return [_plain(item) for item in cast(tuple[object, ...], value)]
         case _:
-            return _document(value) if is_dataclass(value) else value
+            return value

@@ -27,7 +27,6 @@ from tidewheel.postgres.session import connect
 from tidewheel.redaction import protect
 from tidewheel.schemas import registry
 from tidewheel.schemas.compatibility import check
-from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, Reply, Request, RunCompleted
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import record_schema_ids
 
@@ -121,19 +120,19 @@ def register_schemas(
         raise SettingsError(message)
     names = Topics(settings.topic_prefix)
     subjects = {
-        f"{names.completions}-value": RunCompleted,
-        f"{names.events}-value": LifecycleEvent,
-        f"{names.dead_letters}-value": DeadLetter,
-        f"{names.replies}-value": Reply,
-        f"{names.requests}-value": Request,
+        f"{names.completions}-value": "RunCompleted",
+        f"{names.events}-value": "LifecycleEvent",
+        f"{names.dead_letters}-value": "DeadLetter",
+        f"{names.replies}-value": "Reply",
+        f"{names.requests}-value": "Request",
     }
     client = registry.Registry(settings.schema_registry_url.get_secret_value())
     if dry_run:
         found = registry.registered_schemas(client, subjects)
-        facts = [{"subject": each, "name": subjects[each].__name__, "id": number} for each, number in found.items()]
+        facts = [{"subject": each, "name": subjects[each], "id": number} for each, number in found.items()]
         lines = [
-            f"would register {subject} ({subjects[subject].__name__})" if number is None
-            else f"{number:>6} {subject} ({subjects[subject].__name__}) is registered"
+            f"would register {subject} ({subjects[subject]})" if number is None
+            else f"{number:>6} {subject} ({subjects[subject]}) is registered"
             for subject, number in found.items()
         ]  # fmt: skip
         _print(lines, {"would_register": [each for each in facts if each["id"] is None], "schemas": facts}, output)

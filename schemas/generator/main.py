@@ -20,20 +20,9 @@ from pydantic import TypeAdapter
 from tidewheel.jobs.requests import Request
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.validation import Forms, allow_short_forms
-from tidewheel.schemas.files import current, json_schema_uri
-from tidewheel.schemas.generator.shape import (
-    Array,
-    Enum,
-    Field,
-    Nullable,
-    Primitive,
-    Record,
-    Shape,
-    Strings,
-    Type,
-    records_module,
-)
-from tidewheel.schemas.generator.wire import wire_module
+from tidewheel.schemas.files import json_schema_uri
+from tidewheel.schemas.generator.modules import records_module, wire_module
+from tidewheel.schemas.shape import Array, Enum, Field, Nullable, Primitive, Record, Strings, Type, shape
 
 _RECORDS = ("run_completed", "lifecycle_event", "dead_letter", "reply")
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -69,10 +58,9 @@ def main(arguments: list[str]) -> int:
 
 def generated_files() -> dict[str, str]:
     """Return the text of each generated file by its path in `schemas`."""
-    shape = Shape(json.loads(text) for text in current().values())
-    modules = {"records.py": _joined(records_module(shape)), "wire.py": _joined(wire_module(shape))}
+    modules = {"records.py": _joined(records_module()), "wire.py": _joined(wire_module())}
     return {f"generated/{name}": text for name, text in modules.items()} | {
-        f"json/{stem}.json": text for stem, text in json_schemas(shape).items()
+        f"json/{stem}.json": text for stem, text in json_schemas().items()
     }
 
 
@@ -92,47 +80,22 @@ def _read(path: Path) -> str:
     return path.read_text("utf-8") if path.exists() else ""
 
 
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
-
-
-def json_schemas(shape: Shape) -> dict[str, str]:
+def json_schemas() -> dict[str, str]:
     """Return the text of each document by the stem of its file."""
-    records = {record.name: record for record in shape.records.values()}
-    made = {stem: _document(stem, records[_name_of(stem)]) for stem in _RECORDS}
-    made["request"] = _requests()
+    made = {stem: _document(stem) for stem in _RECORDS} | {"request": _requests()}
     return {stem: json.dumps(schema, indent=2, ensure_ascii=False) + "\n" for stem, schema in made.items()}
-
-
-def _name_of(stem: str) -> str:
-    return "".join(part.title() for part in stem.split("_"))
 
 
 def _head(stem: str, title: str) -> _Schema:
     return {"$schema": _DIALECT, "$id": json_schema_uri(stem), "title": title}
 
 
-def _document(stem: str, record: Record) -> _Schema:
-    named: dict[str, Record | Enum] = {}
-    for field in record.fields:
-        _collect(field.type, named)
-    parts = {name: _record(part) if isinstance(part, Record) else _enum(part) for name, part in named.items()}
-    return {**_head(stem, record.name), **_record(record), "$defs": dict(sorted(parts.items()))}
-
-
-def _collect(type_: Type, named: dict[str, Record | Enum]) -> None:
-    """Collect the named types within a type."""
-    match type_:
-        case Nullable(inner) | Array(inner):
-            _collect(inner, named)
-        case Enum():
-            named[type_.name] = type_
-        case Record():
-            named[type_.name] = type_
-            for field in type_.fields:
-                _collect(field.type, named)
-        case _:
-            pass
+def _document(stem: str) -> _Schema:
+    types = shape(stem)
+    [root] = [record for record in types.records.values() if record.root]
+    parts = {name: _record(part) for name, part in types.records.items() if part is not root}
+    parts |= {name: _enum(enum) for name, enum in types.enums.items()}
+    return {**_head(stem, root.name), **_record(root), "$defs": dict(sorted(parts.items()))}
 
 
 def _record(record: Record) -> _Schema:
@@ -163,7 +126,7 @@ def _properties(field: Field) -> Iterator[tuple[str, _Schema]]:
 
 
 def _is_bytes(type_: Type) -> bool:
-    return (type_.inner if isinstance(type_, Nullable) else type_) == Primitive("bytes")
+    return type_ in (Primitive("bytes"), Nullable(Primitive("bytes")))
 
 
 def _value(type_: Type) -> _Schema:
@@ -208,3 +171,7 @@ def _tidy(model: _Schema) -> None:
             del field["default"]
         if name in texts:
             field["description"] = re.sub(r"\s+", " ", texts[name])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -24,7 +24,6 @@ from tidewheel.kafka.topics import DEFAULT_QUEUE
 from tidewheel.local.daemon import free_port
 from tidewheel.runs import Lane
 from tidewheel.schemas.codec import FORMS
-from tidewheel.schemas.generated.records import Request, RunRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 
@@ -32,7 +31,7 @@ MEGABYTE = 1 << 20
 LIMIT = 256 * MEGABYTE
 TOKEN = "correct-horse-battery"
 
-HEADERS = (FORMS[Request].header, FORMS[RunRequest].header)
+HEADERS = (FORMS["Request"].header, FORMS["RunRequest"].header)
 LONGEST = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"  # 2^63 - 1, as a length or a count
 HELD = 100  # messages that the producer of a test holds
 CHANCE = Random(19)  # noqa: S311 - examples, the same in every run

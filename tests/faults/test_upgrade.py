@@ -47,12 +47,17 @@ CLIENT = """
 import json, sys
 from datetime import UTC, datetime
 from tidewheel import Client
-from tidewheel.schemas.codec import encode
-from tidewheel.schemas.generated.records import Request, RequestType
-request = Request(type=RequestType.JOB_TRIGGER, request_id=sys.argv[1], key="errand", payload=b'"by Avro"')
+fields = {"request_id": sys.argv[1], "key": "errand", "payload": b'"by Avro"'}
+try:
+    from tidewheel.schemas.codec import encode_fields
+    request = encode_fields("Request", {"type": "job_trigger", **fields})
+except ImportError:  # of a release that had a class for it
+    from tidewheel.schemas.codec import encode
+    from tidewheel.schemas.generated.records import Request, RequestType
+    request = encode(Request(type=RequestType.JOB_TRIGGER, **fields))
 with Client() as client:
     run_id = client.trigger("errand", "of a client")
-print(json.dumps({"run_id": str(run_id), "request": encode(request).hex()}))
+print(json.dumps({"run_id": str(run_id), "request": request.hex()}))
 """
 PROCESSES: tuple[Role, ...] = ("executor", "executor", "relay", "scheduler", "intake", "api")
 LONGEST_PAUSE = timedelta(seconds=12)  # a replaced scheduler's share waits for MEMBER_TIMEOUT; beyond is a busy machine

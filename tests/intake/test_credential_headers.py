@@ -17,15 +17,8 @@ from tidewheel.control.reads.jobs import show_job
 from tidewheel.errors import InvalidInput
 from tidewheel.jobs.targets import HttpTargetSpec
 from tidewheel.redaction import CREDENTIAL_HEADERS, REDACTED
-from tidewheel.schemas.codec import decode, encode
-from tidewheel.schemas.generated.records import (
-    JobDefinition,
-    JobSubmission,
-    Request,
-    RequestType,
-    ScheduleSubmission,
-    TargetSubmission,
-)
+from tidewheel.schemas.codec import decode, encode_fields
+from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.schemas.requests import read_request
 
 CANARY = "canary-3f1c9a"
@@ -88,15 +81,8 @@ def test_every_way_in_refuses_a_literal_credential(database: Database) -> None:
     """Kafka in JSON and Avro, the client, files by submit, dry run and bulk load, the commands."""
     job: dict[str, object] = {"key": "a", "schedule": "manual", "target": target(Authorization=CANARY)}
     said = f"job.target.headers.Authorization: it is a credential; {REMEDY}"
-    record = Request(
-        type=RequestType.JOB_SUBMIT,
-        job=JobSubmission(
-            key="a",
-            schedule=ScheduleSubmission(text="manual"),
-            target=TargetSubmission(type="http", url="https://example.org/report", headers={"Authorization": CANARY}),
-        ),
-    )
-    for message in (json.dumps({"type": "job.submit", "job": job}).encode(), encode(record)):
+    in_avro = encode_fields("Request", {"type": "job_submit", "job": {**job, "schedule": {"text": "manual"}}})
+    for message in (json.dumps({"type": "job.submit", "job": job}).encode(), in_avro):
         with pytest.raises(InvalidInput) as caught:
             read_request(message)
         assert str(caught.value) == said

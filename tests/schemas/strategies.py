@@ -1,4 +1,4 @@
-"""Hypothesis strategies that build any record from its schema, and its encoding by fastavro."""
+"""Hypothesis strategies that build any message from its schema, and its encoding by fastavro."""
 
 import json
 from collections.abc import Callable
@@ -12,15 +12,13 @@ from fastavro import parse_schema
 from fastavro import schemaless_writer as _writer  # pyright: ignore[reportUnknownVariableType]
 from hypothesis import strategies as st
 
-from tidewheel.schemas.codec import FORMS
-from tidewheel.schemas.files import current
+from tidewheel.schemas.codec import FORMS, decode, decode_fields, encode, encode_fields
 from tidewheel.schemas.generated import records
-from tidewheel.schemas.generator.shape import Array, Enum, Nullable, Primitive, Record, Shape, Strings, Type
+from tidewheel.schemas.shape import Array, Enum, Nullable, Primitive, Record, Strings, Type, shape
 
 _write = cast("Callable[[BytesIO, object, object], None]", _writer)
 
-SHAPE = Shape(json.loads(text) for text in current().values())
-ROOTS: list[type] = list(FORMS)
+KINDS = list(FORMS)
 
 _PRIMITIVES: dict[str, st.SearchStrategy[Any]] = {
     "string": st.text(max_size=200),
@@ -33,11 +31,23 @@ _PRIMITIVES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+def any_message(kind: str) -> st.SearchStrategy[Any]:
+    """Any record of one kind; of a request, which has no class, the fields."""
+    return _any(kind).map(datum) if kind == "Request" else _any(kind)
+
+
+def write(message: Any, kind: str) -> bytes:  # noqa: ANN401 - a record, or a request's fields
+    return encode_fields(kind, message) if kind == "Request" else encode(message)
+
+
+def read(data: bytes, kind: str) -> Any:  # noqa: ANN401 - likewise
+    return decode_fields(data, kind) if kind == "Request" else decode(data, getattr(records, kind))
+
+
 @cache
-def any_record(record_type: type) -> st.SearchStrategy[Any]:
-    """Any record of one type."""
-    shape = SHAPE.records[record_type.__name__]
-    return st.builds(record_type, **{field.name: _values(field.type) for field in shape.fields})
+def _any(name: str) -> st.SearchStrategy[Any]:
+    fields = {field.name: _values(field.type) for field in shape().records[name].fields}
+    return st.builds(getattr(records, name), **fields) if hasattr(records, name) else st.fixed_dictionaries(fields)
 
 
 def _values(type_: Type) -> st.SearchStrategy[Any]:
@@ -50,23 +60,25 @@ def _values(type_: Type) -> st.SearchStrategy[Any]:
             return st.lists(_values(items), max_size=3).map(tuple)
         case Nullable(inner):
             return st.none() | _values(inner)
-        case Enum(name=name):
-            return st.sampled_from(getattr(records, name))
+        case Enum(name=name, symbols=symbols):
+            return st.sampled_from(getattr(records, name, symbols))
         case Record(name=name):
-            return any_record(getattr(records, name))
+            return _any(name)
 
 
 def datum(value: object) -> object:
     """Convert a record to the dictionaries that fastavro takes."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: datum(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {name: datum(inner) for name, inner in cast("dict[str, object]", value).items()}
     if isinstance(value, tuple):
-        return [datum(item) for item in cast(tuple[object, ...], value)]
+        return [datum(item) for item in cast("tuple[object, ...]", value)]
     return value
 
 
-def fastavro_body(record: object, schema: str) -> bytes:
-    """Encode a record with fastavro, without a header."""
+def fastavro_body(message: object, schema: str) -> bytes:
+    """Encode a record or fields with fastavro, without a header."""
     target = BytesIO()
-    _write(target, parse_schema(json.loads(schema)), datum(record))
+    _write(target, parse_schema(json.loads(schema)), datum(message))
     return target.getvalue()

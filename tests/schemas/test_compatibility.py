@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.examples import examples
-from tidewheel.schemas.compatibility import check, incompatible, problems
+from tidewheel.schemas.compatibility import check, problems
 from tidewheel.schemas.files import current, released
 
 _write = cast("Callable[[BytesIO, object, object], None]", _writer)
@@ -89,6 +89,11 @@ def remove(name: str) -> Change:
     return lambda schema: schema["fields"].remove(field(schema, name))
 
 
+def between(*schemas: dict[str, Any]) -> list[str]:
+    """The problems of some versions of one schema."""
+    return problems({str(number): {"thing": json.dumps(schema)} for number, schema in enumerate(schemas, 1)})
+
+
 ALLOWED: dict[str, Change] = {
     "nothing": lambda schema: None,
     "a nullable field added": add(type=["null", "int"], default=None),
@@ -103,51 +108,64 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a field without a default removed": (remove("id"), "Thing.id: was removed, but had no default"),
     "a type changed": (alter("id", type="bytes"), "Thing.id: the type changed from string to bytes"),
     "a promotion": (alter("count", type="long"), "Thing.count: the type changed from int to long"),
-    "a logical type lost": (alter("at", type="long"), r"Thing.at: the type changed from long \(timestamp-micros\)"),
-    "a field made nullable": (alter("id", type=["null", "string"]), "Thing.id: the type changed"),
-    "another branch": (alter("note", type=["null", "string", "int"]), "Thing.note: the union changed"),
+    "a logical type lost": (alter("at", type="long"), "Thing.at: the type changed from instant to long"),
+    "a field made nullable": (
+        alter("id", type=["null", "string"], default=None),
+        "Thing.id: the type changed from string to nullable",
+    ),
     "another type in a branch": (alter("note", type=["null", "bytes"]), "Thing.note: the type changed"),
-    "a default changed": (alter("note", default="x"), "Thing.note: the default changed"),
-    "a default taken away": (lambda schema: field(schema, "note").pop("default"), "Thing.note: the default changed"),
-    "a map's values": (alter("tags", type={"type": "map", "values": "bytes"}), r"Thing.tags{}: the type changed"),
     "an array's items": (alter("parts", type={"type": "array", "items": "int"}), r"Thing.parts\[\]: the type changed"),
     "a part of a part": (
         lambda schema: field(schema, "parts")["type"]["items"]["fields"][0].update(type="int"),
         "Part.size: the type changed",
     ),
     "a record renamed": (lambda schema: schema.update(name="Object"), "the type Thing was renamed to Object"),
-    "a namespace changed": (lambda schema: schema.update(namespace="com"), "the namespace changed"),
     "an enum renamed": (alter_lane(name="Street"), "the type Lane was renamed to Street"),
-    "an enum's default changed": (alter_lane(default="a"), "Lane: the default symbol changed"),
+    "an enum's default changed": (alter_lane(default="a"), "Thing.lane: the default symbol changed"),
     "a field renamed": (alter("id", name="key"), "Thing.key: was added without a default"),
 }
+UNFIT: list[tuple[Change, str]] = [
+    (alter("id", doc=""), "Thing.id: has no doc"),
+    (lambda schema: schema.pop("doc"), "Thing: has no doc"),
+    (alter_lane(doc=""), "Lane: has no doc"),
+    (lambda schema: field(schema, "lane")["type"].pop("default"), "Lane: has no default symbol"),
+    (alter("id", aliases=["key"]), "Thing.id: has aliases"),
+    (lambda schema: schema.update(aliases=["Object"]), "Thing: has aliases"),
+    (alter("count", default=0), 'Thing.count: a nullable field has "default": null'),
+    (alter("note", default="x"), 'Thing.note: a nullable field has "default": null'),
+    (lambda schema: field(schema, "note").pop("default"), 'Thing.note: a nullable field has "default": null'),
+    (alter("note", type=["string", "null"], default=""), "this type is not supported"),
+    (alter("note", type=["null", "string", "int"]), "this type is not supported"),
+    (alter("tags", type={"type": "map", "values": "bytes"}), "this type is not supported"),
+    (alter("parts", type={"type": "array", "items": "Thing"}), "contains itself: Thing"),
+    (
+        alter("parts", type={"type": "record", "name": "Empty", "doc": "Nothing.", "fields": []}),
+        "Empty: has no fields",
+    ),
+    (alter("id", type="strnig"), "this type is not supported"),
+    (lambda schema: schema.update(namespace="com"), "the namespace is not io.tidewheel"),
+]
 
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_allowed_change_is_compatible_both_ways(name: str) -> None:
     new = changed(ALLOWED[name])
-    assert incompatible(BASE, new) == []
-    assert incompatible(new, BASE) == []
+    assert between(BASE, new) == []
+    assert between(new, BASE) == []
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_forbidden_change_is_reported_with_its_field(name: str) -> None:
     change, words = REFUSED[name]
-    found = incompatible(BASE, changed(change))
-    assert found
+    found = between(BASE, changed(change))
     assert any(re.search(words, problem) for problem in found), found
-    assert incompatible(changed(change), BASE), "and backwards"
+    assert between(changed(change), BASE), "and backwards"
 
 
-def test_adding_a_symbol_requires_a_default_in_older_readers() -> None:
-    def without_default(schema: dict[str, Any]) -> None:
-        del field(schema, "lane")["type"]["default"]
-
-    old = changed(without_default)
-    new = copy.deepcopy(old)
-    field(new, "lane")["type"]["symbols"].append("b")
-    assert ["symbol b was added" in problem for problem in incompatible(old, new)] == [True]
-    assert ["symbol b was removed" in problem for problem in incompatible(new, old)] == [True]
+@pytest.mark.parametrize(("change", "words"), UNFIT)
+def test_schema_that_bounds_nothing_or_cannot_be_read_later_is_refused(change: Change, words: str) -> None:
+    [found] = between(changed(change))
+    assert words in found
 
 
 things = st.fixed_dictionaries(
@@ -189,9 +207,7 @@ def test_schemas_of_the_first_release_are_kept() -> None:
 
 
 def test_every_pair_of_versions_is_compared() -> None:
-    one, two = json.dumps(BASE), json.dumps(changed(remove("note")))
-    three = json.dumps(changed(alter("note", type=["null", "int"])))
-    found = problems({"1": {"thing": one}, "2": {"thing": two}, "3": {"thing": three}})
+    found = between(BASE, changed(remove("note")), changed(alter("note", type=["null", "int"])))
     assert len(found) == 1
     assert found[0].startswith("thing: Thing.note: the type changed from string to int")
     assert found[0].endswith("(between 1 and 3)")
@@ -201,28 +217,3 @@ def test_removing_a_released_schema_is_refused() -> None:
     assert problems({"1": {"thing": json.dumps(BASE)}, "2": {}}) == [
         "thing: was released in 1 and is missing in 2; keep it"
     ]
-
-
-UNFIT: list[tuple[Change, str]] = [
-    (alter("id", doc=""), "Thing.id: has no doc"),
-    (lambda schema: schema.pop("doc"), "Thing: has no doc"),
-    (alter_lane(doc=""), "Lane: has no doc"),
-    (lambda schema: field(schema, "lane")["type"].pop("default"), "Lane: has no default symbol"),
-    (alter("id", aliases=["key"]), "Thing.id: has aliases"),
-    (lambda schema: schema.update(aliases=["Object"]), "Thing: has aliases"),
-    (alter("count", default=0), "Thing.count: has a default but is not nullable"),
-    (lambda schema: field(schema, "note").pop("default"), "Thing.note: is a union, but not"),
-    (alter("note", type=["string", "null"], default=""), "Thing.note: is a union, but not"),
-    (alter("parts", type={"type": "array", "items": "Thing"}), "Thing: contains itself"),
-    (
-        alter("parts", type={"type": "record", "name": "Empty", "doc": "Nothing.", "fields": []}),
-        "Empty: has no fields",
-    ),
-    (alter("id", type="strnig"), "is not an Avro schema"),
-]
-
-
-@pytest.mark.parametrize(("change", "words"), UNFIT)
-def test_schema_without_a_required_property_is_refused(change: Change, words: str) -> None:
-    found = problems({"1": {"thing": json.dumps(changed(change))}})
-    assert any(words in problem for problem in found), found

@@ -72,7 +72,7 @@ SECRET = {"type": "http", "url": "http://a", "headers": {"X-A": "1", "Authorizat
 
 def _without_secrets() -> str:
     """The schema as it was before HTTP targets had secrets."""
-    return json.dumps(_dropped(json.loads(FORMS[JobDefinition].schema)))
+    return json.dumps(_dropped(json.loads(FORMS["JobDefinition"].schema)))
 
 
 def _dropped(part: Any) -> Any:  # noqa: ANN401 - any part of a schema
@@ -102,7 +102,7 @@ def test_definition_of_a_release_without_secrets_is_read_as_before(older: str) -
 
 
 def test_reader_without_secrets_reads_a_definition_that_has_them() -> None:
-    writer, reader = (parse_schema(json.loads(text)) for text in (FORMS[JobDefinition].schema, _without_secrets()))
+    writer, reader = (parse_schema(json.loads(text)) for text in (FORMS["JobDefinition"].schema, _without_secrets()))
     body = BytesIO(encode(definition(target=SECRET))[10:])
     read = cast("dict[str, Any]", _reader(body, writer, reader))
     assert read["target"]["http"]["headers"] == {"X-A": "1"}

@@ -1,7 +1,7 @@
 """Avro's primitives, over their whole range, against fastavro."""
 
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from io import BytesIO
 from typing import Any, cast
 
@@ -48,33 +48,16 @@ def test_instants_equal_fastavro_and_round_trip(moment: datetime) -> None:
         assert primitives.planned_instant_at(encoded + padding, 0) == (moment, len(encoded))
 
 
-@given(st.text(), st.binary(), st.floats(allow_nan=False), st.dictionaries(st.text(), st.text()))
-def test_texts_bytes_doubles_and_maps_round_trip(
-    text: str, blob: bytes, number: float, strings: dict[str, str]
-) -> None:
-    assert primitives.text_at(primitives.text(text), 0)[0] == text
-    assert primitives.blob_at(primitives.blob(blob), 0)[0] == blob
-    assert primitives.double_at(primitives.double(number), 0)[0] == number
-    assert primitives.strings_at(primitives.strings(strings), 0)[0] == strings
-
-
 def test_instant_without_a_zone_is_refused() -> None:
     with pytest.raises(TypeError):
         primitives.instant(datetime(2026, 1, 1))  # noqa: DTZ001
 
 
-@pytest.mark.parametrize(
-    ("write", "number"),
-    [
-        (primitives.int32, 2**31),
-        (primitives.int32, -(2**31) - 1),
-        (primitives.long, 2**63),
-        (primitives.long, -(2**63) - 1),
-    ],
-)
-def test_numbers_out_of_range_are_refused(write: Callable[[int], bytes], number: int) -> None:
-    with pytest.raises(OverflowError):
-        write(number)
+@pytest.mark.parametrize(("numbers", "bits"), [(primitives.INT32S, 32), (primitives.LONGS, 64)])
+def test_numbers_out_of_range_are_refused(numbers: Mapping[int, bytes], bits: int) -> None:
+    for number in (1 << bits - 1, -(1 << bits - 1) - 1):
+        with pytest.raises(OverflowError):
+            numbers[number]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +76,3 @@ def test_numbers_out_of_range_are_refused(write: Callable[[int], bytes], number:
 def test_invalid_encoding_is_refused(read: Callable[[bytes, int], Any], data: bytes) -> None:
     with pytest.raises((ValueError, OverflowError)):
         read(data, 0)
-
-
-def test_epoch_is_in_utc() -> None:
-    assert primitives.EPOCH + timedelta(0) == datetime(1970, 1, 1, tzinfo=UTC)

@@ -9,14 +9,7 @@ from tests.control.cli.command import tidewheel
 from tests.executor.http_target import HttpTarget, serving
 from tests.fixtures.services import Fleet
 from tidewheel import Client
-from tidewheel.schemas.codec import encode
-from tidewheel.schemas.generated.records import (
-    JobSubmission,
-    Request,
-    RequestType,
-    ScheduleSubmission,
-    TargetSubmission,
-)
+from tidewheel.schemas.codec import encode_fields
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
@@ -27,9 +20,10 @@ WAYS = {"json", "avro", "client", "yaml", "file"}
 def submit_every_way(fleet: Fleet, url: str) -> None:
     target = {"type": "http", "url": url, "headers": HEADERS}
     fleet.ask({"type": "job.submit", "job": {"key": "json", "schedule": "manual", "target": target}})
-    named = TargetSubmission(type="http", url=url, headers={"X-Team": "a"}, secret_headers={"Authorization": "BILLING"})
-    job = JobSubmission(key="avro", schedule=ScheduleSubmission(text="manual"), target=named)
-    fleet.produce(fleet.topics.requests, b"avro", encode(Request(type=RequestType.JOB_SUBMIT, request_id="a", job=job)))
+    named = {"type": "http", "url": url, "headers": {"X-Team": "a"}, "secret_headers": {"Authorization": "BILLING"}}
+    job = {"key": "avro", "schedule": {"text": "manual"}, "target": named}
+    in_avro = encode_fields("Request", {"type": "job_submit", "request_id": "a", "job": job})
+    fleet.produce(fleet.topics.requests, b"avro", in_avro)
     fleet.flush()
     with Client(fleet.database.url) as client:
         client.submit({"key": "client", "schedule": "manual", "target": target})

@@ -34,16 +34,7 @@ from tidewheel.local.daemon import free_port
 from tidewheel.local.jars import REPOSITORY_VARIABLE, default_cache
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import RunState
-from tidewheel.schemas.codec import FORMS, encode, install_registry
-from tidewheel.schemas.generated.records import (
-    JobSubmission,
-    LifecycleEvent,
-    Request,
-    RequestType,
-    RunCompleted,
-    ScheduleSubmission,
-    TargetSubmission,
-)
+from tidewheel.schemas.codec import FORMS, encode_fields, install_registry
 from tidewheel.schemas.registry import Registry, lookup_in_registry
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation
@@ -146,11 +137,8 @@ def read_by_id(apicurio: Apicurio, value: bytes) -> Any:  # noqa: ANN401 - as th
 
 
 def request(key: str, number: int) -> bytes:
-    job = JobSubmission(
-        key=key, schedule=ScheduleSubmission(text="manual"), target=TargetSubmission(type="handler", name="send-email")
-    )
-    record = Request(type=RequestType.JOB_SUBMIT, job=job)
-    return b"\0" + number.to_bytes(4) + encode(record)[10:]
+    job = {"key": key, "schedule": {"text": "manual"}, "target": {"type": "handler", "name": "send-email"}}
+    return b"\0" + number.to_bytes(4) + encode_fields("Request", {"type": "job_submit", "job": job})[10:]
 
 
 def id_of(database: Database, name: str) -> int:
@@ -178,9 +166,8 @@ def test_dry_run_lists_what_would_be_registered_and_registers_nothing(
     assert lines[0] == f"would register {prefix}.completions-value (RunCompleted)"
     assert apicurio.get("/subjects") == before
 
-    schemas = {record: FORMS[record].schema for record in (RunCompleted, LifecycleEvent)}
-    number = Registry(apicurio.url).register(f"{prefix}.completions-value", schemas[RunCompleted])
-    Registry(apicurio.url).register(f"{prefix}.events-value", schemas[LifecycleEvent])
+    number = Registry(apicurio.url).register(f"{prefix}.completions-value", FORMS["RunCompleted"].schema)
+    Registry(apicurio.url).register(f"{prefix}.events-value", FORMS["LifecycleEvent"].schema)
     register_schemas(dry_run=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{number:>6} {prefix}.completions-value (RunCompleted) is registered"

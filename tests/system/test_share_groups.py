@@ -20,12 +20,11 @@ from tests.transitions.acts import attempts
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.codec import FORMS
-from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 SHARE = {"EXECUTOR_GROUP": "share", "PRODUCER_BATCH": "20"}
-HEADERS = (FORMS[JobDefinition].header, FORMS[RunRequest].header)
+HEADERS = (FORMS["JobDefinition"].header, FORMS["RunRequest"].header)
 LONGEST = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"  # 2^63 - 1, as a length or a count
 BY_MESSAGE: dict[str, Any] = {"executor_group": "share", "sweep": timedelta(days=1)}
 

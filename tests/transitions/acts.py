@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 from psycopg import sql
@@ -17,6 +17,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, Reply, ReplyStatus, RunCompleted, RunRequest
+from tidewheel.schemas.requests import read_document
 from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import Ended, RunEnd
@@ -170,6 +171,13 @@ def messages(database: Database, topic: str, record: type[R]) -> list[R]:
     """Return the decoded outbox messages of a topic, in publish order."""
     values = database.rows("SELECT value FROM outbox WHERE topic = %s ORDER BY publish_at, id", [topic])
     return [decode(value, record) for (value,) in values]
+
+
+def own_requests(database: Database) -> list[dict[str, Any]]:
+    """Return the documents of the requests in the outbox."""
+    topic = database.installation.topics.requests
+    values = database.rows("SELECT value FROM outbox WHERE topic = %s ORDER BY publish_at, id", [topic])
+    return [read_document(value)[0] for (value,) in values]
 
 
 def completions(database: Database) -> list[RunCompleted]:

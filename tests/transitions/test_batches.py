@@ -10,13 +10,12 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
-from tests.transitions.acts import apply_batch, claim, messages, requests, submit, succeed, trigger
+from tests.transitions.acts import apply_batch, claim, own_requests, requests, submit, succeed, trigger
 from tests.transitions.graphs import Chance, assert_nothing_left, change, changed, drain_some, end_some, play
 from tidewheel.errors import Refused
-from tidewheel.jobs.strict_json import read_value
 from tidewheel.runs import RunState
 from tidewheel.scheduler.pending_cancels import PendingCancels
-from tidewheel.schemas.generated.records import Reply, ReplyStatus, Request
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.parents import read_parents
 
 _CALLED = ("succeeded", "failed", "finished")
@@ -41,8 +40,7 @@ def refused(reply: Reply) -> tuple[str, str]:
 
 def called(database: Database) -> list[tuple[str, object]]:
     """Return the triggers in the outbox, each with the name of its callback, and their payload."""
-    found = messages(database, database.installation.topics.requests, Request)
-    return [(str(one.request_id).split("/")[2], read_value(one.payload or b"")) for one in found]
+    return [(one["request_id"].split("/")[2], one["payload"]) for one in own_requests(database)]
 
 
 def states(database: Database, batch: UUID) -> dict[str, str]:

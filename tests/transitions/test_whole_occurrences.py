@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -16,8 +17,8 @@ from tests.transitions.acts import (
     end,
     ending,
     final_state,
-    messages,
     open_run,
+    own_requests,
     succeed,
     trigger,
 )
@@ -41,7 +42,7 @@ from tidewheel.runs import RunState
 from tidewheel.scheduler.deadlines import WorkflowDeadlines
 from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.repair import ActiveRunRepair
-from tidewheel.schemas.generated.records import Reply, ReplyStatus, Request
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.deferred_effects import apply_deferred_effects
 from tidewheel.transitions.drain import drain
 from tidewheel.transitions.finish import finish_runs
@@ -111,17 +112,13 @@ def test_a_trigger_may_start_beside_an_occurrence(database: Database) -> None:
     assert_nothing_left(database)
 
 
-def cancels(database: Database) -> list[Request]:
-    found = messages(database, database.installation.topics.requests, Request)
-    return [one for one in found if one.type == "workflow_cancel"]
+def cancels(database: Database) -> list[dict[str, Any]]:
+    return [one for one in own_requests(database) if one["type"] == "workflow.cancel"]
 
 
 def deliver(database: Database, session: Session) -> list[Reply]:
     """Apply the requests that claims have published, as intake does, and the cancels."""
-    documents = [
-        {"type": "workflow.cancel", "request_id": one.request_id, "run_id": one.run_id, "reason": one.reason}
-        for one in cancels(database)
-    ]
+    documents = [{name: one[name] for name in ("type", "request_id", "run_id", "reason")} for one in cancels(database)]
     replies = [reply for document in documents for reply in apply_batch(database, document)]
     PendingCancels(session, database.installation).step()
     return replies

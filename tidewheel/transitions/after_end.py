@@ -12,23 +12,20 @@ continues from there. Both writes are one transaction, so no crash leaves a time
 scheduler repairs such a timer all the same (`tidewheel.scheduler.repair`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import cast
 from uuid import UUID
 
-from tidewheel.jobs.strict_json import compact
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxRow
 from tidewheel.postgres.pg_binary import instants, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, RunState
-from tidewheel.schemas.codec import encode
-from tidewheel.schemas.generated import records
 from tidewheel.transitions.finished import FinishedRun
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.own_requests import own_row, request_row
+from tidewheel.transitions.own_requests import request_row
 
 _SQL = Statements("tidewheel.transitions")
 _LOCK_COUNTED_JOBS = _SQL["lock_counted_jobs"]
@@ -166,47 +163,12 @@ def _trigger(installation: Installation, run: FinishedRun, on_failure: str) -> O
         "scheduled_at": format_timestamp(row.scheduled_at),
         "finished_at": format_timestamp(row.ended_at),
     }
-    return trigger_row(
-        installation,
-        shard=row.shard,
-        at=row.ended_at,
-        request_id=f"{_ON_FAILURE}/{row.run}",
-        tenant=row.tenant,
-        key=on_failure,
-        payload=payload,
-        labels={ON_FAILURE_OF: row.run},
-        traceparent=traceparent,
-    )
-
-
-def trigger_row(
-    installation: Installation,
-    *,
-    shard: int,
-    at: datetime,
-    request_id: str,
-    tenant: str,
-    key: str,
-    payload: Mapping[str, object],
-    labels: dict[str, str] | None = None,
-    traceparent: str | None = None,
-) -> OutboxRow:
-    """Return the encoded outbox row of a `job.trigger`; a repeated request_id triggers once."""
-    if installation.content_type == "application/json":
-        facts = {"request_id": request_id, "tenant": tenant, "key": key, "payload": payload}
-        more = {"labels": labels, "traceparent": traceparent}
-        given = {name: value for name, value in more.items() if value}
-        value = compact({"type": "job.trigger", **facts, **given})
-    else:
-        value = encode(
-            records.Request(
-                type=records.RequestType.JOB_TRIGGER,
-                request_id=request_id,
-                tenant=tenant,
-                key=key,
-                labels=labels,
-                payload=compact(payload),
-                traceparent=traceparent,
-            )
-        )
-    return own_row(installation, value, key=key, shard=shard, at=at)
+    facts = {
+        "request_id": f"{_ON_FAILURE}/{row.run}",
+        "tenant": row.tenant,
+        "key": on_failure,
+        "payload": payload,
+        "labels": {ON_FAILURE_OF: row.run},
+        "traceparent": traceparent,
+    }
+    return request_row(installation, "job.trigger", facts, key=on_failure, shard=row.shard, at=row.ended_at)

@@ -17,8 +17,8 @@ from tidewheel.postgres.pg_binary import integers, uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, RunState
-from tidewheel.transitions.after_end import trigger_row
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.own_requests import request_row
 from tidewheel.transitions.releases import Release
 
 _COUNT_BATCH_ENDS = Statements("tidewheel.transitions")["count_batch_ends"]
@@ -98,14 +98,18 @@ def _triggers(
     }
     again = f"/{counts.generation}" if counts.generation else ""
     return [
-        trigger_row(
+        request_row(
             installation,
+            "job.trigger",
+            {
+                "request_id": f"batch/{batch.batch_id}/{name}{again}",
+                "tenant": counts.tenant,
+                "key": callback["key"],
+                "payload": {**(as_object(callback["payload"]) or {}), **facts},
+            },
+            key=str(callback["key"]),
             shard=counts.shard,
             at=now,
-            request_id=f"batch/{batch.batch_id}/{name}{again}",
-            tenant=counts.tenant,
-            key=str(callback["key"]),
-            payload={**(as_object(callback["payload"]) or {}), **facts},
         )
         for name in due
         if (callback := as_object(callbacks.get(name))) is not None

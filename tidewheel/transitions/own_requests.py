@@ -1,35 +1,26 @@
 """Requests that Tidewheel publishes itself: intake applies them as it applies those of clients."""
 
-import json
 from collections.abc import Mapping
 from datetime import datetime
 
+from tidewheel.jobs.strict_json import compact
 from tidewheel.outbox import OutboxLane, OutboxRow
-from tidewheel.schemas.codec import encode
-from tidewheel.schemas.generated import records
+from tidewheel.schemas.codec import encode_fields
 from tidewheel.transitions.installation import Installation
 
 
 def request_row(
-    installation: Installation, kind: str, facts: Mapping[str, str], *, key: str, shard: int, at: datetime
+    installation: Installation, kind: str, facts: Mapping[str, object], *, key: str, shard: int, at: datetime
 ) -> OutboxRow:
-    """Return the outbox row of a request such as `job.pause`, encoded as events; its reply likewise."""
+    """Return the outbox row of a request such as `job.pause`, encoded as events; its reply likewise.
+
+    Args:
+        facts: Its fields as in JSON, with the `request_id`: a repeated one is applied once.
+    """
+    given = {name: value for name, value in facts.items() if value is not None}
     if installation.content_type == "application/json":
-        value = json.dumps({"type": kind, **facts}).encode()
+        value = compact({"type": kind, **given})
     else:
-        value = encode(
-            records.Request(
-                type=records.RequestType(kind.replace(".", "_")),
-                request_id=facts["request_id"],
-                tenant=facts["tenant"],
-                key=facts.get("key"),
-                run_id=facts.get("run_id"),
-                reason=facts["reason"],
-            )
-        )
-    return own_row(installation, value, key=key, shard=shard, at=at)
-
-
-def own_row(installation: Installation, value: bytes, *, key: str, shard: int, at: datetime) -> OutboxRow:
-    """Return the outbox row of an encoded request."""
+        payload = {"payload": compact(given["payload"])} if "payload" in given else {}
+        value = encode_fields("Request", {**given, **payload, "type": kind.replace(".", "_")})
     return OutboxRow(shard, OutboxLane.EVENTS, installation.topics.requests, key.encode(), value, at)
