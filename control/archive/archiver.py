@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
-from pathlib import Path
 from typing import cast
 
 from tidewheel.control.archive.containers import Parts, raw_block, read_block
@@ -17,7 +16,7 @@ from tidewheel.control.archive.export import archive_session, delete_others, exp
 from tidewheel.control.archive.manifest import FACTS, RUNS, ArchiveFile, Block, Manifest, read_manifest
 from tidewheel.control.archive.records import ArchivedDay, list_days, locked_archive
 from tidewheel.control.archive.restore import remove_restored_tenants
-from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store
+from tidewheel.control.archive.stores import Store, manifest_text
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.held_lock import HeldLock
 from tidewheel.postgres.partitions import day_of, stored_days
@@ -87,13 +86,8 @@ def remove_old_days(connection: Conn, store: Store, oldest: date, lock: HeldLock
     kept = {each.day for each in stored_days(connection) if each.table == "finished_runs"}
     days = [each.day for each in list_days(connection) if each.day < oldest and each.day not in kept]
     for day in days:
-        name = day.isoformat()
-        try:
-            text = store.read(f"{name}/{MANIFEST}")
-        except MissingFile:
-            text = None
-        if text is not None:
-            manifest = read_manifest(name, text)
+        if (text := manifest_text(store, day.isoformat())) is not None:
+            manifest = read_manifest(day.isoformat(), text)
             tenants = dict.fromkeys(manifest.tenants, 0)
             changed = replace(manifest, runs=0, tenants=tenants, id_days=(), files=manifest.of_kind(FACTS))
             write_manifest(store, changed, text, lock)
@@ -104,9 +98,7 @@ def remove_old_days(connection: Conn, store: Store, oldest: date, lock: HeldLock
 
 def _without(store: Store, day: str, tenants: set[str], lock: HeldLock) -> Manifest | None:
     """Write a day without some tenants; return its manifest, None if it has none of them."""
-    try:
-        text = store.read(f"{day}/{MANIFEST}")
-    except MissingFile:
+    if (text := manifest_text(store, day)) is None:
         return None
     manifest = read_manifest(day, text)
     gone = tenants & manifest.tenants.keys()
@@ -114,17 +106,12 @@ def _without(store: Store, day: str, tenants: set[str], lock: HeldLock) -> Manif
         delete_others(store, manifest, lock)  # a process may have died before it did
         return None
     scratch = store.prepare()
-
-    def keep(path: Path, file: str) -> None:
-        lock.check()
-        store.keep(path, f"{day}/{file}")
-
     files: list[ArchiveFile] = []
     for file, touched in _touched(manifest, gone):
         if not touched:
             files.append(file)
             continue
-        parts = Parts(day, file.kind, scratch, keep)
+        parts = Parts(day, file.kind, scratch, store, lock)
         for block in file.blocks:
             if block in touched:
                 rows = read_block(store, day, file, block)

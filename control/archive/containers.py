@@ -5,7 +5,7 @@ give the same bytes, and a repeat writes the same files.
 """
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from importlib.resources import files
 from io import BytesIO
@@ -23,6 +23,7 @@ from fastavro.types import Schema
 
 from tidewheel.control.archive.manifest import FACTS, RUNS, ArchiveFile, Block, Manifest, damaged
 from tidewheel.control.archive.stores import MissingFile, Store
+from tidewheel.postgres.held_lock import HeldLock
 
 Record: TypeAlias = dict[str, Any]
 
@@ -39,10 +40,11 @@ SCHEMAS = {
 
 
 class Parts:
-    """The files of one kind of a day, `runs` or `facts`: `keep` takes each once it is large enough."""
+    """The files of one kind of a day, `runs` or `facts`: the store takes each once it is large enough."""
 
-    def __init__(self, day: str, kind: str, scratch: Path, keep: Callable[[Path, str], None]) -> None:
-        self._kind, self._scratch, self._keep = kind, scratch, keep
+    def __init__(self, day: str, kind: str, scratch: Path, store: Store, lock: HeldLock) -> None:
+        self._day, self._kind, self._path = day, kind, scratch / f"{kind}.growing"
+        self._store, self._lock = store, lock
         self._sync = sha256(f"tidewheel {day} {kind}".encode()).digest()[:16]
         self._header = _encoded(kind, [], self._sync)
         self._blocks: list[Block] = []
@@ -70,14 +72,11 @@ class Parts:
         digest = self._hash.hexdigest()
         name = f"{self._kind}-{len(self.files):04d}-{digest[:_HASH_DIGITS]}.avro"
         rows = sum(block.rows for block in self._blocks)
-        self._keep(self._path, name)
+        self._lock.check()
+        self._store.keep(self._path, f"{self._day}/{name}")
         self.files.append(
             ArchiveFile(name, self._kind, rows, self._size, digest, len(self._header), tuple(self._blocks))
         )
-
-    @property
-    def _path(self) -> Path:
-        return self._scratch / f"{self._kind}.growing"
 
     def _write(self, data: bytes, rows: int, tenant: str, run_id: str) -> None:
         if self._file is None:

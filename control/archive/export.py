@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, timedelta
-from pathlib import Path
 from typing import LiteralString, NamedTuple, cast
 from uuid import UUID
 
@@ -25,7 +24,7 @@ from psycopg.rows import dict_row
 from tidewheel.control.archive.containers import Parts, Record
 from tidewheel.control.archive.manifest import FACTS, RUNS, Manifest, id_day, read_manifest
 from tidewheel.control.archive.records import ArchivedDay, list_days
-from tidewheel.control.archive.stores import MANIFEST, SETTING, MissingFile, Store
+from tidewheel.control.archive.stores import MANIFEST, SETTING, Store, manifest_text
 from tidewheel.errors import ArchiveDamaged, Unavailable
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.held_lock import HeldLock, held_lock
@@ -101,14 +100,14 @@ def export_days(connection: Conn, store: Store, url: str, lock: HeldLock) -> Exp
 
 def _check_archive(store: Store, day: date) -> None:
     """Check that a store is the archive of the database: a folder that is not mounted has no day."""
-    try:
-        read_manifest(day.isoformat(), store.read(f"{day}/{MANIFEST}"))
-    except MissingFile as error:
+    text = manifest_text(store, day.isoformat())
+    if text is None:
         message = (
             f"the archive has no manifest of {day}, which the database has recorded: mount the folder, correct"
             f" {SETTING}, or restore the day from a copy"
         )
-        raise ArchiveDamaged(message) from error
+        raise ArchiveDamaged(message)
+    read_manifest(day.isoformat(), text)
 
 
 def record_day(connection: Conn, manifest: Manifest, lock: HeldLock) -> None:
@@ -149,10 +148,9 @@ def _adopt_dropped(connection: Conn, store: Store, result: Exported, lock: HeldL
     stored = {each.day for each in stored_days(connection) if each.table == "finished_runs"}
     stored -= set(_days(connection, _FIND_DROPPED_DAYS))
     for name in store.days():
-        try:
-            manifest = read_manifest(name, store.read(f"{name}/{MANIFEST}"))
-        except MissingFile:
+        if (text := manifest_text(store, name)) is None:
             continue
+        manifest = read_manifest(name, text)
         if manifest.runs and manifest.day not in stored:  # without runs it was beyond the archive's period
             _record(connection, manifest, result, lock)
             result.adopted.append(manifest.day)
@@ -179,10 +177,9 @@ def _standing(connection: Conn, store: Store, day: date, lock: HeldLock) -> Mani
 
     It may have more runs than the database, where the period of a tenant has removed some.
     """
-    try:
-        manifest = read_manifest(day.isoformat(), store.read(f"{day}/{MANIFEST}"))
-    except MissingFile:
+    if (text := manifest_text(store, day.isoformat())) is None:
         return None
+    manifest = read_manifest(day.isoformat(), text)
     for tenant, rows in _count(connection, day).items():
         if rows > (written := manifest.tenants.get(tenant, 0)):
             message = (
@@ -197,21 +194,16 @@ def _standing(connection: Conn, store: Store, day: date, lock: HeldLock) -> Mani
 def _export(connection: Conn, store: Store, day: date, lock: HeldLock) -> Manifest:
     """Write the files of a day, and then its manifest."""
     name, scratch, since = day.isoformat(), store.prepare(), _since(connection, day)
-
-    def keep(path: Path, file: str) -> None:
-        lock.check()
-        store.keep(path, f"{name}/{file}")
-
     tenants: dict[str, int] = {}
     id_days: set[int] = set()
-    runs = Parts(name, RUNS, scratch, keep)
+    runs = Parts(name, RUNS, scratch, store, lock)
     for records in _pages(connection, start_of(day), start_of(day + _DAY)):
         for record in records:
             tenants[record["tenant"]] = tenants.get(record["tenant"], 0) + 1
             id_days.add(id_day(record["run_id"]))
         runs.add(records)
     runs.close()
-    facts = Parts(name, FACTS, scratch, keep)
+    facts = Parts(name, FACTS, scratch, store, lock)
     for records in _facts(connection, since, start_of(day + _DAY)):
         for record in records:
             tenants.setdefault(record["tenant"], 0)

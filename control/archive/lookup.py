@@ -14,7 +14,7 @@ from uuid import UUID
 from tidewheel.control.archive.containers import Record, read_block
 from tidewheel.control.archive.manifest import damaged, read_manifest
 from tidewheel.control.archive.records import days_of_run
-from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, open_store
+from tidewheel.control.archive.stores import MANIFEST, Store, manifest_text, open_store
 from tidewheel.control.reads.retry_chain import retry_chain_of
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail, remains_of
 from tidewheel.control.reads.run_stages import run_stages
@@ -65,11 +65,10 @@ def _candidates(store: Store, day: str, tenant: str, run_id: UUID) -> list[Recor
 
 
 def _manifest_text(store: Store, day: str) -> bytes:
-    name = f"{day}/{MANIFEST}"
-    try:
-        return store.read(name)
-    except MissingFile:
-        raise damaged(name, "the file is missing") from None
+    text, name = manifest_text(store, day), f"{day}/{MANIFEST}"
+    if text is None:
+        raise damaged(name, "the file is missing")
+    return text
 
 
 @lru_cache(maxsize=1)

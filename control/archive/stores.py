@@ -70,6 +70,14 @@ class Store(Protocol):
         ...
 
 
+def manifest_text(store: Store, day: str) -> bytes | None:
+    """Return the manifest of a day; None if it has none."""
+    try:
+        return store.read(f"{day}/{MANIFEST}")
+    except MissingFile:
+        return None
+
+
 def open_store(url: str | None) -> Store:
     """Return the archive at a folder or at `s3://bucket/prefix`; raise SettingsError if none opens."""
     if not url:

@@ -11,7 +11,7 @@ from hashlib import sha256
 
 from tidewheel.control.archive.manifest import RUNS, ArchiveFile, read_manifest
 from tidewheel.control.archive.records import ArchivedDay
-from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store
+from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, manifest_text
 from tidewheel.errors import ArchiveDamaged
 
 _PIECE_BYTES = 8 << 20  # read at once
@@ -58,33 +58,25 @@ def verify(
     """Yield the differences of days; count what was read."""
     for day in days:
         while True:
-            before = _state(store, day)
+            before = manifest_text(store, day), store.files(day)
             record = next((each for each in recorded() if each.day.isoformat() == day), None)
             read = Verified(days=1)
             findings = list(_verify_day(store, day, record, read))
             writes = bool(findings) and is_written()
-            if not findings or before == _state(store, day):
+            if not findings or before == (manifest_text(store, day), store.files(day)):
                 break
         totals.add(read)
         yield from (each for each in findings if not (writes and each.is_of_writer))
 
 
-def _state(store: Store, day: str) -> tuple[bytes, dict[str, int]]:
-    """Return the manifest and the files of a day."""
-    try:
-        return store.read(f"{day}/{MANIFEST}"), store.files(day)
-    except MissingFile:
-        return b"", store.files(day)
-
-
 def _verify_day(store: Store, day: str, record: ArchivedDay | None, totals: Verified) -> Iterator[Finding]:
-    try:
-        manifest = read_manifest(day, store.read(f"{day}/{MANIFEST}"))
-    except MissingFile:
+    if (text := manifest_text(store, day)) is None:
         # Without a record the files are those of an archiver that died: the next one deletes them or writes them again.
         problem = "is missing" if record else "is missing: no archiver has finished this day"
         yield Finding(day, MANIFEST, problem, is_of_writer=record is None)
         return
+    try:
+        manifest = read_manifest(day, text)
     except ArchiveDamaged as error:
         yield Finding(day, MANIFEST, str(error))
         return

@@ -22,7 +22,7 @@ from psycopg import Rollback
 from tidewheel.control.archive.containers import SCHEMAS, Record, decode_block, raw_block
 from tidewheel.control.archive.manifest import FACTS, RUNS, ArchiveFile, damaged, read_manifest
 from tidewheel.control.archive.records import list_days
-from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store
+from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, manifest_text
 from tidewheel.control.occurrence_audit.records import Scope, ended_from
 from tidewheel.errors import ArchiveDamaged
 from tidewheel.postgres.partitions import day_of
@@ -257,10 +257,10 @@ def _source(facts: AuditedDay, runs: AuditedDay | None, recorded: int | None) ->
 def _copied(connection: Conn, store: Store, name: str, kind: str, copy: _Copy) -> AuditedDay:
     """Copy the records of one kind of a day; repeat it if the day was rewritten meanwhile."""
     while True:
-        text = _manifest_text(store, name)
+        text = manifest_text(store, name)
         with connection.transaction():
             found = _copied_once(connection, store, name, text, kind=kind, copy=copy)
-            if not found.problems or text == _manifest_text(store, name):
+            if not found.problems or text == manifest_text(store, name):
                 return found
             raise Rollback
 
@@ -300,13 +300,6 @@ def _checked_records(store: Store, day: str, file: ArchiveFile, problems: list[s
             problems.append(str(error))
     if len(problems) == found and digest.hexdigest() != file.sha256:
         problems.append(str(damaged(name, "its checksum differs")))
-
-
-def _manifest_text(store: Store, day: str) -> bytes | None:
-    try:
-        return store.read(f"{day}/{MANIFEST}")
-    except MissingFile:
-        return None
 
 
 def _copy_facts(connection: Conn, day: date, records: list[Record], scope: Scope) -> None:

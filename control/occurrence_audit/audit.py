@@ -4,7 +4,7 @@ Each stream (versions, runs, the ledger, overrides, attempts) is a cursor of the
 snapshot, in the order of job ids. So memory is bounded by the records of one job's window, whatever their number.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime, timedelta
 from itertools import chain, groupby
@@ -23,10 +23,12 @@ from tidewheel.control.occurrence_audit.compare import (
     compare,
 )
 from tidewheel.control.occurrence_audit.records import (
-    DatabaseRuns,
+    ChainLink,
     MissingChild,
     RecordedDay,
     Scope,
+    WrongAttempts,
+    ended_from,
     instant_of,
     unpack,
 )
@@ -44,6 +46,10 @@ from tidewheel.transitions.decision_inputs import read_day_sets
 _SQL = Statements("tidewheel.control.occurrence_audit")
 _READ_FACTS = _SQL["read_audit_facts"]
 _HAS_VERSIONS_BEFORE = _SQL["has_versions_before"]
+_READ_TIMER_RUNS = _SQL["read_timer_runs"]
+_READ_WRONG_ATTEMPTS = _SQL["read_wrong_attempts"]
+_READ_CHAINS = _SQL["read_chains"]
+_READ_MISSING_CHILDREN = _SQL["read_missing_children"]
 _READ_VERSIONS = _SQL["read_audited_versions"]
 _READ_SKIPS = _SQL["read_audited_skips"]
 _READ_OVERRIDES = _SQL["read_audited_overrides"]
@@ -51,7 +57,8 @@ _READ_CALENDARS = _SQL["read_audited_calendars"]
 
 _DAY = timedelta(days=1)
 _SETS = 100  # of days that a calendar keeps when it changes: `update_calendar`
-_ROWS = 1_000  # in one round trip, of versions and rows of the ledger
+_ROWS = 1_000  # in one round trip
+_DAYS = 100  # likewise: a day of a job that fires each second has 0.7 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +162,19 @@ def ensure_kept(connection: Conn, facts: AuditFacts, scope: Scope) -> None:
 
 def audit(connection: Conn, scope: Scope) -> Iterator[JobAudit]:
     """Yield the audit of each job that had occurrences or runs in a range, by job id."""
-    recorded = DatabaseRuns(connection)
-    days, wrong = _ByJob(recorded.days(scope)), _ByJob(recorded.wrong_attempts(scope))
-    chains, missing = _ByJob(recorded.chains(scope)), _ByJob(recorded.missing_children(scope))
-    skips = _ByJob(_stream(connection, "skips", _READ_SKIPS, scope, Skipped._make))
-    overrides = _ByJob(_stream(connection, "overrides", _READ_OVERRIDES, scope, _OverrideRow._make))
+    columns = {**asdict(scope), "ended_from": ended_from(connection, scope)}
+
+    def by_job(name: str, statement: LiteralString, make: Callable[[Iterable[object]], R]) -> _ByJob[R]:
+        return _ByJob(_stream(connection, name, statement, columns, make))
+
+    days = by_job("days", _READ_TIMER_RUNS, RecordedDay._make)
+    wrong = by_job("wrong_attempts", _READ_WRONG_ATTEMPTS, WrongAttempts._make)
+    chains = by_job("chains", _READ_CHAINS, ChainLink._make)
+    missing = by_job("missing_children", _READ_MISSING_CHILDREN, MissingChild._make)
+    skips = by_job("skips", _READ_SKIPS, Skipped._make)
+    overrides = by_job("overrides", _READ_OVERRIDES, _OverrideRow._make)
     calendars = _Calendars(connection, scope)
-    versions = _stream(connection, "versions", _READ_VERSIONS, scope, _VersionRow._make)
+    versions = _stream(connection, "versions", _READ_VERSIONS, columns, _VersionRow._make)
     for job_id, rows in groupby(versions, key=lambda row: row.job_id):
         yield from _without_version(days, missing, job_id)
         for _ in chain(*(stream.before(job_id) for stream in (wrong, chains, skips, overrides))):
@@ -188,11 +201,15 @@ def audit(connection: Conn, scope: Scope) -> Iterator[JobAudit]:
 
 
 def _stream(
-    connection: Conn, name: str, statement: LiteralString, scope: Scope, make: Callable[[Iterable[object]], R]
+    connection: Conn,
+    name: str,
+    statement: LiteralString,
+    columns: Mapping[str, object],
+    make: Callable[[Iterable[object]], R],
 ) -> Iterator[R]:
     with connection.cursor(name, row_factory=rows_of(make)) as cursor:
-        cursor.itersize = _ROWS
-        yield from cursor.execute(statement, asdict(scope), binary=True)
+        cursor.itersize = _DAYS if statement is _READ_TIMER_RUNS else _ROWS
+        yield from cursor.execute(statement, columns, binary=True)
 
 
 def _without_version(

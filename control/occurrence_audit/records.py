@@ -8,25 +8,18 @@ compared with the recorded ones as bytes.
 
 import sys
 from array import array
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import NamedTuple, cast
 from uuid import UUID
 
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.schedule import TICK, Interval, Schedule
 
-_SQL = Statements("tidewheel.control.occurrence_audit")
-_READ_TIMER_RUNS = _SQL["read_timer_runs"]
-_READ_WRONG_ATTEMPTS = _SQL["read_wrong_attempts"]
-_READ_CHAINS = _SQL["read_chains"]
-_READ_MISSING_CHILDREN = _SQL["read_missing_children"]
-_EARLIEST_MOVE = _SQL["earliest_move"]
+_EARLIEST_MOVE = Statements("tidewheel.control.occurrence_audit")["earliest_move"]
 _AHEAD = timedelta(hours=1)  # a run may be skipped within the lookahead of 60 s, and clocks are set back
-_ROWS = 100  # in one round trip: a row of a job that fires each second has 0.7 MB
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -89,38 +82,6 @@ class MissingChild(NamedTuple):
     job_id: UUID
     scheduled_at: datetime
     root_run_id: UUID
-
-
-class DatabaseRuns:
-    """The runs of the tables, by cursors of the server."""
-
-    def __init__(self, connection: Conn) -> None:
-        self._connection = connection
-
-    def days(self, scope: Scope) -> Iterator[RecordedDay]:
-        """Yield the scheduled runs of a scope, by job and day."""
-        with self._connection.cursor("timer_runs", row_factory=rows_of(RecordedDay._make)) as cursor:
-            cursor.itersize = _ROWS
-            yield from cursor.execute(_READ_TIMER_RUNS, self._columns(scope), binary=True)
-
-    def wrong_attempts(self, scope: Scope) -> Iterator[WrongAttempts]:
-        """Yield the ended runs whose attempts are not all recorded, by job."""
-        with self._connection.cursor("wrong_attempts", row_factory=rows_of(WrongAttempts._make)) as cursor:
-            yield from cursor.execute(_READ_WRONG_ATTEMPTS, self._columns(scope), binary=True)
-
-    def chains(self, scope: Scope) -> Iterator[ChainLink]:
-        """Yield the scheduled runs of fixed_delay jobs, each with the one before, by job and instant."""
-        with self._connection.cursor("chains", row_factory=rows_of(ChainLink._make)) as cursor:
-            yield from cursor.execute(_READ_CHAINS, self._columns(scope), binary=True)
-
-    def missing_children(self, scope: Scope) -> Iterator[MissingChild]:
-        """Yield the jobs without a run in an ended occurrence of their workflow, by job."""
-        with self._connection.cursor("missing_children", row_factory=rows_of(MissingChild._make)) as cursor:
-            yield from cursor.execute(_READ_MISSING_CHILDREN, self._columns(scope), binary=True)
-
-    def _columns(self, scope: Scope) -> dict[str, object]:
-        """Return the parameters."""
-        return {**asdict(scope), "ended_from": ended_from(self._connection, scope)}
 
 
 def ended_from(connection: Conn, scope: Scope) -> datetime:

@@ -20,6 +20,7 @@ from tests.transitions.acts import about, apply_batch, begin, end, ending, reque
 from tests.transitions.graphs import drain_some, never
 from tidewheel.control.archive.containers import Parts, read_rows
 from tidewheel.control.archive.manifest import FACTS, RUNS, read_manifest
+from tidewheel.control.archive.records import locked_archive
 from tidewheel.control.archive.stores import FolderStore
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
@@ -278,11 +279,12 @@ def test_days_of_the_archive_are_audited_as_before_their_drop(
     store, day = FolderStore(folder), "2026-03-29"
     text = store.read(f"{day}/manifest.json")
     manifest = read_manifest(day, text)
-    parts = Parts(day, RUNS, store.prepare(), lambda path, name: store.keep(path, f"{day}/{name}"))
     [rows] = read_rows(store, manifest, RUNS)
     gone = next(row for row in rows if row["job_key"] == "interval")
-    parts.add([row for row in rows if row is not gone])
-    parts.close()
+    with locked_archive(history.url) as lock:
+        parts = Parts(day, RUNS, store.prepare(), store, lock)
+        parts.add([row for row in rows if row is not gone])
+        parts.close()
     changed = replace(manifest, files=(*parts.files, *manifest.of_kind(FACTS)), runs=manifest.runs - 1)
     store.write_manifest(day, changed.encode(), text)
     done = tidewheel(history, "admin", "audit", *RANGE)
