@@ -260,8 +260,7 @@ def topic_statuses(
     present = _present(_admin(config), config)
     planned = topics.plan(queues, tenants=tenants, outputs=outputs, counts=counts)
     planned += [topic for topic in topics.standby_plan() if topic.name in present]
-    found = [(topic, present.get(topic.name)) for topic in planned]
-    return [TopicStatus(topic, *(_size(meta) if meta else (0, 0))) for topic, meta in found]
+    return [_status(topic, present) for topic in planned]
 
 
 def queues_with_topics(config: Mapping[str, str], topics: Topics) -> list[str]:
@@ -330,10 +329,7 @@ def apply_topics(
 def create_standby_topics(config: Mapping[str, str], topics: Topics, *, replication: int = 1) -> list[str]:
     """Create the topics of a standby site where they are missing; return what was done, a line each."""
     present = _present(_admin(config), config)
-    found = [(topic, present.get(topic.name)) for topic in topics.standby_plan()]
-    return _apply(
-        config, [TopicStatus(topic, *(_size(meta) if meta else (0, 0))) for topic, meta in found], replication
-    )
+    return _apply(config, [_status(topic, present) for topic in topics.standby_plan()], replication)
 
 
 def _apply(config: Mapping[str, str], statuses: Sequence[TopicStatus], replication: int) -> list[str]:
@@ -368,24 +364,13 @@ def setting_deviations(
 
     A larger retention, or room for larger messages, is no deviation.
     """
-    admin, found = _admin(config), list[SettingDeviation]()
-    present = {ConfigResource(ResourceType.TOPIC, each.topic.name): each for each in statuses if each.partitions}
-    if not present:
-        return found
-    futures = cast("Mapping[ConfigResource, Future[Mapping[str, _Entry]]]", admin.describe_configs(list(present)))  # pyright: ignore[reportUnknownMemberType]
-    for resource, status in present.items():
-        try:
-            actual = futures[resource].result(timeout=_DESCRIBE_SECONDS)
-        except (KafkaException, TimeoutError) as error:
-            message = f"the settings of {status.topic.name} cannot be read: {error}"
-            raise Unavailable(message) from error
-        for name, wanted in _settings_of(status.topic, replication).items():
-            value = actual[name].value
-            if name in _AT_LEAST and _is_at_least(value, wanted):
-                continue
-            if value != wanted:
-                found.append(SettingDeviation(status.topic.name, name, value, wanted))
-    return found
+    present = {each.topic.name: each.topic for each in statuses if each.partitions}
+    return [
+        SettingDeviation(name, setting, value, wanted)
+        for name, actual in _read_settings(config, present).items()
+        for setting, wanted in _settings_of(present[name], replication).items()
+        if (value := actual[setting].value) != wanted and not (setting in _AT_LEAST and _is_at_least(value, wanted))
+    ]
 
 
 def read_retention(config: Mapping[str, str], names: Iterable[str]) -> dict[str, timedelta]:
@@ -393,22 +378,29 @@ def read_retention(config: Mapping[str, str], names: Iterable[str]) -> dict[str,
 
     It is zero where a topic is bounded by its size.
     """
-    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
-    if not resources:
-        return {}
-    admin, found = _admin(config), dict[str, timedelta]()  # its end would abort the request
-    futures = cast("Mapping[ConfigResource, Future[Mapping[str, _Entry]]]", admin.describe_configs(resources))  # pyright: ignore[reportUnknownMemberType]
-    for resource, future in futures.items():
-        try:
-            entries = future.result(timeout=_DESCRIBE_SECONDS)
-        except (KafkaException, TimeoutError) as error:
-            message = f"the settings of {resource.name} cannot be read: {error}"
-            raise Unavailable(message) from error
+    found: dict[str, timedelta] = {}
+    for name, entries in _read_settings(config, names).items():
         kept = int(entries["retention.ms"].value)
         if int(entries["retention.bytes"].value) >= 0:
             kept = 0
         if kept >= 0:
-            found[resource.name] = timedelta(milliseconds=kept)
+            found[name] = timedelta(milliseconds=kept)
+    return found
+
+
+def _read_settings(config: Mapping[str, str], names: Iterable[str]) -> dict[str, Mapping[str, _Entry]]:
+    """Return the settings of topics by their names."""
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+    if not resources:
+        return {}
+    admin, found = _admin(config), dict[str, Mapping[str, _Entry]]()  # its end would abort the request
+    futures = cast("Mapping[ConfigResource, Future[Mapping[str, _Entry]]]", admin.describe_configs(resources))  # pyright: ignore[reportUnknownMemberType]
+    for resource, future in futures.items():
+        try:
+            found[resource.name] = future.result(timeout=_DESCRIBE_SECONDS)
+        except (KafkaException, TimeoutError) as error:
+            message = f"the settings of {resource.name} cannot be read: {error}"
+            raise Unavailable(message) from error
     return found
 
 
@@ -436,9 +428,9 @@ def _present(admin: AdminClient, config: Mapping[str, str]) -> Mapping[str, Topi
         raise Unavailable(message) from error
 
 
-def _size(meta: TopicMetadata) -> tuple[int, int]:
-    partitions = meta.partitions.values()
-    return len(partitions), min((len(partition.replicas) for partition in partitions), default=0)
+def _status(topic: Topic, present: Mapping[str, TopicMetadata]) -> TopicStatus:
+    partitions = present[topic.name].partitions.values() if topic.name in present else ()
+    return TopicStatus(topic, len(partitions), min((len(each.replicas) for each in partitions), default=0))
 
 
 def _new_topic(topic: Topic, replication: int) -> NewTopic:

@@ -70,17 +70,13 @@ class Broker:
         self._jars = jars
         self._lasting = lasting
         self._marker = f"-Dtidewheel.home={folder}"
-        self._daemon = Daemon(folder / "pid", self._marker)
+        self.daemon = Daemon(folder / "pid", self._marker)
 
     @property
     def pid(self) -> int | None:
         """The pid of the running node."""
-        process = self._daemon.process()
+        process = self.daemon.process()
         return process.pid if process else None
-
-    def is_noted_alive(self) -> bool:
-        """True if the node runs, by its recorded pid alone."""
-        return self._daemon.is_noted_alive()
 
     def start(self) -> None:
         """Start this node and wait until it serves again."""
@@ -90,7 +86,7 @@ class Broker:
 
     def launch(self) -> bool:
         """Start the node without waiting for it. Return False if it runs already."""
-        if self._daemon.process() is not None:
+        if self.daemon.process() is not None:
             return False
         self._folder.mkdir(parents=True, exist_ok=True)
         properties = server_properties(self.node, self._nodes, self._data, self._passwords, lasting=self._lasting)
@@ -102,30 +98,30 @@ class Broker:
             self._format()
         compiled = () if self._lasting else _QUICKLY_COMPILED
         command = [*self._java(), *compiled, self._marker, "kafka.Kafka", str(self._folder / "server.properties")]
-        self._daemon.start(command, log=self._log.with_suffix(".out"), cwd=self._folder)
+        self.daemon.start(command, log=self._log.with_suffix(".out"), cwd=self._folder)
         return True
 
     def stop(self) -> None:
         """Stop the node; it transfers its partitions to another node first, if there is one."""
-        self._daemon.stop(signal.SIGTERM, _STOP_TIMEOUT)
+        self.daemon.stop(signal.SIGTERM, _STOP_TIMEOUT)
 
     def kill(self) -> None:
         """Send SIGKILL, as a crash."""
-        self._daemon.stop(signal.SIGKILL, _STOP_TIMEOUT)
+        self.daemon.stop(signal.SIGKILL, _STOP_TIMEOUT)
 
     def pause(self) -> None:
         """Send SIGSTOP: connections stay open, nothing answers."""
-        self._daemon.ask(signal.SIGSTOP)
+        self.daemon.ask(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Send SIGCONT, after `pause`."""
-        self._daemon.ask(signal.SIGCONT)
+        self.daemon.ask(signal.SIGCONT)
 
     def listens(self) -> bool:
         """Return True if it is this node's process, and no other, that accepts connections on the node's port."""
         import psutil
 
-        process = self._daemon.process()
+        process = self.daemon.process()
         try:
             sockets = process.net_connections("tcp") if process else []
         except psutil.Error:
@@ -134,14 +130,9 @@ class Broker:
 
     def check(self) -> None:
         """Check that the node still runs."""
-        if not self._daemon.is_noted_alive():
+        if not self.daemon.is_noted_alive():
             message = f"Kafka node {self.node.node_id} ended while starting: {self._log_tail()}"
             raise StackError(message)
-
-    @property
-    def daemon(self) -> Daemon:
-        """Return the process, for a caller that stops several at once."""
-        return self._daemon
 
     def _members(self) -> set[int]:
         from tidewheel.local.kafka_admin import members

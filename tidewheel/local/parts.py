@@ -98,9 +98,9 @@ class Parts:
 
         Of the primary and the standby one is enough: it is what an operator may promote.
         """
-        postgres = self.state.database_url is not None or any(each.is_noted_alive() for each in self.servers)
+        postgres = self.state.database_url is not None or any(each.daemon.is_noted_alive() for each in self.servers)
         return postgres and (
-            self.state.bootstrap is not None or all(broker.is_noted_alive() for broker in self.cluster.brokers)
+            self.state.bootstrap is not None or all(each.daemon.is_noted_alive() for each in self.cluster.brokers)
         )
 
     def status(self) -> tuple[PartStatus, ...]:

@@ -47,7 +47,6 @@ class Postgres:
         password: Of the role `tidewheel`, set when the data is made.
         shared_buffers_megabytes: The page cache; 128 is PostgreSQL's default, measurements use 1024.
         max_wal_size_megabytes: WAL between checkpoints; larger means fewer full-page images and a longer recovery.
-        max_connections: Every service process holds up to about ten.
         lasting: False if the data are erased with the caller's session: nothing is flushed to disk.
         primary: The running server whose standby this is; its first start copies the data.
     """
@@ -61,7 +60,6 @@ class Postgres:
         password: str,
         shared_buffers_megabytes: int = 128,
         max_wal_size_megabytes: int = 2048,
-        max_connections: int = 200,
         lasting: bool = True,
         primary: "Postgres | None" = None,
     ) -> None:
@@ -70,14 +68,14 @@ class Postgres:
         self._data = folder / "data"
         self._initialized = folder / "made"  # exists once initdb has ended: PG_VERSION is there before that
         self._log = log
-        self._port = port
+        self.port = port
         self._password = password
         self._marker = f"tidewheel.home={folder}"
         self._settings = {
             "listen_addresses": "127.0.0.1",
             "port": str(port),
             "unix_socket_directories": "",  # /run may be closed, and a path may be too long for a socket
-            "max_connections": str(max_connections),
+            "max_connections": "200",  # every service process holds up to about ten
             "shared_buffers": f"{shared_buffers_megabytes}MB",
             "max_wal_size": f"{max_wal_size_megabytes}MB",
             "wal_level": "replica",
@@ -95,12 +93,7 @@ class Postgres:
             "scram_iterations": "4096",  # of the passwords that people choose; see `_INITDB`
             "cluster_name": _NAME,
         }
-        self._daemon = Daemon(folder / "pid", self._marker)
-
-    @property
-    def port(self) -> int:
-        """The server's port on 127.0.0.1."""
-        return self._port
+        self.daemon = Daemon(folder / "pid", self._marker)
 
     @property
     def was_promoted(self) -> bool:
@@ -110,34 +103,25 @@ class Postgres:
     @property
     def pgpass(self) -> str:
         """The line by which libpq finds the password (PGPASSFILE)."""
-        return f"127.0.0.1:{self._port}:*:{_NAME}:{self._password}\n"
+        return f"127.0.0.1:{self.port}:*:{_NAME}:{self._password}\n"
 
     @property
     def url(self) -> str:
         """The libpq URL, password included."""
-        return server_url(self._password, [self._port])
+        return server_url(self._password, [self.port])
 
     @property
     def pid(self) -> int | None:
         """The pid of the running server."""
-        process = self._daemon.process()
+        process = self.daemon.process()
         return process.pid if process else None
-
-    @property
-    def daemon(self) -> Daemon:
-        """The server's process."""
-        return self._daemon
-
-    def is_noted_alive(self) -> bool:
-        """True if the server runs, by its recorded pid alone."""
-        return self._daemon.is_noted_alive()
 
     def start(self, progress: Progress = in_silence) -> bool:
         """Start the server and wait until the database answers. Return False if it ran already.
 
         A wait of more than a second is reported with its reason, such as a server without a free connection.
         """
-        started = self._daemon.process() is None
+        started = self.daemon.process() is None
         if started:
             self._launch()
         self._wait_until_ready(progress)
@@ -145,7 +129,7 @@ class Postgres:
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop the server; after `immediate` the next start recovers as after a crash."""
-        self._daemon.stop(_SIGNALS[mode], _STOP_TIMEOUT)
+        self.daemon.stop(_SIGNALS[mode], _STOP_TIMEOUT)
 
     def erase(self) -> None:
         """Remove all data of the stopped server."""
@@ -168,7 +152,7 @@ class Postgres:
     def replicate_to(self, standby: "Postgres | None") -> None:
         """Let each commit wait for the running standby; without one, for this server alone."""
         if standby is not None:
-            standby._follow(self._port)
+            standby._follow(self.port)
         with self._connection(_NAME) as connection:
             if standby is not None:
                 standby._wait_until_streaming(connection)
@@ -194,7 +178,7 @@ class Postgres:
     def _wait_until_streaming(self, primary: psycopg.Connection[tuple[object, ...]]) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while not primary.execute(_STREAMS, (_NAME,)).rowcount:
-            if self._daemon.process() is None or time.monotonic() > deadline:
+            if self.daemon.process() is None or time.monotonic() > deadline:
                 message = f"the standby does not receive from its primary: {self._log_tail()}"
                 raise StackError(message)
             threading.Event().wait(_POLL_SECONDS)
@@ -206,7 +190,7 @@ class Postgres:
             self._initialise(programs, account)
         settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         command = [str(programs / "postgres"), "-D", self._data_name(account), *settings, "-c", self._marker]
-        self._daemon.start(command, log=self._log, cwd=self._data, account=account)
+        self.daemon.start(command, log=self._log, cwd=self._data, account=account)
 
     def _initialise(self, programs: Path, account: Account | None) -> None:
         shutil.rmtree(self._data, ignore_errors=True)
@@ -219,7 +203,7 @@ class Postgres:
             with self._primary._connection(_NAME) as connection:  # of a standby before this one, or of an aborted copy
                 connection.execute(_DROP_SLOT, (_NAME,))
             # It writes the address of the primary, with the password, into the copy's own settings.
-            address = f"host=127.0.0.1 port={self._primary._port} user={_NAME} require_auth=scram-sha-256"
+            address = f"host=127.0.0.1 port={self._primary.port} user={_NAME} require_auth=scram-sha-256"
             copy = (
                 "--wal-method=stream",
                 "--checkpoint=fast",
@@ -255,11 +239,11 @@ class Postgres:
             try:
                 return self._ensure_database()
             except psycopg.OperationalError as error:
-                if self._daemon.process() is None:
+                if self.daemon.process() is None:
                     message = f"PostgreSQL ended while starting: {self._log_tail()}"
                     raise StackError(message) from error
                 if "password authentication failed" in str(error) or time.monotonic() > deadline:
-                    message = f"PostgreSQL refuses the connection on port {self._port}: {error}; {self._log_tail()}"
+                    message = f"PostgreSQL refuses the connection on port {self.port}: {error}; {self._log_tail()}"
                     raise StackError(message) from error
                 if time.monotonic() > began + _SILENT_SECONDS:
                     progress(Step(f"waiting for PostgreSQL, {_reason(error)}"))
@@ -271,7 +255,7 @@ class Postgres:
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(_NAME)))
 
     def _connection(self, database: str) -> psycopg.Connection[tuple[object, ...]]:
-        url = server_url(self._password, [self._port], database)
+        url = server_url(self._password, [self.port], database)
         return psycopg.connect(url, autocommit=True, connect_timeout=5)
 
     def _log_tail(self) -> str:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -130,9 +131,14 @@ class LocalStack:
         self._given = {"database_url": database_url, "bootstrap": bootstrap}
         self._client = client or {}
         self._cache = cache
-        self._shared_buffers_megabytes = shared_buffers_megabytes
-        self._max_wal_size_megabytes = max_wal_size_megabytes
-        self._lasting = lasting
+        self._parts = partial(
+            Parts,
+            self.home,
+            cache=cache,
+            shared_buffers_megabytes=shared_buffers_megabytes,
+            max_wal_size_megabytes=max_wal_size_megabytes,
+            lasting=lasting,
+        )
 
     def up(self, progress: Progress = in_silence) -> StackInfo:
         """Start what does not run, and wait until it serves; stop it again if a part cannot be started."""
@@ -296,16 +302,6 @@ class LocalStack:
             message = f"there is no stack in {self.home}; `tidewheel dev` or `tidewheel up` makes one"
             raise StackError(message)
         return self._parts(state)
-
-    def _parts(self, state: StackState) -> Parts:
-        return Parts(
-            self.home,
-            state,
-            cache=self._cache,
-            shared_buffers_megabytes=self._shared_buffers_megabytes,
-            max_wal_size_megabytes=self._max_wal_size_megabytes,
-            lasting=self._lasting,
-        )
 
 
 def _properties_file(home: Path) -> Path:

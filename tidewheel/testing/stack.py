@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, LiteralString, cast
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from psycopg.rows import class_row
@@ -274,15 +274,6 @@ class Tidewheel:
             remedy = "import the module that registers it, or name the target's type in TIDEWHEEL_TARGETS"
             message = f"no handler is registered: {missing}; {remedy}"
             raise LookupError(message)
-
-
-def run_of(runs: Sequence[Run], run_id: UUID) -> Run:
-    """One of several runs."""
-    for run in runs:
-        if run.run_id == run_id:
-            return run
-    message = f"run {run_id} is not among these {len(runs)}"
-    raise LookupError(message)
 
 
 def _times(number: int) -> str:
