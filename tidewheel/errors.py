@@ -190,28 +190,58 @@ class UnknownExecutor(Refused):
         super().__init__((FieldError("executor_id", problem, remedy),))
 
 
-class UnknownBackfill(Refused):
+class UnknownId(Refused):
+    """No object of this id in this tenant; 0 stands for an address that has no id."""
+
+    path = "id"
+    noun: str
+    remedy = "copy the id from the reply to the request that created it"
+
+    def __init__(self, wanted: str | int) -> None:
+        self.wanted = wanted
+        problem = (
+            f"there is no {self.noun} {wanted}" if wanted else f"the address has no id that a {self.noun} can have"
+        )
+        super().__init__((FieldError(self.path, problem, self.remedy),))
+
+
+class UnknownBackfill(UnknownId):
     """No backfill of this id in this tenant."""
 
-    code = "unknown_backfill"
-
-    def __init__(self, backfill_id: str) -> None:
-        self.backfill_id = backfill_id
-        problem = f"there is no backfill {backfill_id}"
-        super().__init__(
-            (FieldError("backfill_id", problem, "copy the id from the reply to the request that created it"),)
-        )
+    code, path, noun = "unknown_backfill", "backfill_id", "backfill"
 
 
-class UnknownCancellation(Refused):
+class UnknownBatch(UnknownId):
+    """No batch of this id in this tenant."""
+
+    code, path, noun = "unknown_batch", "batch_id", "batch"
+
+
+class UnknownCancellation(UnknownId):
     """No cancellation by filter of this id in this tenant."""
 
-    code = "unknown_cancellation"
+    code, path, noun = "unknown_cancellation", "cancellation_id", "cancellation"
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        remedy = "copy the id from the reply to the request that created it"
-        super().__init__((FieldError("cancellation_id", _no("cancellation", number), remedy),))
+
+class UnknownDeadLetter(UnknownId):
+    """No dead letter of this id in this tenant."""
+
+    code, noun = "unknown_dead_letter", "dead letter"
+    remedy = "copy the id from the list of dead letters; it may have been purged"
+
+
+class UnknownWork(UnknownId):
+    """No bulk work of this id in this tenant."""
+
+    code, path, noun = "unknown_work", "work_id", "bulk work"
+    remedy = "copy the id from the list of bulk work"
+
+
+class UnknownApiKey(UnknownId):
+    """No API key of this id."""
+
+    code, path, noun = "unknown_api_key", "key_id", "API key"
+    remedy = "copy the id from the list of keys"
 
 
 class UnknownWorkflow(Refused):
@@ -225,17 +255,6 @@ class UnknownWorkflow(Refused):
         super().__init__((FieldError("run_id", f"no occurrence of a workflow has the root's run {run_id}", remedy),))
 
 
-class UnknownBatch(Refused):
-    """No batch of this id in this tenant."""
-
-    code = "unknown_batch"
-
-    def __init__(self, batch_id: str) -> None:
-        self.batch_id = batch_id
-        remedy = "copy the id from the reply to the request that created it"
-        super().__init__((FieldError("batch_id", f"there is no batch {batch_id}", remedy),))
-
-
 class UnknownFreeze(Refused):
     """No standing freeze of exactly this scope."""
 
@@ -246,28 +265,6 @@ class UnknownFreeze(Refused):
         super().__init__((FieldError(path, "no standing freeze has this scope", remedy),))
 
 
-class UnknownDeadLetter(Refused):
-    """No dead letter of this id in this tenant."""
-
-    code = "unknown_dead_letter"
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        remedy = "copy the id from the list of dead letters; it may have been purged"
-        super().__init__((FieldError("id", _no("dead letter", number), remedy),))
-
-
-class UnknownWork(Refused):
-    """No bulk work of this id in this tenant."""
-
-    code = "unknown_work"
-
-    def __init__(self, work_id: str) -> None:
-        self.work_id = work_id
-        remedy = "copy the id from the list of bulk work"
-        super().__init__((FieldError("work_id", f"there is no bulk work {work_id}", remedy),))
-
-
 class UnknownCalendar(Refused):
     """No calendar of this name in this tenant."""
 
@@ -276,17 +273,6 @@ class UnknownCalendar(Refused):
     def __init__(self, tenant: str, name: str, remedy: str) -> None:
         self.tenant, self.name = tenant, name
         super().__init__((FieldError("name", f"tenant {tenant!r} has no calendar {name!r}", remedy),))
-
-
-class UnknownApiKey(Refused):
-    """No API key of this id."""
-
-    code = "unknown_api_key"
-
-    def __init__(self, key_id: str) -> None:
-        self.key_id = key_id
-        remedy = "copy the id from the list of keys"
-        super().__init__((FieldError("key_id", f"there is no API key {key_id}", remedy),))
 
 
 class UnknownTenant(Refused):
@@ -461,8 +447,3 @@ class AttemptOver(HandlerSignal):
 
     The transaction has failed. `heartbeat` raises it once the executor has seen that it lost the run.
     """
-
-
-def _no(noun: str, number: int) -> str:
-    """Say that no row has an id, or that an address has none that a row can have: then it is 0."""
-    return f"there is no {noun} {number}" if number else f"the address has no id that a {noun} can have"

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from tests.docs.tables import table
 from tidewheel import errors
 from tidewheel.control.api.problems import STATUSES
-from tidewheel.errors import HandlerSignal, Refused, TidewheelError
+from tidewheel.errors import HandlerSignal, Refused, TidewheelError, UnknownId
 
 _HEAD = """\
 # Errors
@@ -63,7 +63,7 @@ def errors_page() -> str:
 def _classes() -> Iterator[type[TidewheelError]]:
     """Yield the exceptions in the order of their file, without the root."""
     found = (each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, TidewheelError))
-    return (each for each in found if each is not TidewheelError)
+    return (each for each in found if each not in (TidewheelError, UnknownId))
 
 
 def _other(error: type[TidewheelError]) -> tuple[str, ...]:
@@ -80,6 +80,8 @@ def _doc(error: type[TidewheelError]) -> str:
 
 def _remedy(error: type[Refused]) -> str:
     """Return the remedies that the class writes; otherwise each of its errors has its own."""
+    if issubclass(error, UnknownId):
+        return error.remedy
     [tree] = ast.parse(inspect.getsource(error)).body
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
     [*written] = (

@@ -6,10 +6,12 @@ the handler reported to its context.
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
+from functools import wraps
+from typing import ParamSpec
 
 from psycopg import AsyncConnection, Connection
 
@@ -35,6 +37,7 @@ from tidewheel.schemas.definitions import definition_record
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.claim import Started
 
+P = ParamSpec("P")
 _JSON, _BYTES = "application/json", "application/octet-stream"
 _VERSION = 1
 
@@ -78,55 +81,6 @@ class HandlerResult:
         return self
 
 
-def run_handler(
-    handler: str | Callable[..., object],
-    payload: object = None,
-    *,
-    attempt: int = 1,
-    checkpoint: object = None,
-    previous: Previous | None = None,
-    parents: Mapping[str, object] | None = None,
-    scheduled_at: datetime | None = None,
-    labels: Mapping[str, str] | None = None,
-    cancelled: bool = False,
-    **job: object,
-) -> HandlerResult:
-    """Run one attempt of a handler.
-
-    Args:
-        handler: Its name, or the function itself; registered by `@tidewheel.handler`.
-        payload: Any JSON value or pydantic model; bytes are passed unchanged.
-        attempt: Which attempt it is, from 1.
-        checkpoint: What an earlier attempt has saved.
-        parents: The results of its parents by job key; a `Parent` where another state than `succeeded` matters.
-        scheduled_at: The run's nominal instant; now when not given.
-        cancelled: True if a stop was requested before the start.
-        **job: Further fields of its job, such as `key`, `start_to_close` or `retry`, as in a `job.submit`.
-
-    Raises:
-        RuntimeError: It was called on an event loop.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(
-            run_handler_async(
-                handler,
-                payload,
-                attempt=attempt,
-                checkpoint=checkpoint,
-                previous=previous,
-                parents=parents,
-                scheduled_at=scheduled_at,
-                labels=labels,
-                cancelled=cancelled,
-                **job,
-            )
-        )
-    message = "run_handler would block the event loop; write `await run_handler_async(…)`"
-    raise RuntimeError(message)
-
-
 async def run_handler_async(
     handler: str | Callable[..., object],
     payload: object = None,
@@ -140,7 +94,18 @@ async def run_handler_async(
     cancelled: bool = False,
     **job: object,
 ) -> HandlerResult:
-    """As `run_handler`, from a test that is a coroutine."""
+    """Run one attempt of a handler, from a test that is a coroutine.
+
+    Args:
+        handler: Its name, or the function itself; registered by `@tidewheel.handler`.
+        payload: Any JSON value or pydantic model; bytes are passed unchanged.
+        attempt: Which attempt it is, from 1.
+        checkpoint: What an earlier attempt has saved.
+        parents: The results of its parents by job key; a `Parent` where another state than `succeeded` matters.
+        scheduled_at: The run's nominal instant; now when not given.
+        cancelled: True if a stop was requested before the start.
+        **job: Further fields of its job, such as `key`, `start_to_close` or `retry`, as in a `job.submit`.
+    """
     known = find_handler(handler)
     definition = _definition(known.name, job)
     started = _started(definition, attempt, scheduled_at or SystemClock().now())
@@ -164,6 +129,23 @@ async def run_handler_async(
     finally:
         await runner.close()
     return _result(simulated, outcome)
+
+
+def _synchronous(run: Callable[P, Coroutine[None, None, HandlerResult]]) -> Callable[P, HandlerResult]:
+    @wraps(run)
+    def run_handler(*arguments: P.args, **fields: P.kwargs) -> HandlerResult:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(run(*arguments, **fields))
+        message = "run_handler would block the event loop; write `await run_handler_async(…)`"
+        raise RuntimeError(message)
+
+    return run_handler
+
+
+run_handler = _synchronous(run_handler_async)
+"""As `run_handler_async`, from a test that is no coroutine; raises RuntimeError on an event loop."""
 
 
 def find_handler(handler: str | Callable[..., object]) -> Handler:
