@@ -191,7 +191,7 @@ class UnknownExecutor(Refused):
 
 
 class UnknownId(Refused):
-    """No object of this id in this tenant; 0 stands for an address that has no id."""
+    """No object of this id in this tenant; the id of an address that has none is 0."""
 
     path = "id"
     noun: str
