@@ -224,24 +224,6 @@ STATUS: Json = {
         "evidence": "no relay has a row in processes", "remedy": "tidewheel service relay",
     }],
 }  # fmt: skip
-_KEY: dict[str, Json] = {
-    "key_id": "k3v9x0a1bc", "name": "ci", "tenant": "default", "scopes": ["write"], "rate": None, "created_at": _AT,
-    "expires_at": "2027-02-18T01:00:00Z", "revoked_at": None, "last_used_at": None,
-    "queues": None,
-}  # fmt: skip
-KEYS: Json = {"keys": [_KEY], "next_cursor": None}
-_LIMIT: dict[str, Json] = {"at_once": 3, "rate": "100/min", "burst": 1, "running": 3, "waiting": 12}
-LIMITS: Json = {
-    "limits": [{**_LIMIT, "key": "api/*", "set_by": "anna, with ci (rest)", "set_at": _AT, "keys": 1}],
-    "next_cursor": None,
-}
-KEYS_IN_USE: Json = {"keys": [{**_LIMIT, "key": "api/acme", "next_at": None}], "next_cursor": None}
-BLOCKED_KEYS: Json = {"next_cursor": None, "keys": [{
-    "key": "acme", "blocked_by": RUN_ID, "blocked_at": _AT, "retried_by": None, "waiting": 12,
-}]}  # fmt: skip
-UNBLOCKED_KEY: Json = {"run_id": RUN_ID, "skipped": False}
-CHANGED_LIMIT: Json = {"unchanged": False, "started": 2, "complete": True}
-NEW_KEY: Json = {"key": "tw_k3v9x0a1bc_…", "summary": _KEY}
 AUDIT_LOG: Json = {"next_cursor": None, "entries": [{
     "id": 7, "at": _AT, "tenant": "default", "door": "rest", "actor_kind": "key", "actor": "ci", "verified": True,
     "named": "anna", "key_id": "k3v9x0a1bc", "action": "job.submit", "object": "job/nightly", "request_id": None,

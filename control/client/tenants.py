@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import Any, TypedDict, Unpack
 
 from tidewheel.audit import ALL_TENANTS, Change, record_change
-from tidewheel.control.client.api_keys import MAX_RATE as MAX_KEY_RATE
 from tidewheel.control.client.arguments import as_int
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.tenants import (
@@ -29,6 +28,7 @@ from tidewheel.errors import FieldError, InvalidInput, Refused, TenantDeleted, U
 from tidewheel.intake.runs import block_claims
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
+from tidewheel.nouns.api_keys.model import MAX_RATE as MAX_KEY_RATE
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

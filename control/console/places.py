@@ -8,11 +8,11 @@ from tidewheel.control.console.audit import AuditLogPage
 from tidewheel.control.console.calendar_actions import DeleteCalendar, NewCalendar, PutCalendar
 from tidewheel.control.console.calendars import CalendarPage, CalendarsPage
 from tidewheel.control.console.fleet import FleetPage, RunDoctor
-from tidewheel.control.console.keys import KeysPage, NewKey, RevokeKey
 from tidewheel.control.console.tenant_actions import DeleteTenant, LimitTenant, NewTenant, UndeleteTenant
 from tidewheel.control.console.tenants import TenantPage, TenantsPage
 from tidewheel.control.console.view import Page
 from tidewheel.control.doctor.doctor import Doctor
+from tidewheel.nouns.api_keys.pages import KeysPage, NewKey, RevokeKey
 
 ACTIONS: Mapping[str, Action] = {
     "/admin/new-tenant": NewTenant(),
