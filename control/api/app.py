@@ -38,7 +38,6 @@ from tidewheel.control.api.run_places import RunPlacesApi
 from tidewheel.control.api.runs import RunsApi
 from tidewheel.control.api.schemas import SchemasApi
 from tidewheel.control.api.task_tokens import TaskTokensApi
-from tidewheel.control.api.tenants import TenantsApi
 from tidewheel.control.api.workers import Pools
 from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
@@ -62,6 +61,8 @@ from tidewheel.nouns.limits.routes import LIMITS, ORDERING_KEYS
 from tidewheel.nouns.operation import Noun
 from tidewheel.nouns.runs.operations import FailedRuns
 from tidewheel.nouns.runs.pages import FAILED_RUNS
+from tidewheel.nouns.tenants.operations import Tenants
+from tidewheel.nouns.tenants.routes import TENANTS, add_deletion
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.workflows.routes import WORKFLOWS
 from tidewheel.nouns.works.operations import Works
@@ -81,6 +82,7 @@ NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (ApiKeys, API_KEYS),
     (Limits, LIMITS),
     (OrderingKeys, ORDERING_KEYS),
+    (Tenants, TENANTS),
 )
 """The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
@@ -112,7 +114,6 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         BackfillsApi(pools.reads, pools.writes),
         CancellationsApi(pools.reads, pools.writes),
         FleetApi(pools.reads),
-        TenantsApi(pools.reads, pools.writes),
         RunEventsApi(pools.streams, stop),
         NowApi(pools.reads, installation.shards),
         StatusApi(pools.reads, installation.shards),
@@ -135,6 +136,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         api.add_to(app.router)
     for noun, documented in NOUNS:
         add_routes(app.router, noun, documented, pools.reads, pools.writes)
+    add_deletion(app.router, pools.writes)
 
     live = Live(pools.streams, stop)
     console = Console(pools.reads, pools.writes, door, api_keys, live, installation.shards, settings, doctor)

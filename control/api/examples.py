@@ -190,22 +190,6 @@ EXECUTORS: Json = {"next_cursor": None, "executors": [{
 SHARDS: Json = {"shards": [{"shard": 0, "owner": {
     "member_id": "8f8d3b0a-3f0a-4c57-a4b5-6d6f0c5d1e22", "name": "scheduler-1:12", "last_heartbeat_at": _AT,
 }}]}  # fmt: skip
-TENANT: dict[str, Json] = {
-    "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": 100.0,
-    "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "keys": None, "key_rate": None,
-    "paused_at": None, "delete_at": None, "roles": ["acme_app"], "deletion": None,
-}  # fmt: skip
-TENANT_PERIODS: Json = {
-    "tenant": "acme", "periods": [{"state": "succeeded", "days": 7, "kept_since": "2026-11-12"}], "unchanged": False,
-}  # fmt: skip
-TENANTS: Json = {"tenants": [TENANT], "next_cursor": None}
-CHANGED_TENANT: Json = {"tenant": TENANT, "unchanged": False}
-DELETED_TENANT: Json = {"unchanged": False, "tenant": {**TENANT, "delete_at": "2026-11-20T09:00:00Z"}}
-_FEW: Json = {"count": 7, "at_least": False}
-TENANT_USAGE: Json = {
-    "tenant": TENANT, "open_runs": _FEW, "in_flight": _FEW, "waiting": {"count": 0, "at_least": False},
-    "finished_runs": {"count": 10_000, "at_least": True}, "jobs": _FEW,
-}  # fmt: skip
 RUN_EVENT = f'id: {_AT}\nevent: run\ndata: {{"run_id": "{RUN_ID}", "status": "succeeded"}}\n\n'
 STATUS: Json = {
     "now": _NEXT, "services": [{

@@ -29,6 +29,7 @@ _LETTERS = "tidewheel.nouns.dead_letters.commands"
 _BATCHES = "tidewheel.nouns.batches.commands"
 _WORKFLOWS = "tidewheel.nouns.workflows.commands"
 _LIMITS = "tidewheel.nouns.limits.commands"
+_TENANTS = "tidewheel.nouns.tenants.commands"
 _RUNS = "tidewheel.nouns.runs.commands"
 _FREEZES = "tidewheel.nouns.freezes.commands"
 _WORKS = "tidewheel.nouns.works.commands"
@@ -395,35 +396,35 @@ COMMANDS: Mapping[str, Command | Group] = {
             "tenant": Group(
                 "Tenants and their limits.",
                 {
-                    "create": Command("tenants", "create", "Create a tenant, with limits or without."),
-                    "list": Command("tenants", "list_tenants", "List tenants by name, each with its limits."),
+                    "create": Command(_TENANTS, "create", "Create a tenant, with limits or without."),
+                    "list": Command(_TENANTS, "list_tenants", "List tenants by name, each with its limits."),
                     "show": Command(
-                        "tenants", "show", "Show a tenant: its state, its limits, the progress of its deletion."
+                        _TENANTS, "show", "Show a tenant: its state, its limits, the progress of its deletion."
                     ),
                     "limits": Command(
-                        "tenants",
+                        _TENANTS,
                         "limits",
                         "Change limits of a tenant; none lifts one, and those that are not named stay.",
                     ),
                     "retention": Command(
-                        "tenants",
+                        _TENANTS,
                         "retention",
                         "Keep finished runs of a tenant for a shorter time, of all states or of one.",
                     ),
                     "pause": Command(
-                        "tenants", "pause", "Start no run of a tenant until it is resumed; what runs goes on."
+                        _TENANTS, "pause", "Start no run of a tenant until it is resumed; what runs goes on."
                     ),
                     "resume": Command(
-                        "tenants",
+                        _TENANTS,
                         "resume",
                         "End the pause of a tenant; on_resume of its jobs decides what came due meanwhile.",
                     ),
                     "delete": Command(
-                        "tenants",
+                        _TENANTS,
                         "delete",
                         "Delete a tenant with its jobs, runs and all else, a day later; --undo takes that back.",
                     ),
-                    "usage": Command("tenants", "usage", "Show what a tenant uses now, beside its limits."),
+                    "usage": Command(_TENANTS, "usage", "Show what a tenant uses now, beside its limits."),
                 },
             ),
             "limit": Group(

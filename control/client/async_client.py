@@ -22,7 +22,6 @@ from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
 from tidewheel.control.client.task_tokens import TaskTokens
-from tidewheel.control.client.tenants import Tenants
 from tidewheel.control.reads.backfills import BackfillProgress
 from tidewheel.nouns.api_keys.operations import ApiKeys
 from tidewheel.nouns.batches.model import Batch
@@ -30,6 +29,7 @@ from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
+from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.model import Work
 from tidewheel.nouns.works.operations import Works

@@ -20,7 +20,6 @@ from tidewheel.control.client.jobs import Jobs, OnProgress, ReleaseResult, patch
 from tidewheel.control.client.results import BackfillResult, Job, Triggered, backfill_of, job_of, triggered
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.client.task_tokens import TaskTokens
-from tidewheel.control.client.tenants import Tenants
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.preview import Preview, preview
@@ -35,6 +34,7 @@ from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
+from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.operations import Works
 from tidewheel.settings.connections import Connections

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from tidewheel.control.cli.options import read_duration, reading
-from tidewheel.control.cli.output import Output, print_document, print_result, wrapped
+from tidewheel.control.cli.output import Output, print_document, wrapped
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.reads.status import Service, read_services
-from tidewheel.doors.cli import Flag, Shown, Table, command
+from tidewheel.doors.cli import Flag, Shown, Table, changed, command
 from tidewheel.nouns.api_keys.model import ApiKeySummary, NewApiKey
 from tidewheel.nouns.api_keys.operations import ApiKeys
 from tidewheel.settings.services import NOT_SET
@@ -46,11 +46,6 @@ def _show_new(shown: Shown) -> None:
 
 def _needs_no_key(service: Service) -> bool:
     return service.role == "api" and not service.is_silent and (service.settings or {}).get("api_token") == NOT_SET
-
-
-def _show_revoked(shown: Shown) -> None:
-    text = "revoked" if shown.found else "unchanged: the key was revoked already"
-    print_result([text], {"unchanged": not shown.found}, shown.output)
 
 
 def _row(key: ApiKeySummary) -> tuple[Cell, ...]:
@@ -88,4 +83,10 @@ list_keys = command(
     partial(_KEYS.show, nothing="no keys"),
     flags={"all_tenants": Flag(help="The keys of every tenant.")},
 )
-revoke = command(ApiKeys, "revoke", _show_revoked, flags={"key_id": _ID, "tenant": None}, prepare=_of_any_tenant)
+revoke = command(
+    ApiKeys,
+    "revoke",
+    changed("key", "revoked", "the key was revoked already"),
+    flags={"key_id": _ID, "tenant": None},
+    prepare=_of_any_tenant,
+)

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, Field
 from tidewheel.api_keys import Scope
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.connection import drop_none
-from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import refuse
 from tidewheel.ids import RunId
 from tidewheel.jobs.concurrency import MOST_AT_ONCE, MOST_BURST, KeyLimit
@@ -19,6 +18,7 @@ from tidewheel.jobs.values import one_line
 from tidewheel.nouns.limits.model import BlockedKey, ChangedLimit, KeyInUse, LimitSummary, UnblockedKey
 from tidewheel.nouns.limits.reads import list_blocked_keys, list_keys, list_limits, read_blocked_key
 from tidewheel.nouns.operation import Noun, Page, Rows, checked, operation
+from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.transitions.key_limits import MOST_PREFIXES, KeyPattern, apply_limit, remove_limit, set_limit

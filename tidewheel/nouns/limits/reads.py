@@ -4,10 +4,10 @@ from datetime import datetime
 
 from psycopg.rows import class_row
 
-from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.ids import order_id
 from tidewheel.nouns.limits.model import COUNTED, BlockedKey, KeyInUse, LimitSummary
 from tidewheel.nouns.operation import Page
+from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
