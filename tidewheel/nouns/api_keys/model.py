@@ -10,8 +10,6 @@ from pydantic import Field
 from tidewheel.api_keys import Scope
 
 ALL_QUEUES = "*"
-MAX_RATE = 1_000_000
-"""The most requests a second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from typing import Annotated, cast
 from psycopg.errors import UniqueViolation
 from pydantic import BeforeValidator, Field
 
-from tidewheel.api_keys import Scope, new_key
+from tidewheel.api_keys import MAX_RATE, Scope, new_key
 from tidewheel.audit import ALL_TENANTS, Change, record_change
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.errors import UnknownApiKey, refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import MAX_ELEMENTS, Key, Queue, span
-from tidewheel.nouns.api_keys.model import ALL_QUEUES, MAX_RATE, ApiKeySummary, NewApiKey
+from tidewheel.nouns.api_keys.model import ALL_QUEUES, ApiKeySummary, NewApiKey
 from tidewheel.nouns.api_keys.reads import ensure_key_id, list_api_keys
 from tidewheel.nouns.operation import Noun, Page, Rows, operation
 from tidewheel.nouns.tenants.reads import require_tenant

@@ -7,10 +7,10 @@ from typing import Annotated, Literal, TypedDict, get_args
 
 from pydantic import BeforeValidator, Field
 
+from tidewheel.api_keys import MAX_RATE as MAX_KEY_RATE
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, Finite
-from tidewheel.nouns.api_keys.model import MAX_RATE as MAX_KEY_RATE
 
 KeptState = Literal["any", "succeeded", "failed", "timed_out", "cancelled", "skipped"]
 KEPT_STATES: tuple[KeptState, ...] = get_args(KeptState)
