@@ -170,7 +170,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "task_token_keys": By("tidewheel.control", "delete_task_token_keys"),
         "sign_ins": By("tidewheel.control", "drop_sign_ins"),
         "tenants": By("tidewheel.transitions", "take_tenant"),
-        "job_rooms": By("tidewheel.control", "forget_job_room"),
+        "job_rooms": By("tidewheel.nouns.tenants", "forget_job_room"),
         "key_limits": Bounded(_OPERATOR),
         "tenant_periods": Bounded(_OPERATOR),
         "tenant_roles": Bounded(_OPERATOR),

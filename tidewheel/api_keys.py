@@ -27,6 +27,7 @@ _KEY = re.compile(
 )
 
 PREFIX = "tw_"
+MAX_RATE = 1_000_000  # requests a second
 
 
 class Scope(StrEnum):

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.ask import AskApi
+from tidewheel.control.api.audit_log import AuditLogApi
 from tidewheel.control.api.backfills import BackfillsApi
 from tidewheel.control.api.bearer import Guard
 from tidewheel.control.api.cancellations import CancellationsApi
@@ -29,8 +30,6 @@ from tidewheel.control.api.health import HealthApi
 from tidewheel.control.api.job_times import JobTimesApi
 from tidewheel.control.api.jobs import JobsApi
 from tidewheel.control.api.key_check import KeyCheck
-from tidewheel.control.api.keys import KeysApi
-from tidewheel.control.api.limits import LimitsApi, OrderingKeysApi
 from tidewheel.control.api.now import NowApi
 from tidewheel.control.api.openapi import add_route, openapi
 from tidewheel.control.api.problems import HANDLERS
@@ -39,7 +38,6 @@ from tidewheel.control.api.run_places import RunPlacesApi
 from tidewheel.control.api.runs import RunsApi
 from tidewheel.control.api.schemas import SchemasApi
 from tidewheel.control.api.task_tokens import TaskTokensApi
-from tidewheel.control.api.tenants import TenantsApi
 from tidewheel.control.api.workers import Pools
 from tidewheel.control.console.console import Console
 from tidewheel.control.console.door import Door
@@ -50,15 +48,21 @@ from tidewheel.errors import SettingsError
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.reaper import Reaper
 from tidewheel.message_signatures import MessageKeys
+from tidewheel.nouns.api_keys.operations import ApiKeys
+from tidewheel.nouns.api_keys.routes import API_KEYS
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.batches.routes import BATCHES
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.dead_letters.routes import DEAD_LETTERS
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.freezes.routes import FREEZES
+from tidewheel.nouns.limits.operations import Limits, OrderingKeys
+from tidewheel.nouns.limits.routes import LIMITS, ORDERING_KEYS
 from tidewheel.nouns.operation import Noun
 from tidewheel.nouns.runs.operations import FailedRuns
 from tidewheel.nouns.runs.pages import FAILED_RUNS
+from tidewheel.nouns.tenants.operations import Tenants
+from tidewheel.nouns.tenants.routes import TENANTS, add_deletion
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.workflows.routes import WORKFLOWS
 from tidewheel.nouns.works.operations import Works
@@ -75,6 +79,10 @@ NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (Workflows, WORKFLOWS),
     (FailedRuns, FAILED_RUNS),
     (Works, WORKS),
+    (ApiKeys, API_KEYS),
+    (Limits, LIMITS),
+    (OrderingKeys, ORDERING_KEYS),
+    (Tenants, TENANTS),
 )
 """The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
@@ -106,14 +114,11 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         BackfillsApi(pools.reads, pools.writes),
         CancellationsApi(pools.reads, pools.writes),
         FleetApi(pools.reads),
-        TenantsApi(pools.reads, pools.writes),
         RunEventsApi(pools.streams, stop),
         NowApi(pools.reads, installation.shards),
         StatusApi(pools.reads, installation.shards),
         DoctorApi(pools.reads, doctor),
-        LimitsApi(pools.reads, pools.writes),
-        OrderingKeysApi(pools.reads, pools.writes),
-        KeysApi(pools.reads, pools.writes),
+        AuditLogApi(pools.reads),
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),
     )
@@ -131,6 +136,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         api.add_to(app.router)
     for noun, documented in NOUNS:
         add_routes(app.router, noun, documented, pools.reads, pools.writes)
+    add_deletion(app.router, pools.writes)
 
     live = Live(pools.streams, stop)
     console = Console(pools.reads, pools.writes, door, api_keys, live, installation.shards, settings, doctor)

@@ -190,22 +190,6 @@ EXECUTORS: Json = {"next_cursor": None, "executors": [{
 SHARDS: Json = {"shards": [{"shard": 0, "owner": {
     "member_id": "8f8d3b0a-3f0a-4c57-a4b5-6d6f0c5d1e22", "name": "scheduler-1:12", "last_heartbeat_at": _AT,
 }}]}  # fmt: skip
-TENANT: dict[str, Json] = {
-    "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": 100.0,
-    "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "keys": None, "key_rate": None,
-    "paused_at": None, "delete_at": None, "roles": ["acme_app"], "deletion": None,
-}  # fmt: skip
-TENANT_PERIODS: Json = {
-    "tenant": "acme", "periods": [{"state": "succeeded", "days": 7, "kept_since": "2026-11-12"}], "unchanged": False,
-}  # fmt: skip
-TENANTS: Json = {"tenants": [TENANT], "next_cursor": None}
-CHANGED_TENANT: Json = {"tenant": TENANT, "unchanged": False}
-DELETED_TENANT: Json = {"unchanged": False, "tenant": {**TENANT, "delete_at": "2026-11-20T09:00:00Z"}}
-_FEW: Json = {"count": 7, "at_least": False}
-TENANT_USAGE: Json = {
-    "tenant": TENANT, "open_runs": _FEW, "in_flight": _FEW, "waiting": {"count": 0, "at_least": False},
-    "finished_runs": {"count": 10_000, "at_least": True}, "jobs": _FEW,
-}  # fmt: skip
 RUN_EVENT = f'id: {_AT}\nevent: run\ndata: {{"run_id": "{RUN_ID}", "status": "succeeded"}}\n\n'
 STATUS: Json = {
     "now": _NEXT, "services": [{
@@ -224,24 +208,6 @@ STATUS: Json = {
         "evidence": "no relay has a row in processes", "remedy": "tidewheel service relay",
     }],
 }  # fmt: skip
-_KEY: dict[str, Json] = {
-    "key_id": "k3v9x0a1bc", "name": "ci", "tenant": "default", "scopes": ["write"], "rate": None, "created_at": _AT,
-    "expires_at": "2027-02-18T01:00:00Z", "revoked_at": None, "last_used_at": None,
-    "queues": None,
-}  # fmt: skip
-KEYS: Json = {"keys": [_KEY], "next_cursor": None}
-_LIMIT: dict[str, Json] = {"at_once": 3, "rate": "100/min", "burst": 1, "running": 3, "waiting": 12}
-LIMITS: Json = {
-    "limits": [{**_LIMIT, "key": "api/*", "set_by": "anna, with ci (rest)", "set_at": _AT, "keys": 1}],
-    "next_cursor": None,
-}
-KEYS_IN_USE: Json = {"keys": [{**_LIMIT, "key": "api/acme", "next_at": None}], "next_cursor": None}
-BLOCKED_KEYS: Json = {"next_cursor": None, "keys": [{
-    "key": "acme", "blocked_by": RUN_ID, "blocked_at": _AT, "retried_by": None, "waiting": 12,
-}]}  # fmt: skip
-UNBLOCKED_KEY: Json = {"run_id": RUN_ID, "skipped": False}
-CHANGED_LIMIT: Json = {"unchanged": False, "started": 2, "complete": True}
-NEW_KEY: Json = {"key": "tw_k3v9x0a1bc_…", "summary": _KEY}
 AUDIT_LOG: Json = {"next_cursor": None, "entries": [{
     "id": 7, "at": _AT, "tenant": "default", "door": "rest", "actor_kind": "key", "actor": "ci", "verified": True,
     "named": "anna", "key_id": "k3v9x0a1bc", "action": "job.submit", "object": "job/nightly", "request_id": None,

@@ -35,7 +35,6 @@ from tidewheel.control.api.models import (
 )
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
-from tidewheel.control.client.api_keys import ALL_QUEUES
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.remote_executors import (
     REFUSED,
@@ -48,6 +47,7 @@ from tidewheel.executor.remote_executors import (
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import MAX_ELEMENTS
 from tidewheel.message_signatures import MessageKeys
+from tidewheel.nouns.api_keys.model import ALL_QUEUES
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 from tidewheel.schemas.codec import encode

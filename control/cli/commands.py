@@ -24,9 +24,12 @@ COLUMNS = 100  # widest help and text output where no terminal says otherwise
 _HELP = ["-h", "--help"]
 _CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 _PACKAGE = "tidewheel.control.cli"
+_API_KEYS = "tidewheel.nouns.api_keys.commands"
 _LETTERS = "tidewheel.nouns.dead_letters.commands"
 _BATCHES = "tidewheel.nouns.batches.commands"
 _WORKFLOWS = "tidewheel.nouns.workflows.commands"
+_LIMITS = "tidewheel.nouns.limits.commands"
+_TENANTS = "tidewheel.nouns.tenants.commands"
 _RUNS = "tidewheel.nouns.runs.commands"
 _FREEZES = "tidewheel.nouns.freezes.commands"
 _WORKS = "tidewheel.nouns.works.commands"
@@ -351,7 +354,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                     ),
                     "list": Command("admin", "list_topics", "List the topics and what `topics apply` would change."),
                     "rotate-key": Command(
-                        "keys",
+                        "secrets",
                         "rotate_key",
                         "Add a key that signs run messages: the older name of `secrets rotate run-messages`.",
                     ),
@@ -361,7 +364,7 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "The keys with which services sign.",
                 {
                     "rotate": Command(
-                        "keys",
+                        "secrets",
                         "rotate",
                         "Add a key that signs run messages or task tokens, and delete all but the one before.",
                     )
@@ -370,23 +373,21 @@ COMMANDS: Mapping[str, Command | Group] = {
             "api-key": Group(
                 "Keys of REST and the console.",
                 {
-                    "create": Command("keys", "create", "Create a key of the HTTP API, and print it once."),
-                    "list": Command("keys", "list_keys", "List keys, the newest first, each with its last use."),
-                    "revoke": Command(
-                        "keys",
-                        "revoke",
-                        "Revoke a key of any tenant; it opens nothing from the next second on.",
+                    "create": Command(
+                        _API_KEYS, "create", "Create a key of the HTTP API; the answer alone has its secret."
                     ),
+                    "list": Command(_API_KEYS, "list_keys", "List keys, the newest first, each with its last use."),
+                    "revoke": Command(_API_KEYS, "revoke", "Revoke a key; it opens nothing from the next second on."),
                 },
             ),
             "ordering-key": Group(
                 "Ordering keys that a failed run blocks.",
                 {
                     "list": Command(
-                        "limits", "blocked", "List ordering keys that a failed run blocks, the longest first."
+                        _LIMITS, "blocked", "List ordering keys that a failed run blocks, the longest first."
                     ),
                     "unblock": Command(
-                        "limits",
+                        _LIMITS,
                         "unblock",
                         "Retry the failed run of an ordering key: its success lets the next run start.",
                     ),
@@ -395,54 +396,52 @@ COMMANDS: Mapping[str, Command | Group] = {
             "tenant": Group(
                 "Tenants and their limits.",
                 {
-                    "create": Command("tenants", "create", "Create a tenant, with limits or without."),
-                    "list": Command("tenants", "list_tenants", "List tenants by name, each with its limits."),
+                    "create": Command(_TENANTS, "create", "Create a tenant, with limits or without."),
+                    "list": Command(_TENANTS, "list_tenants", "List tenants by name, each with its limits."),
                     "show": Command(
-                        "tenants", "show", "Show a tenant: its state, its limits, the progress of its deletion."
+                        _TENANTS, "show", "Show a tenant: its state, its limits, the progress of its deletion."
                     ),
                     "limits": Command(
-                        "tenants",
+                        _TENANTS,
                         "limits",
                         "Change limits of a tenant; none lifts one, and those that are not named stay.",
                     ),
                     "retention": Command(
-                        "tenants",
+                        _TENANTS,
                         "retention",
                         "Keep finished runs of a tenant for a shorter time, of all states or of one.",
                     ),
                     "pause": Command(
-                        "tenants", "pause", "Start no run of a tenant until it is resumed; what runs goes on."
+                        _TENANTS, "pause", "Start no run of a tenant until it is resumed; what runs goes on."
                     ),
                     "resume": Command(
-                        "tenants",
+                        _TENANTS,
                         "resume",
                         "End the pause of a tenant; on_resume of its jobs decides what came due meanwhile.",
                     ),
                     "delete": Command(
-                        "tenants",
+                        _TENANTS,
                         "delete",
                         "Delete a tenant with its jobs, runs and all else, a day later; --undo takes that back.",
                     ),
-                    "usage": Command("tenants", "usage", "Show what a tenant uses now, beside its limits."),
+                    "usage": Command(_TENANTS, "usage", "Show what a tenant uses now, beside its limits."),
                 },
             ),
             "limit": Group(
                 "Limits of concurrency keys.",
                 {
                     "set": Command(
-                        "limits",
+                        _LIMITS,
                         "set_limit",
                         "Set the limit of a key or of each key with a prefix; it replaces those of jobs.",
                     ),
                     "rm": Command(
-                        "limits",
+                        _LIMITS,
                         "remove",
                         "Remove the limit of a key or a prefix; a shorter prefix or the jobs decide again.",
                     ),
-                    "list": Command("limits", "list_all", "List limits, each with what runs and waits under it."),
-                    "keys": Command(
-                        "limits", "keys", "List keys in use, each with its limit, and what runs and waits."
-                    ),
+                    "list": Command(_LIMITS, "list_all", "List limits, each with what runs and waits under it."),
+                    "keys": Command(_LIMITS, "keys", "List keys in use, each with its limit, and what runs and waits."),
                 },
             ),
             "calendar": Group(

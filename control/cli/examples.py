@@ -68,6 +68,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel admin api-key create ci --scope write --scope read --expires 90d",
         "tidewheel admin api-key create billing --scope execute --queue billing --tenant acme --expires 90d",
     ),
+    "admin api-key list": ("tidewheel admin api-key list --all-tenants",),
+    "admin limit keys": ("tidewheel admin limit keys api/",),
     "admin tenant create": ("tidewheel admin tenant create acme --triggers-per-second 100 --in-flight 500",),
     "admin tenant limits": (
         "tidewheel admin tenant limits acme --triggers-per-second 100 --jobs 1000 --payload 64KiB",

@@ -194,7 +194,7 @@ After = Annotated[
     typer.Option("--after", metavar="PLACE", help="Begin after this place; the last line of a page names it."),
 ]
 T = TypeVar("T")
-_IDS: Mapping[object, str] = {int: r"\d{1,18}", UUID: r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"}
+_IDS: Mapping[object, str] = {int: r"\d{1,18}", UUID: r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", str: ".{1,255}"}
 
 
 def read_place(text: str, kind: Callable[[str], T]) -> tuple[datetime, T]:
@@ -204,7 +204,7 @@ def read_place(text: str, kind: Callable[[str], T]) -> tuple[datetime, T]:
     return read_instant(found[1], "--after"), kind(found[2])
 
 
-def place_text(at: datetime, number: int | UUID) -> str:
+def place_text(at: datetime, number: int | UUID | str) -> str:
     """Return the text of a place."""
     return f"{format_timestamp(at)}/{number}"
 

@@ -11,25 +11,25 @@ from uuid import UUID
 
 from tidewheel.audit import Actor
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.client.api_keys import ApiKeys
 from tidewheel.control.client.arguments import as_seconds
 from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.jobs import Jobs
-from tidewheel.control.client.limits import Limits, OrderingKeys
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
 from tidewheel.control.client.task_tokens import TaskTokens
-from tidewheel.control.client.tenants import Tenants
 from tidewheel.control.reads.backfills import BackfillProgress
+from tidewheel.nouns.api_keys.operations import ApiKeys
 from tidewheel.nouns.batches.model import Batch
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.limits.operations import Limits, OrderingKeys
+from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.model import Work
 from tidewheel.nouns.works.operations import Works

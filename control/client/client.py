@@ -10,7 +10,6 @@ from typing import Self, Unpack
 from uuid import UUID
 
 from tidewheel.audit import Actor
-from tidewheel.control.client.api_keys import ApiKeys
 from tidewheel.control.client.arguments import as_document, as_int
 from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
@@ -18,11 +17,9 @@ from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
 from tidewheel.control.client.jobs import Jobs, OnProgress, ReleaseResult, patch_job, release
-from tidewheel.control.client.limits import Limits, OrderingKeys
 from tidewheel.control.client.results import BackfillResult, Job, Triggered, backfill_of, job_of, triggered
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.client.task_tokens import TaskTokens
-from tidewheel.control.client.tenants import Tenants
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.preview import Preview, preview
@@ -32,9 +29,12 @@ from tidewheel.control.reads.job_days import MAX_DAYS, JobStatistics, job_statis
 from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.nouns.api_keys.operations import ApiKeys
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.limits.operations import Limits, OrderingKeys
+from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.operations import Works
 from tidewheel.settings.connections import Connections

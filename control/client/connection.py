@@ -129,11 +129,18 @@ class Connection:
             self._begin(connection, None if all_tenants else self.tenant, _SET_REPEATABLE_READ)
             yield connection
 
-    def request(
-        self, document: Mapping[str, object], request_id: str | None = None, *, tenant: str | None = None
-    ) -> Reply:
-        """Apply one request; fields that are None are left out, and the tenant is the connection's by default."""
-        [reply] = self.request_all([{**document, "request_id": request_id}], tenant=tenant)
+    @contextmanager
+    def acting_for(self, tenant: str) -> Generator[None]:
+        """Act for another tenant meanwhile."""
+        own, self.tenant = self.tenant, tenant
+        try:
+            yield
+        finally:
+            self.tenant = own
+
+    def request(self, document: Mapping[str, object], request_id: str | None = None) -> Reply:
+        """Apply one request; fields that are None are left out."""
+        [reply] = self.request_all([{**document, "request_id": request_id}])
         raise_rejection(reply, document.get("if_version"))
         return reply
 
@@ -157,10 +164,10 @@ class Connection:
         self.notify(Channel.TIMERS, Channel.OUTBOX)
         return reply
 
-    def request_all(self, documents: Sequence[Mapping[str, object]], *, tenant: str | None = None) -> list[Reply]:
+    def request_all(self, documents: Sequence[Mapping[str, object]]) -> list[Reply]:
         """Apply several requests in one transaction; return their replies in order, rejections among them."""
         batch = [
-            ReceivedRequest(_own_request(document, tenant or self.tenant), sent_traceparent=self.traceparent)
+            ReceivedRequest(_own_request(document, self.tenant), sent_traceparent=self.traceparent)
             for document in documents
         ]
         if any(isinstance(one.request, BLOCKS_CLAIMS) for one in batch):
@@ -170,7 +177,7 @@ class Connection:
         replies = self.write(
             lambda connection: apply_requests(connection, self.installation, batch, actor=self.actor),
             once=once,
-            all_tenants=tenant not in {None, self.tenant} or any(_names_all_tenants(one.request) for one in batch),
+            all_tenants=any(_names_all_tenants(one.request) for one in batch),
         )
         self.notify(Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS)
         return replies

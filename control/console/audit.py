@@ -9,8 +9,8 @@ from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.audit import ALL_TENANTS
+from tidewheel.control.api.audit_log import AuditQuery
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.keys import AuditQuery
 from tidewheel.control.api.queries import Cursors, Whole
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.listing import list_view

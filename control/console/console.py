@@ -53,16 +53,16 @@ from tidewheel.control.console.runs import RunsPage
 from tidewheel.control.console.sign_in import COOKIE, LOOKS, ZONE_COOKIE, sign_in_of
 from tidewheel.control.console.signing import SignInPage
 from tidewheel.control.console.slow import SlowPage
-from tidewheel.control.console.tenants import tenant_names
 from tidewheel.control.console.urls import local_path
 from tidewheel.control.console.versions import VersionsPage
 from tidewheel.control.console.view import Page, View, without_zone
 from tidewheel.control.console.words import zone_of
 from tidewheel.control.doctor.doctor import Doctor
-from tidewheel.control.reads.tenants import require_tenant, show_tenant
 from tidewheel.nouns.dead_letters import pages as pages_of_letters
 from tidewheel.nouns.freezes.pages import ChooseFreezePage, FreezeAction, ThawAction
 from tidewheel.nouns.runs import pages as pages_of_runs
+from tidewheel.nouns.tenants.pages import tenant_names
+from tidewheel.nouns.tenants.reads import require_tenant, show_tenant
 from tidewheel.nouns.workflows.dialogs import CancelWorkflow, PauseWorkflow, ResumeWorkflow
 from tidewheel.nouns.workflows.pages import WorkflowPage, WorkflowsPage
 from tidewheel.settings.api import ApiSettings

@@ -8,17 +8,16 @@ from tidewheel.control.console.audit import AuditLogPage
 from tidewheel.control.console.calendar_actions import DeleteCalendar, NewCalendar, PutCalendar
 from tidewheel.control.console.calendars import CalendarPage, CalendarsPage
 from tidewheel.control.console.fleet import FleetPage, RunDoctor
-from tidewheel.control.console.keys import KeysPage, NewKey, RevokeKey
-from tidewheel.control.console.tenant_actions import DeleteTenant, LimitTenant, NewTenant, UndeleteTenant
-from tidewheel.control.console.tenants import TenantPage, TenantsPage
 from tidewheel.control.console.view import Page
 from tidewheel.control.doctor.doctor import Doctor
+from tidewheel.nouns.api_keys.pages import KeysPage, NewKey, RevokeKey
+from tidewheel.nouns.tenants.pages import DELETE, LIMIT, UNDELETE, NewTenant, TenantPage, TenantsPage
 
 ACTIONS: Mapping[str, Action] = {
     "/admin/new-tenant": NewTenant(),
-    "/admin/tenants/{name}/limits": LimitTenant(),
-    "/admin/tenants/{name}/delete": DeleteTenant(),
-    "/admin/tenants/{name}/undelete": UndeleteTenant(),
+    "/admin/tenants/{name}/limits": LIMIT,
+    "/admin/tenants/{name}/delete": DELETE,
+    "/admin/tenants/{name}/undelete": UNDELETE,
     "/admin/new-key": NewKey(),
     "/admin/keys/{key_id}/revoke": RevokeKey(),
     "/new-calendar": NewCalendar(),

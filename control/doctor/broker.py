@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from tidewheel.control.doctor.check import Context
 from tidewheel.control.doctor.database import live_queues
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import SettingsError, Unavailable, UnknownTenant
 from tidewheel.kafka.clients import bootstrap_check
 from tidewheel.kafka.topics import (
@@ -19,6 +18,7 @@ from tidewheel.kafka.topics import (
     tenants_with_topics,
     topic_statuses,
 )
+from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.session import Conn
 
 _GIBIBYTE = 1 << 30

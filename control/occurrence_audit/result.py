@@ -29,8 +29,8 @@ from tidewheel.control.occurrence_audit.completions import unrecorded_ends
 from tidewheel.control.occurrence_audit.records import Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import as_json
-from tidewheel.control.reads.tenants import show_tenant
 from tidewheel.errors import Unavailable
+from tidewheel.nouns.tenants.reads import show_tenant
 from tidewheel.postgres.held_lock import held_lock
 from tidewheel.postgres.partitions import day_of, start_of
 from tidewheel.postgres.session import Conn, Session

@@ -13,9 +13,9 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownBackfill
 from tidewheel.ids import job_id, run_range
+from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import OPEN, RunState

@@ -6,8 +6,8 @@ from datetime import date, datetime
 
 from psycopg.rows import class_row
 
-from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownCalendar
+from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 

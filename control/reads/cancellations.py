@@ -9,10 +9,10 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownCancellation
 from tidewheel.ids import job_id
 from tidewheel.jobs.requests import RunsCancel
+from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.cancel_matches import count_matches

@@ -7,8 +7,8 @@ from typing import LiteralString, TypeAlias, cast
 from uuid import UUID
 
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.ids import job_id
+from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

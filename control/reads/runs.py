@@ -19,12 +19,12 @@ from psycopg.types.json import Jsonb
 
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import one_of
-from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.errors import refuse
 from tidewheel.ids import first_run_id, instant_of, job_id, order_id
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
+from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

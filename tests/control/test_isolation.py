@@ -44,7 +44,7 @@ _POLICY = "(tenant = current_setting('tidewheel.tenant'::text, true))"
 _DAY = re.compile(r"_\d{8}$")
 _INSERT = re.compile(r"INSERT INTO (\w+) \(")
 
-_NOUNS = ("batches", "dead_letters", "freezes", "workflows")
+_NOUNS = ("api_keys", "batches", "dead_letters", "freezes", "limits", "tenants", "workflows")
 _DOORS = ("tidewheel.control", "tidewheel.intake", *(f"tidewheel.nouns.{name}" for name in _NOUNS))
 _WITHOUT_TENANT = {"INSERT INTO outbox ("}
 # Their results differ from one execution to the next.
@@ -70,15 +70,17 @@ SELECT pg_restore_attribute_stats(
 _NOT_EXECUTED = {
     "it concerns all tenants, and runs as the owner of the tables": """
         nouns.freezes: list_all_freezes
-        control: find_api_key list_audit_log_of_all list_executors list_schedulers list_tenants ping
+        control: find_api_key list_audit_log_of_all list_executors list_schedulers ping
         control: read_fleet_facts read_held_lanes read_intake_offsets read_queues read_services record_api_key_use
-        control: add_executor_key add_tenant change_limits free_name grant_role keep_tenant revoke_role
-        control: schedule_deletion read_fallbacks add_message_key delete_message_keys lock_message_keys
+        nouns.tenants: list_tenants add_tenant change_limits free_name grant_role keep_tenant revoke_role
+        nouns.tenants: schedule_deletion count_finished_runs count_open_runs count_tenant_jobs forget_job_room
+        nouns.tenants: lock_tenant read_tenant_periods set_tenant_period show_tenant
+        nouns.api_keys: add_executor_key lock_keys_of_tenant read_key_limits
+        control: read_fallbacks add_message_key delete_message_keys lock_message_keys
         control: read_message_key_age add_task_token_key delete_task_token_keys lock_task_token_keys
         control: read_task_token_key_ages count_attempts_of_old_keys replace_readable_key
-        control: lock_keys_of_tenant read_key_limits add_sign_in drop_sign_ins end_sign_in record_sign_in_use take_link
-        control: count_finished_runs count_open_runs count_tenant_jobs forget_job_room lock_tenant
-        control: read_tenant_periods set_tenant_period show_tenant find_outbox_rows
+        control: add_sign_in drop_sign_ins end_sign_in record_sign_in_use take_link
+        control: find_outbox_rows
         control: count_runs_of_executors list_runs_of_executor""",
     "it runs in a caller's own transaction": """
         control: cancel_in_transaction enqueue_by_topic status_in_transaction""",
@@ -87,7 +89,8 @@ _NOT_EXECUTED = {
     "only pages of the console and their routes execute it": """
         control: find_job_key read_run_payload find_timeline_runs count_timeline_runs read_took_p95 read_versions_since
         control: read_selected_jobs read_pauses read_recent_runs read_tenant_pulse read_run_pulses read_job_pulses
-        control: find_keys_from show_api_key
+        nouns.api_keys: show_api_key
+        control: find_keys_from
         nouns.freezes: count_freezable find_standing_freezes
         control: list_children read_retry_facts find_longest_attempts""",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """

@@ -657,7 +657,8 @@ def test_shorter_periods_of_a_tenant_leave_other_tenants_alone(
     days = made(fresh_database, 6, 5, 4, 3)
     with Client(fresh_database.url) as client:
         client.tenants.create("acme")
-        assert [client.tenants.keep("acme", 4), client.tenants.keep("acme", 2, state="skipped")] == [True, True]
+        assert client.tenants.keep("acme", 4)
+        assert client.tenants.keep("acme", 2, state="skipped")
         assert not client.tenants.keep("acme", 4)
         with pytest.raises(InvalidInput, match="days"):
             client.tenants.keep("acme", 0)

@@ -4,6 +4,7 @@ A parameter without a default is an argument, and so are the ids of a filter. Al
 nothing can undo needs `--yes`.
 """
 
+import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -18,7 +19,6 @@ from uuid import UUID
 import typer
 from typer.models import OptionInfo
 
-from tidewheel.api_keys import Scope
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
@@ -38,7 +38,7 @@ from tidewheel.control.cli.output import Output, OutputOption, print_document, p
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
-from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, Place, as_document, operations
+from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, as_document, operations
 
 _KINDS: Mapping[str, Any] = {
     "after": After,
@@ -98,8 +98,8 @@ class Table:
         else:
             typer.echo(nothing if after is None else "none on this page")
         if after is not None:
-            place = place_text(*cast("Place", after)) if isinstance(after, tuple) else after
-            typer.echo(f"more: add --after {place}")
+            place = place_text(*cast("Any", after)) if isinstance(after, tuple) else str(after)
+            typer.echo(f"more: add --after {shlex.quote(place)}")
 
 
 def changed(noun: str, done: str, unchanged: str) -> Callable[[Shown], None]:
@@ -144,10 +144,12 @@ class _Command:
         if self.declared.danger:
             words = "Confirm it; needed without --dry-run."
             own.append(_flag("yes", Annotated[bool, typer.Option("--yes", help=words)], default=False))
-        own += [_flag(name, kind, default=False) for name, kind in self.options.items()]
+        own += [_flag(name, kind, default=None) for name, kind in self.options.items()]
         if self.local_times or any(each.accepts(datetime) for each, _ in self._flagged() if each.name != "after"):
             own.append(_flag("timezone", Tz, default=None))
-        own += [_flag("tenant", Tenant, default=DEFAULT_TENANT), _flag("output", OutputOption, default=Output.TEXT)]
+        if "tenant" not in {*self.flags, *(each.name for each in own)}:
+            own.append(_flag("tenant", Tenant, default=DEFAULT_TENANT))
+        own.append(_flag("output", OutputOption, default=Output.TEXT))
         return Signature(sorted(own, key=lambda each: each.kind))
 
     def __call__(self, **given: Any) -> None:  # noqa: ANN401 - as typer has read them
@@ -155,7 +157,7 @@ class _Command:
         if self.dry_run is not None and given["dry_run"]:
             replace(self, name=self.dry_run[0], show=self.dry_run[1], dry_run=None)(**given)
             return
-        zone, tenant, output = given.get("timezone"), given["tenant"], given["output"]
+        zone, tenant, output = given.get("timezone"), given.get("tenant", DEFAULT_TENANT), given["output"]
         arguments = {each.name: _value(each, flag, given[each.spoken], zone) for each, flag in self._flagged()}
         options = {name: given[name] for name in self.options}
         self.prepare(arguments, options)
@@ -177,7 +179,7 @@ class _Command:
 
     @contextmanager
     def _call(self, tenant: str) -> Generator[Call]:
-        if self.declared.scope is Scope.READ:
+        if self.declared.route.startswith("GET"):
             read = SimpleNamespace(tenant=tenant, all_tenants=True, snapshot=lambda all_tenants=False: reading())
             yield cast("Call", read)
             return
@@ -212,7 +214,7 @@ def _value(each: Parameter, flag: Flag, given: Any, zone: str | None) -> object:
     if each.accepts(dict):
         return read_labels(given)
     if each.accepts(tuple):
-        return read_place(given, UUID if each.accepts(UUID) else int)
+        return read_place(given, next(kind for kind in (UUID, int, str) if each.accepts(kind)))
     return read_instant(given, f"--{each.spoken}", zone) if each.accepts(datetime) else given
 
 
@@ -227,7 +229,7 @@ def _argument(each: Parameter, flag: Flag) -> Argument:
 def _argument_kind(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation
     if not each.required and not each.accepts(Sequence):
         return None
-    kind: Any = UUID if each.accepts(UUID) else int
+    kind: Any = next((kind for kind in (UUID, int) if each.accepts(kind)), str)
     kind = kind if each.required else list[kind] | None
     return Annotated[kind, typer.Argument(metavar=flag.metavar, help=flag.help or each.help)]
 
@@ -239,7 +241,7 @@ def _option(each: Parameter, flag: Flag) -> Any:  # noqa: ANN401 - an annotation
         return Annotated[bool, typer.Option(name, help=words)]
     if each.accepts(bool):
         return Annotated[bool | None, typer.Option(f"{name}/--not-{each.spoken}", help=words)]
-    kind: Any = int if each.accepts(int) else str
+    kind: Any = int if each.accepts(int) and flag.read is None else str
     if each.accepts(dict):  # repeatable
         name, kind = name.removesuffix("s"), list[str]
     metavar = "TIME" if each.accepts(datetime) else flag.metavar

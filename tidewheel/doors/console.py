@@ -54,7 +54,6 @@ class Confirm:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Count what it would change by a dry run."""
-        del caller
         query, now = read_query(request, self._query), page_now(connection)
         found = self._count(connection, self._filter(query, now))
         many, verb = counted(found.matched, self.things, at_least=found.at_least), self._declared.verb.capitalize()
@@ -76,7 +75,6 @@ class Confirm:
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Change them, as counted."""
-        del caller
         filters = self._filter(read_query(request, self._query), until_of(form, page_now(connection)))
         found = self._count(connection, filters)
         if self._declared.danger is not None:

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field, make_dataclass
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Annotated, Any, cast, get_args, get_origin
-from uuid import UUID
 
 from fastapi import APIRouter, Security
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import IDEMPOTENCY_KEY, LOCATION, accepted, answer, call, idempotency_key
 from tidewheel.control.api.bodies import ELSEWHERE, read_body
 from tidewheel.control.api.callers import Caller, caller, ensure_all_tenants
@@ -30,8 +28,6 @@ from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.nouns.operation import Noun, Operation, Page, Parameter, as_document, field_values, model_of, operations
 
-_CURSOR: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -42,6 +38,9 @@ class Route:
     schema: Mapping[str, Any] | None = None
     shape: Callable[..., object] | None = None  # of a change, it gets the ids of the path and `unchanged`
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    prepare: Callable[[Caller, dict[str, Any]], None] = lambda caller, arguments: None  # refuses, or completes them
+    status: HTTPStatus = HTTPStatus.OK
+    gives: Mapping[str, str] = field(default_factory=dict[str, str])  # headers of its answer
 
 
 def add_routes(
@@ -49,7 +48,7 @@ def add_routes(
 ) -> None:
     """Add the routes of a noun's operations; `routes` has the documentation of each."""
     for name, declared in operations(noun).items():
-        workers = reads if declared.scope is Scope.READ else writes
+        workers = reads if declared.route.startswith("GET") else writes
         _endpoint_of(noun, declared).add_to(router, routes[name], workers)  # type: ignore[arg-type] # a class has a hash
 
 
@@ -62,9 +61,9 @@ class _Endpoint:
         self._begun = HTTPStatus.CREATED if declared.starts == self._path else HTTPStatus.ACCEPTED
         others = [each for each in declared.parameters if f"{{{each.spoken}" not in self._path]
         self._in_path = [each for each in declared.parameters if each not in others]
-        self.query, self._asked = query_of(declared, [] if self._method == "POST" else others)
-        self._sent = [each for each in others if each.name != "request_id"] if self._method == "POST" else []
-        self._is_idempotent = len(self._sent) < len(others) and self._method == "POST"
+        self.query, self._asked = query_of(declared, [] if self._method != "GET" else others)
+        self._sent = [each for each in others if each.name != "request_id"] if self._method != "GET" else []
+        self._is_idempotent = len(self._sent) < len(others) and self._method != "GET"
         named = [(each.spoken, each) for each in self._sent]
         self.body = model_of(f"{title(declared.name)}Body", named, StrictModel, declared.summary)
         in_path = {each.spoken: "leave it out: the address has it" for each in self._in_path}
@@ -79,7 +78,8 @@ class _Endpoint:
 
         endpoint.__name__, endpoint.__doc__ = declared.name, declared.words
         endpoint.__annotations__["found"] = Annotated[Caller, Security(caller, scopes=[declared.scope])]
-        documented: dict[str, Any] = {"body": body_of(self.body), "sent": route.sent} if self._sent else {}
+        documented: dict[str, Any] = {"status": route.status}
+        documented |= {"body": body_of(self.body), "sent": route.sent} if self._sent else {}
         if self._is_idempotent:
             documented["headers"] = IDEMPOTENCY_KEY | dict(route.headers)
         if declared.starts is not None:
@@ -93,11 +93,13 @@ class _Endpoint:
         query = read_query(request, self.query)
         arguments = {each.name: _path_value(request, each) for each in self._in_path}
         arguments |= {name: getattr(query, spoken) for name, spoken in self._asked.items()}
-        if self._method == "POST":
+        if self._method != "GET":
             body = await read_body(request, self.body)
-            arguments |= {each.name: getattr(body, each.spoken) for each in self._sent}
+            sent = [each for each in self._sent if not each.filters or each.spoken in body.model_fields_set]
+            arguments |= {each.name: getattr(body, each.spoken) for each in sent}
         if self._is_idempotent:
             arguments["request_id"] = idempotency_key(request)
+        route.prepare(found, arguments)
         if (needed := self._declared.authorize(arguments)) is not None:
             ensure_all_tenants(found, needed)
         cursors = Cursors.of(request, query, found.tenant) if isinstance(query, PageQuery) else None
@@ -105,7 +107,7 @@ class _Endpoint:
             arguments["after"] = after_of(cursors, self._declared)
         work = partial(self._run, arguments, cursors, route)
         if self._declared.starts is None:
-            return await answer(workers, found, work)
+            return await answer(workers, found, work, status=route.status, headers=route.gives)
         started = await call(workers, found, work)
         name = f"{singular(self._declared.starts.rpartition('/')[2])}_id"
         return accepted(found, started, self._declared.starts, name, self._begun)
@@ -127,7 +129,7 @@ _endpoint_of = cache(_Endpoint)  # a model costs milliseconds to make, and sever
 
 def _path_value(request: Request, each: Parameter) -> object:
     value = request.path_params[each.spoken]
-    return value if isinstance(value, UUID) else (read_number(str(value)) or 0)  # 0: no row has it
+    return (read_number(value) or 0) if each.accepts(int) else value  # 0: no row has it
 
 
 def _schema_of(declared: Operation, shape: object) -> dict[str, Any]:
@@ -137,17 +139,17 @@ def _schema_of(declared: Operation, shape: object) -> dict[str, Any]:
         record = _list_of(declared)
     schema = schema_of(cast("type[BaseModel]", record))
     if "next_cursor" in schema.get("properties", {}):
-        schema["properties"]["next_cursor"] = _CURSOR
+        schema["properties"]["next_cursor"] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
     return schema
 
 
 @cache
 def _list_of(declared: Operation) -> type[Any]:
     """Return a record that has the list of an answer in a field."""
-    name = declared.route.rpartition("/")[2]
+    [name] = cast("dict[str, object]", as_document([], declared))
     words = declared.summary.removeprefix("List ")
     of: Any = get_args(declared.result)[0]
     cursor = [("next_cursor", object)] if get_origin(declared.result) is Page else []
-    record = make_dataclass(f"{title(singular(name))}List", [(name, list[of]), *cursor])
+    record = make_dataclass(f"{title(singular(declared.name.removeprefix('list_')))}List", [(name, list[of]), *cursor])
     record.__doc__ = words[0].upper() + words[1:]
     return record

@@ -50,6 +50,8 @@ Call: TypeAlias = "Connection"
 """The circumstances of a call: tenant, transactions, audit log, requests."""
 Rows = Annotated[int, Field(ge=1, le=2**31 - 1)]
 """The most rows of a list."""
+Place = tuple[datetime, int]
+"""The place of a row in a list: its creation and its id."""
 
 DryRun = Annotated[bool, Field(description="Only count them, and return the first ten.")]
 
@@ -264,18 +266,14 @@ def checked(model: type[M], given: Mapping[str, object]) -> M:
 
 
 def as_document(found: object, declared: Operation) -> object:
-    """Return a result as the doors show it: a list is a field with the name of its noun."""
+    """Return a result as the doors show it: a list is a field with the last word of its path."""
     if not isinstance(found, list):
         return found
     listed = cast("list[object]", found)
     page = {"next_cursor": listed.next_cursor} if isinstance(listed, Page) else {}
-    return {declared.route.rpartition("/")[2]: listed, **page}
+    return {declared.route.rpartition("/")[2].rpartition("-")[2]: listed, **page}
 
 
 def field_values(record: object) -> dict[str, Any]:
     """Return the fields of a record by their names."""
     return {each.name: getattr(record, each.name) for each in fields(cast("Any", record))}
-
-
-Place = tuple[datetime, int]
-"""The place of a row in a list: its creation and its id."""

@@ -123,7 +123,7 @@ def test_key_opens_the_calls_of_executors_by_its_scope_and_queues_until_it_is_re
     for path in ("/api/v1/jobs", "/api/v1/keys"):
         assert executor.client.get(path).status_code == HTTPStatus.FORBIDDEN
     with Client(database.url) as client:
-        [kept] = [each for each in client.api_keys.list(all_tenants=True).keys if each.key_id in key]
+        [kept] = [each for each in client.api_keys.list(all_tenants=True) if each.key_id in key]
         assert (kept.scopes, kept.queues) == ((Scope.EXECUTE,), ["*"])
         client.api_keys.revoke(kept.key_id, all_tenants=True)
     until(lambda: executor.ask("heartbeat").status_code == HTTPStatus.UNAUTHORIZED, "the revocation")
@@ -160,5 +160,5 @@ def test_queues_without_the_scope_are_refused(database: Database) -> None:
     with Client(database.url) as client:
         with pytest.raises(Refused, match="queues: they belong to the scope execute"):
             client.api_keys.create("n", ["read"], queues=["reports"])
-        with pytest.raises(Refused, match="queues: "):
+        with pytest.raises(Refused, match=r"queues\.0: "):
             client.api_keys.create("n", ["execute"], queues=["not a queue"])

@@ -129,15 +129,16 @@ def test_tenant_of_others_is_answered_as_one_that_does_not_exist(door: ApiClient
 def test_revoked_key_opens_nothing_a_second_later_and_is_named(door: ApiClient) -> None:
     admin, made = created(door.database, "admin"), created(door.database, "read")
     assert door.get("/api/v1/jobs", headers=with_key(made)).status_code == HTTPStatus.OK
-    path = f"/api/v1/keys/{made[3:13]}:revoke"
-    assert answer_of(door.post(path, headers=with_key(admin))) == {"unchanged": False}
+    key_id = made[3:13]
+    path = f"/api/v1/keys/{key_id}:revoke"
+    assert answer_of(door.post(path, headers=with_key(admin))) == {"key_id": key_id, "unchanged": False}
     since = monotonic_seconds()
     until(lambda: door.get("/api/v1/jobs", headers=with_key(made)).status_code == 401, "the revocation acts")
     assert key_check._FRESH_SECONDS == 1  # pyright: ignore[reportPrivateUsage]
     assert monotonic_seconds() - since < 10, "a busy machine included"
     told = refusal(door.get("/api/v1/jobs", headers=with_key(made)), HTTPStatus.UNAUTHORIZED)
-    assert told["detail"] == f"the API key {made[3:13]} was revoked; use another one"
-    assert answer_of(door.post(path, headers=with_key(admin))) == {"unchanged": True}
+    assert told["detail"] == f"the API key {key_id} was revoked; use another one"
+    assert answer_of(door.post(path, headers=with_key(admin))) == {"key_id": key_id, "unchanged": True}
 
 
 def test_stream_ends_when_its_key_is_revoked(door: ApiClient) -> None:

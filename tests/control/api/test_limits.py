@@ -58,7 +58,7 @@ def test_lists_of_limits_and_keys_have_pages(database: Database) -> None:
         claim(database, trigger(database, key))
         tidewheel(database, "admin", "limit", "set", key, "--at-once", 3)
     for words in (("admin", "limit", "list"), ("admin", "limit", "keys")):
-        assert tidewheel(database, *words, "-n", 1).lines[-1] == "more: add --after 'a'"
+        assert tidewheel(database, *words, "-n", 1).lines[-1] == "more: add --after a"
         assert not any("more:" in line for line in tidewheel(database, *words, "-n", 2).lines)
         page = tidewheel(database, *words, "--after", "a", "-o", "json").json
         [[one]] = [cast("list[Any]", found) for found in page.values() if isinstance(found, list)]

@@ -35,7 +35,7 @@ def refused(client: httpx.Client, path: str, **fields: str) -> str:
 
 
 def test_tenant_is_created_limited_frozen_thawed_and_deleted(pages: ApiClient) -> None:
-    page = changed(pages, "/admin/new-tenant", tenant="acme", jobs="100", in_flight="20")
+    page = changed(pages, "/admin/new-tenant", name="acme", jobs="100", in_flight="20")
     assert "Tenant acme is created." in page
     assert "0 of 100" in page
     page = changed(pages, "/admin/tenants/acme/limits", jobs="", in_flight="40", triggers_per_second="2.5")
@@ -121,8 +121,8 @@ def test_refused_limit_stands_at_its_field_with_what_was_typed(pages: ApiClient)
     page = refused(pages, "/admin/tenants/default/limits", in_flight="0", weight="101")
     assert "0 would refuse everything" in page
     assert 'name="weight" value="101" inputmode="numeric" aria-invalid="true"' in page
-    assert "There is a tenant" in refused(pages, "/admin/new-tenant", tenant="default")
-    assert "is not a tenant name" in refused(pages, "/admin/new-tenant", tenant="<b>Acme")
+    assert "There is a tenant" in refused(pages, "/admin/new-tenant", name="default")
+    assert "is not a tenant name" in refused(pages, "/admin/new-tenant", name="<b>Acme")
     assert "Tenant default cannot be deleted" in refused(pages, "/admin/tenants/default/delete", typed="default")
     assert pages.get("/admin/tenants/unknown").status_code == HTTPStatus.NOT_FOUND
     assert pages.get("/admin/tenants/%3Cb%3E").status_code == HTTPStatus.NOT_FOUND
@@ -211,7 +211,7 @@ def test_revoked_key_ends_the_sign_in_that_revoked_it(database: Database) -> Non
             wait = client.get("/admin/keys")
         assert wait.headers["location"] == "/sign-in?next=/admin/keys&ended=1"
     with Client(database.url) as client:
-        assert client.api_keys.list(all_tenants=True).keys[-1].revoked_at is not None
+        assert client.api_keys.list(all_tenants=True)[-1].revoked_at is not None
 
 
 def test_key_of_one_tenant_sees_its_own_alone(database: Database) -> None:
@@ -221,7 +221,7 @@ def test_key_of_one_tenant_sees_its_own_alone(database: Database) -> None:
     key_of(database, "read", tenant="rival")
     key_of(database, "read", all_tenants=True)
     with Client(database.url, tenant="rival") as client:
-        [rival] = client.api_keys.list().keys
+        [rival] = client.api_keys.list()
     with console(database) as client:
         signed_in(client, key_of(database, "admin", tenant="acme"))
         page = client.get("/admin/tenants", follow_redirects=True)
@@ -262,7 +262,7 @@ def test_key_without_admin_sees_none_of_it(database: Database) -> None:
 def test_audit_log_is_filtered_and_leads_to_what_was_changed(pages: ApiClient) -> None:
     submit(pages.database, "a/b")
     submit(pages.database, f"<b>{RIGHT_TO_LEFT}")
-    changed(pages, "/admin/new-tenant", tenant="acme")
+    changed(pages, "/admin/new-tenant", name="acme")
     with Client(pages.database.url) as client:
         client.pause("a/b", reason="stock")
     page = pages.get("/admin/audit").text

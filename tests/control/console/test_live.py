@@ -135,7 +135,7 @@ def test_revoked_key_ends_the_stream_and_says_so(database: Database) -> None:
         signed_in(client, key_of(database))
         with watching(client, "now") as events:
             with Client(database.url) as keys:
-                [key] = keys.api_keys.list().keys
+                [key] = keys.api_keys.list()
                 keys.api_keys.revoke(key.key_id)
             assert news(events) == "gone"
             assert list(events) == []

@@ -326,7 +326,7 @@ def test_revoked_key_opens_the_sign_in_in_place_and_what_was_typed_stays(databas
         at.click(".actions a[href$=pause]")
         at.fill("dialog input[name=reason]", "maintenance")
         with Client(database.url) as keys:
-            [key] = keys.api_keys.list().keys
+            [key] = keys.api_keys.list()
             keys.api_keys.revoke(key.key_id)
         at.wait_for_selector("dialog.sign-in", timeout=30_000)
         at.fill("dialog.sign-in input[name=key]", key_of(database, "read", "operate"))

@@ -756,14 +756,13 @@ _HOT = {
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
         show_failed_run read_retry_facts find_longest_attempts
         read_past_attempts read_last_attempts find_open_states
-        list_blocked_keys read_blocked_key
         find_keys_from read_paused_timers
-        list_key_limits list_keys_in_use
         read_activity read_stages find_slowest_runs count_upcoming group_open_runs find_failing_jobs
         count_waiting_dead_letters count_runs_of_executors list_runs_of_executor
     """,
     "tidewheel.nouns.dead_letters": "list_dead_letters last_dead_letter_looked_at group_dead_letters",
     "tidewheel.nouns.freezes": "read_frozen_timers",
+    "tidewheel.nouns.limits": "list_blocked_keys read_blocked_key list_key_limits list_keys_in_use",
     "tidewheel.nouns.batches": "list_batches read_batch_runs read_run_edges",
     "tidewheel.nouns.workflows": "find_workflows find_workflows_of_root",
 }

@@ -6,10 +6,10 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownBatch
 from tidewheel.nouns.batches.model import Batch, BatchNode, BatchSummary, NodeParent
 from tidewheel.nouns.operation import Page
+from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements

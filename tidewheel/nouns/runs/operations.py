@@ -16,11 +16,11 @@ from pydantic import AfterValidator, Field
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import refuse
 from tidewheel.ids import first_run_id, job_id
 from tidewheel.jobs.values import Instant, Key, Queue, one_line
 from tidewheel.nouns.operation import DryRun, InDoors, Noun, operation
+from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.works.model import COUNTED, Rate, Started, Survey, WorkReason
 from tidewheel.nouns.works.operations import WORKS, Asked, start
 from tidewheel.nouns.works.reads import first_matches

@@ -12,10 +12,10 @@ from psycopg.rows import class_row
 
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.stored import read_stored_json
-from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownWorkflow, refuse
 from tidewheel.ids import child_run_id, job_id
 from tidewheel.nouns.operation import Page, field_values
+from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.workflows.model import Parent, ParentOfRun, Place, Workflow, WorkflowNode, WorkflowSummary
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn

@@ -6,8 +6,8 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownWork
+from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.works.model import Work
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

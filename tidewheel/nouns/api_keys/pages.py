@@ -1,4 +1,4 @@
-"""Keys of the HTTP API: the list, a new one, whose secret one page shows, and revocations."""
+"""Pages of API keys: the list, a new one, whose secret one page shows, and revocations."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,9 +9,7 @@ from tidewheel.api_keys import PREFIX, Scope
 from tidewheel.audit import ALL_TENANTS
 from tidewheel.control.api.bearer import KEY
 from tidewheel.control.api.callers import Caller, ensure_all_tenants, ensure_shows_key
-from tidewheel.control.api.keys import KeyBody
-from tidewheel.control.api.queries import Cursors, PageQuery, Text
-from tidewheel.control.client.api_keys import ApiKeys
+from tidewheel.control.api.queries import Cursors, PageQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.forms import Form
@@ -20,11 +18,12 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.console.words import when
 from tidewheel.control.instants import typed_number
-from tidewheel.control.reads.api_keys import ApiKeyPage, ApiKeySummary, list_api_keys, show_api_key
-from tidewheel.errors import FieldError, InvalidInput, UnknownApiKey, refuse
-from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.jobs.validation import validate
-from tidewheel.jobs.values import Instant
+from tidewheel.doors.address import after_of, next_cursor
+from tidewheel.errors import FieldError, refuse
+from tidewheel.nouns.api_keys.model import ApiKeySummary
+from tidewheel.nouns.api_keys.operations import ApiKeys
+from tidewheel.nouns.api_keys.reads import list_api_keys, show_api_key
+from tidewheel.nouns.operation import Page, operations
 
 _SCOPES = {
     Scope.READ: "look at jobs, runs and pages",
@@ -35,6 +34,7 @@ _SCOPES = {
 }
 
 _LOOKED_AT = 1_000  # keys of a tenant
+_CREATE, _LIST = operations(ApiKeys)["create"], operations(ApiKeys)["list"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +48,17 @@ class KeysPage:
     def read(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> View:
         """List keys, the newest first: those of every tenant, unless the address names one."""
         query, errors = read_filters(request, PageQuery)
-        tenant = None if caller.all_tenants and "tenant" not in request.query_params else caller.tenant
+        every = caller.all_tenants and "tenant" not in request.query_params
 
-        def listed() -> tuple[ApiKeyPage, str | None]:
-            cursors = Cursors.of_list("keys", query, tenant or ALL_TENANTS)
-            place = cursors.read(Instant, Text)
-            after = None if place is None else (place[0], place[1])
-            with connection.snapshot(all_tenants=tenant is None) as reading:
-                page = list_api_keys(reading, tenant, after=after, limit=query.limit)
-            return page, cursors.write(*page.next or [None])
+        def listed() -> tuple[Page[ApiKeySummary], str | None]:
+            cursors = Cursors.of_list("keys", query, ALL_TENANTS if every else caller.tenant)
+            page = ApiKeys(connection).list(all_tenants=every, after=after_of(cursors, _LIST), limit=query.limit)
+            return page, next_cursor(cursors, page.next_cursor)
 
-        now = page_now(connection)
+        def about(page: Page[ApiKeySummary]) -> dict[str, object]:
+            return {"rows": page, "own": _own(request), "prefix": PREFIX, "every": every}
 
-        def about(page: ApiKeyPage) -> dict[str, object]:
-            return {"rows": page.keys, "own": _own(request), "prefix": PREFIX, "every": tenant is None}
-
-        return list_view("keys", query, listed, errors=errors, now=now, urls=urls, of_page=about)
+        return list_view("keys", query, listed, errors=errors, now=page_now(connection), urls=urls, of_page=about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +87,17 @@ class NewKey:
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Create it."""
         ensure_shows_key(caller)
-        body = _body(form)
-        if body.all_tenants:
+        given: dict[str, object] = {
+            "name": form.get("name", "").strip(), "scopes": [each for each in _SCOPES if text_of(form, each)],
+            "all_tenants": text_of(form, "all_tenants") is not None, "request_id": request_id_of(form),
+        }  # fmt: skip
+        if rate := text_of(form, "rate"):
+            given["rate"] = typed_number(rate) or rate
+        if lifetime := text_of(form, "lifetime"):
+            given["lifetime"] = None if lifetime == "never" else lifetime
+        if given["all_tenants"]:
             ensure_all_tenants(caller)
-        made = ApiKeys(connection).create(
-            body.name, body.scopes, all_tenants=body.all_tenants, lifetime=body.lifetime, rate=body.rate,
-            request_id=request_id_of(form),
-        )  # fmt: skip
+        made = _CREATE.call(ApiKeys, connection, _CREATE.checked(given))
         return Done(urls("keys"), "", shown=("key.html", {"secret": made.key, "made": made.summary}))
 
 
@@ -135,7 +134,7 @@ class RevokeKey:
         if form.get("typed", "").strip() != key.name and _last_admin(connection, caller, key) is not None:
             refuse("typed", "this is not the name of the key", f"type {key.name}")
         changed = ApiKeys(connection).revoke(key.key_id, all_tenants=caller.all_tenants)
-        return Done(urls("keys"), f"Key {key.name} is revoked." if changed else f"Key {key.name} was already revoked.")
+        return Done(urls("keys"), f"Key {key.name} {'is' if changed else 'was already'} revoked.")
 
 
 def _last_admin(connection: Connection, caller: Caller, key: ApiKeySummary) -> str | None:
@@ -145,10 +144,10 @@ def _last_admin(connection: Connection, caller: Caller, key: ApiKeySummary) -> s
         found = list_api_keys(reading, key.tenant, limit=_LOOKED_AT)
     valid = {
         each.key_id
-        for each in found.keys
+        for each in found
         if Scope.ADMIN in each.scopes and not each.revoked_at and (each.expires_at is None or each.expires_at > now)
     }
-    if valid != {key.key_id} or found.next is not None:
+    if valid != {key.key_id} or found.next_cursor is not None:
         return None
     whose = "all tenants" if key.tenant == ALL_TENANTS else f"tenant {key.tenant}"
     return (
@@ -165,24 +164,5 @@ def _own(request: Request) -> str | None:
 
 def _shown(connection: Connection, caller: Caller, request: Request) -> ApiKeySummary:
     """Return the key of the address; one of another tenant is unknown."""
-    key_id = str(request.path_params["key_id"])
-    if not (key_id.isascii() and key_id.isalnum()):
-        raise UnknownApiKey(key_id[:40])
     with connection.snapshot(all_tenants=caller.all_tenants) as reading:
-        return show_api_key(reading, None if caller.all_tenants else caller.tenant, key_id)
-
-
-def _body(form: Form) -> KeyBody:
-    """Return the key that a form describes."""
-    rate, lifetime = text_of(form, "rate"), text_of(form, "lifetime")
-    given: dict[str, object] = {
-        "name": form.get("name", "").strip(), "scopes": [str(each) for each in _SCOPES if text_of(form, each)],
-        "all_tenants": text_of(form, "all_tenants") is not None,
-    }  # fmt: skip
-    if rate:
-        number = typed_number(rate)
-        given["rate"] = rate if number is None else number
-    try:
-        return validate(KeyBody, given | ({"lifetime": None if lifetime == "never" else lifetime} if lifetime else {}))
-    except InvalidValue as invalid:
-        raise InvalidInput(invalid.errors) from invalid
+        return show_api_key(reading, None if caller.all_tenants else caller.tenant, request.path_params["key_id"])

@@ -1,0 +1,92 @@
+"""`tidewheel admin api-key …`: flags and texts that their declarations lack."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from tidewheel.control.cli.options import read_duration, reading
+from tidewheel.control.cli.output import Output, print_document, wrapped
+from tidewheel.control.cli.tables import Cell
+from tidewheel.control.reads.status import Service, read_services
+from tidewheel.doors.cli import Flag, Shown, Table, changed, command
+from tidewheel.nouns.api_keys.model import ApiKeySummary, NewApiKey
+from tidewheel.nouns.api_keys.operations import ApiKeys
+from tidewheel.settings.services import NOT_SET
+
+
+def _lifetime(text: str) -> timedelta | None:
+    return None if text == "never" else read_duration(text, "--expires")
+
+
+def _all_queues(arguments: dict[str, Any], _: Mapping[str, Any]) -> None:
+    arguments["queues"] = arguments["queues"] or ()
+
+
+def _of_any_tenant(arguments: dict[str, Any], _: Mapping[str, Any]) -> None:
+    arguments["all_tenants"] = True
+
+
+def _show_new(shown: Shown) -> None:
+    """Print the key alone on standard output, and beside it the services that need none."""
+    made: NewApiKey = shown.found
+    with reading() as connection:
+        unlocked = [each.name for each in read_services(connection) if _needs_no_key(each)]
+    for api in unlocked:
+        note = "it needs no key, and callers on its machine have every right"
+        typer.echo(wrapped(f"note: {api} runs without TIDEWHEEL_API_TOKEN: {note}", "  "), err=True)
+    if shown.output is not Output.TEXT:
+        print_document(made, shown.output)
+        return
+    typer.echo(made.key)
+    typer.echo(f"the key is not shown again; `tidewheel admin api-key revoke {made.summary.key_id}` ends it", err=True)
+
+
+def _needs_no_key(service: Service) -> bool:
+    return service.role == "api" and not service.is_silent and (service.settings or {}).get("api_token") == NOT_SET
+
+
+def _row(key: ApiKeySummary) -> tuple[Cell, ...]:
+    scopes = " ".join([*key.scopes, *(f"queue={queue}" for queue in key.queues or ())])
+    used, expires = key.last_used_at or "never", key.expires_at or "never"
+    return key.key_id, key.name, key.tenant, scopes, key.created_at, expires, used, key.revoked_at or ""
+
+
+_SCOPE = typer.Option(
+    "--scope", metavar="SCOPE", help="A right: read, write, operate, admin, which has these; or execute; repeatable."
+)
+_EXPIRES = typer.Option(
+    "--expires", metavar="DURATION", help="Lifetime, such as 90d; `never` for a key that does not expire."
+)
+_QUEUE = typer.Option(
+    "--queue", metavar="QUEUE", help="With execute: a queue of its executors, by default all; repeatable."
+)
+_RATE = typer.Option(metavar="N", help="Requests a second, instead of TIDEWHEEL_API_KEY_RATE.")
+_CREATE = {
+    "name": Flag(metavar="NAME"),
+    "scopes": Flag(kind=Annotated[list[str], _SCOPE]),
+    "lifetime": Flag(kind=Annotated[str, _EXPIRES], default="365d", read=_lifetime),
+    "rate": Flag(kind=Annotated[float | None, _RATE]),
+    "queues": Flag(kind=Annotated[list[str] | None, _QUEUE]),
+    "all_tenants": Flag(help="A key of all tenants."),
+}
+_KEYS = Table("key", ("id", "name", "tenant", "scopes", "created", "expires", "last used", "revoked"), _row)
+_LIST = {"all_tenants": Flag(help="The keys of every tenant.")}
+_ID = Flag(metavar="ID", help="The key's id, the part after tw_.")
+
+create = command(ApiKeys, "create", _show_new, flags=_CREATE, prepare=_all_queues)
+list_keys = command(
+    ApiKeys,
+    "list",
+    partial(_KEYS.show, nothing="no keys"),
+    flags={"all_tenants": Flag(help="The keys of every tenant.")},
+)
+revoke = command(
+    ApiKeys,
+    "revoke",
+    changed("key", "revoked", "the key was revoked already"),
+    flags={"key_id": _ID, "tenant": None},
+    prepare=_of_any_tenant,
+)

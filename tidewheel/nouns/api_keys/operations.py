@@ -1,0 +1,171 @@
+"""`client.api_keys`: create, list and revoke keys of the HTTP API."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, cast
+
+from psycopg.errors import UniqueViolation
+from pydantic import BeforeValidator, Field
+
+from tidewheel.api_keys import MAX_RATE, Scope, new_key
+from tidewheel.audit import ALL_TENANTS, Change, record_change
+from tidewheel.control.reads.json_form import one_of
+from tidewheel.errors import UnknownApiKey, refuse
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.validation import shown
+from tidewheel.jobs.values import MAX_ELEMENTS, Key, Queue, span
+from tidewheel.nouns.api_keys.model import ALL_QUEUES, ApiKeySummary, NewApiKey
+from tidewheel.nouns.api_keys.reads import ensure_key_id, list_api_keys
+from tidewheel.nouns.operation import Noun, Page, Rows, operation
+from tidewheel.nouns.tenants.reads import require_tenant
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.nouns.api_keys")
+_ADD_API_KEY = _SQL["add_api_key"]
+_ADD_EXECUTOR_KEY = _SQL["add_executor_key"]
+_LOCK_KEYS_OF_TENANT = _SQL["lock_keys_of_tenant"]
+_READ_KEY_LIMITS = _SQL["read_key_limits"]
+_REVOKE_API_KEY = _SQL["revoke_api_key"]
+
+_KEYS = "/api/v1/keys"
+_DEFAULT_KEYS = 20  # of a tenant without a limit: one for each of its programs and people, and no flood
+_DEFAULT_KEY_RATE = 100.0  # as by default of keys without a rate
+_YEAR = timedelta(days=365)
+
+
+def _scope(given: object) -> Scope:
+    try:
+        return Scope(str(given))
+    except ValueError:
+        raise InvalidValue(problem=f"{shown(given)} is no scope", remedy=f"write one of {', '.join(Scope)}") from None
+
+
+_Scopes = Sequence[Annotated[Scope | str, BeforeValidator(_scope), one_of(Scope)]]
+_Lifetime = Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), timedelta(days=3660)))]
+_Queues = Annotated[Sequence[Queue], Field(max_length=MAX_ELEMENTS)]
+_Rate = Annotated[float, Field(gt=0, le=MAX_RATE)]
+
+
+def _authorize(arguments: Mapping[str, object]) -> Scope | None:
+    return Scope.ADMIN if arguments["all_tenants"] else None
+
+
+class ApiKeys(Noun):
+    """Keys of the HTTP API."""
+
+    @operation(
+        f"POST {_KEYS}", "create_key", scope=Scope.ADMIN, python_only=("request_id",), authorize=_authorize
+    )  # fmt: skip
+    def create(
+        self,
+        name: Annotated[Key, Field(description="Shown in lists and in the audit log.")],
+        scopes: Annotated[
+            _Scopes, Field(min_length=1, max_length=5, description=(
+                "Its rights; admin has all of them but execute, which is for executors in other languages."
+            )),
+        ],
+        *,
+        lifetime: Annotated[
+            _Lifetime | None,
+            Field(description="The time after which it expires, by default a year; null for a key that never does."),
+        ] = _YEAR,
+        rate: Annotated[
+            _Rate | None, Field(description="Its requests a second; by default the setting of the API.")
+        ] = None,
+        queues: Annotated[
+            _Queues, Field(description="With the scope execute the queues of its executors; by default all.")
+        ] = (),
+        all_tenants: Annotated[bool, Field(description="True for a key of all tenants.")] = False,
+        request_id: str | None = None,
+    ) -> NewApiKey:  # fmt: skip
+        """Create a key of the HTTP API; the answer alone has its secret.
+
+        Clients send it as Authorization: Bearer. Only a digest of it is stored: a lost key is revoked and replaced.
+
+        Raises:
+            Refused: An argument does not fit, there is no such tenant, or the request is a repeat: only its first
+                answer has the key.
+        """
+        tenant = ALL_TENANTS if all_tenants else self._call.tenant
+        known = sorted({Scope(each) for each in scopes}, key=list(Scope).index)
+        served = (sorted(set(queues)) or [ALL_QUEUES]) if Scope.EXECUTE in known else None
+        if queues and served is None:
+            refuse("queues", "they belong to the scope execute", "add that scope, or leave them out")
+        made = new_key(None if request_id is None else f"{tenant}/{request_id}")
+        columns: dict[str, object] = {
+            "key_id": made.key_id, "tenant": tenant, "name": name, "secret_hash": made.hash,
+            "scopes": [scope.value for scope in known if scope is not Scope.EXECUTE], "queues": served, "rate": rate,
+            "lifetime": lifetime,
+        }  # fmt: skip
+
+        def add(connection: Conn) -> tuple[datetime, datetime | None]:
+            if not all_tenants:
+                require_tenant(connection, tenant)
+            if not self._call.all_tenants:
+                _ensure_within_limits(connection, tenant, rate)
+            try:
+                adding = _ADD_API_KEY if served is None else _ADD_EXECUTOR_KEY
+                row = connection.execute(adding, columns, binary=True).fetchone()
+            except UniqueViolation:
+                problem = f"this request has made the key {made.key_id}, and only its first answer shows it"
+                refuse("request_id", problem, f"if it was not seen, revoke {made.key_id}; then open the form again")
+            record_change(connection, self._call.actor, Change(tenant, "key.create", f"key/{made.key_id}"))
+            return cast("tuple[datetime, datetime | None]", row)
+
+        created_at, expires_at = self._call.write(add, once=True, all_tenants=all_tenants)
+        summary = ApiKeySummary(
+            made.key_id, name, tenant, tuple(known), rate, created_at, expires_at, None, None, served
+        )
+        return NewApiKey(made.text, summary)
+
+    @operation(f"GET {_KEYS}", "list_keys", scope=Scope.ADMIN, authorize=_authorize)
+    def list(
+        self,
+        *,
+        all_tenants: Annotated[bool, Field(description="True for the keys of every tenant.")] = False,
+        after: tuple[datetime, str] | None = None,
+        limit: Rows = 50,
+    ) -> Page[ApiKeySummary]:
+        """List keys, the newest first, each with its last use."""
+        with self._call.snapshot(all_tenants=all_tenants) as connection:
+            return list_api_keys(connection, None if all_tenants else self._call.tenant, after=after, limit=limit)
+
+    @operation(f"POST {_KEYS}/{{key_id}}:revoke", "revoke_key", scope=Scope.ADMIN, python_only=("all_tenants",))
+    def revoke(self, key_id: str, *, all_tenants: bool = False) -> bool:
+        """Revoke a key; it opens nothing from the next second on.
+
+        Returns:
+            False if it was revoked before.
+
+        Raises:
+            UnknownApiKey: The client's tenant, or with `all_tenants` any, has no key of this id.
+        """
+        ensure_key_id(key_id)
+        columns = {"key_id": key_id, "tenant": None if all_tenants else self._call.tenant}
+
+        def revoke(connection: Conn) -> bool:
+            row = connection.execute(_REVOKE_API_KEY, columns, binary=True).fetchone()
+            if row is None:
+                raise UnknownApiKey(key_id)
+            tenant, was_revoked = cast("tuple[str, bool]", row)
+            if not was_revoked:
+                record_change(connection, self._call.actor, Change(tenant, "key.revoke", f"key/{key_id}"))
+            return not was_revoked
+
+        return self._call.write(revoke, all_tenants=all_tenants)
+
+
+def _ensure_within_limits(connection: Conn, tenant: str, rate: float | None) -> None:
+    """Refuse what a tenant's own key may not create: a key more than operators allow, or a faster one."""
+    connection.execute(_LOCK_KEYS_OF_TENANT, {"tenant": tenant})
+    row = connection.execute(_READ_KEY_LIMITS, {"tenant": tenant}, binary=True).fetchone()
+    count, keys, most = cast("tuple[int, int | None, float | None]", row)
+    keys, most = _DEFAULT_KEYS if keys is None else keys, _DEFAULT_KEY_RATE if most is None else most
+    operator = f"have an operator run `tidewheel admin tenant limits {tenant}"
+    if count >= keys:
+        problem = f"tenant {tenant} has {count} API keys, and its limit is {keys}"
+        refuse("keys", problem, f"revoke one, or {operator} --keys N`")
+    if rate is not None and rate > most:
+        problem = f"{rate:g} requests a second are more than the {most:g} of tenant {tenant}"
+        refuse("rate", problem, f"write less, or {operator} --key-rate N`")

@@ -1,0 +1,79 @@
+"""`tidewheel admin limit …` and `ordering-key …`: flags and texts that their declarations lack."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from tidewheel.control.cli.output import print_result
+from tidewheel.control.cli.tables import Cell
+from tidewheel.doors.cli import Flag, Shown, Table, command
+from tidewheel.nouns.limits.model import COUNTED, BlockedKey, BoundedKey, ChangedLimit, KeyInUse, LimitSummary
+from tidewheel.nouns.limits.operations import Limits, OrderingKeys
+
+
+def _show_set(shown: Shown) -> None:
+    _show_changed("set", shown)
+
+
+def _show_removed(shown: Shown) -> None:
+    none = "unchanged: no limit is set for exactly this key or prefix"
+    _show_changed(none if shown.found.unchanged else "removed", shown)
+
+
+def _show_changed(words: str, shown: Shown) -> None:
+    changed: ChangedLimit = shown.found
+    if changed.started:
+        words += f"; {changed.started} waiting {'run gets' if changed.started == 1 else 'runs get'} a place"
+    print_result([words if changed.complete else f"{words}; further runs within a minute"], changed, shown.output)
+
+
+def _show_unblocked(shown: Shown) -> None:
+    found = shown.found
+    print_result([f"{'skipped ' * found.skipped}run {found.run_id}"], found, shown.output)
+
+
+def _limit_row(one: LimitSummary) -> tuple[Cell, ...]:
+    return one.key, *_bounds(one), _count(one.keys), str(one.running), _count(one.waiting), one.set_at, one.set_by
+
+
+def _key_row(one: KeyInUse) -> tuple[Cell, ...]:
+    return one.key, *_bounds(one), str(one.running), _count(one.waiting), one.next_at or ""
+
+
+def _blocked_row(one: BlockedKey) -> tuple[Cell, ...]:
+    retry = "" if one.retried_by is None else str(one.retried_by)
+    return one.key, str(one.blocked_by), one.blocked_at, retry, str(one.waiting)
+
+
+def _bounds(one: BoundedKey) -> tuple[str, str, str]:
+    return "" if one.at_once is None else f"{one.at_once:,}", one.rate or "", f"{one.burst:,}" if one.rate else ""
+
+
+def _count(number: int) -> str:
+    return f"{number:,} or more" if number >= COUNTED else str(number)
+
+
+_PATTERN = Flag(metavar="KEY", help="A key, or 'PREFIX*' for each key that begins so.")
+_FLAGS = {
+    "key": _PATTERN,
+    "at_once": Flag(metavar="N", help="Runs of a key that are active at once."),
+    "rate": Flag(metavar="N/UNIT", help="Starts of a key, such as 100/min."),
+    "burst": Flag(metavar="N", help="Starts at once after a rest; 1 by default."),
+}
+_PREFIX = Annotated[str | None, typer.Argument(metavar="[PREFIX]", help="Only keys that begin so.")]
+_LIMITS = Table("limit", ("key", "at once", "rate", "burst", "keys", "running", "waiting", "set", "by"), _limit_row)
+_KEYS = Table("key", ("key", "at once", "rate", "burst", "running", "waiting", "next start"), _key_row)
+_BLOCKED = Table("key", ("key", "blocked by", "since", "retried by", "waiting"), _blocked_row)
+
+set_limit = command(Limits, "set", _show_set, flags=_FLAGS)
+remove = command(Limits, "remove", _show_removed, flags=_FLAGS)
+list_all = command(Limits, "list", partial(_LIMITS.show, nothing="no limits are set; those of jobs apply"))
+keys = command(
+    Limits, "keys", partial(_KEYS.show, nothing="no key is in use"), flags={"prefix": Flag(kind=_PREFIX)}
+)  # fmt: skip
+blocked = command(OrderingKeys, "blocked", partial(_BLOCKED.show, nothing="no key is blocked"))
+unblock = command(
+    OrderingKeys, "unblock", _show_unblocked,
+    flags={"key": Flag(metavar="KEY"), "skip": Flag(help="Let the next run start without a retry.")},
+)  # fmt: skip

@@ -1,0 +1,162 @@
+"""`client.limits` and `client.ordering_keys`: limits of concurrency keys, and blocked ordering keys."""
+
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Annotated
+from uuid import UUID
+
+from pydantic import AfterValidator, Field
+
+from tidewheel.api_keys import Scope
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.client.connection import drop_none
+from tidewheel.errors import refuse
+from tidewheel.ids import RunId
+from tidewheel.jobs.concurrency import MOST_AT_ONCE, MOST_BURST, KeyLimit
+from tidewheel.jobs.values import one_line
+from tidewheel.nouns.limits.model import BlockedKey, ChangedLimit, KeyInUse, LimitSummary, UnblockedKey
+from tidewheel.nouns.limits.reads import list_blocked_keys, list_keys, list_limits, read_blocked_key
+from tidewheel.nouns.operation import Noun, Page, Rows, checked, operation
+from tidewheel.nouns.tenants.reads import require_tenant
+from tidewheel.postgres.notify import Channel
+from tidewheel.postgres.session import Conn
+from tidewheel.transitions.key_limits import MOST_PREFIXES, KeyPattern, apply_limit, remove_limit, set_limit
+from tidewheel.transitions.order_keys import skip_blocker
+from tidewheel.transitions.places import Limit
+
+_LIMITS = "/api/v1/limits"
+_ORDERING_KEYS = "/api/v1/ordering-keys"
+_APPLY_SECONDS = 5.0  # for the keys of a prefix; the scheduler applies the limit to the rest within a minute
+
+_Text = Annotated[str, AfterValidator(one_line(255))]
+_Pattern = Annotated[_Text, Field(description="The key, or the beginning of keys and an asterisk.")]
+_OrderingKey = Annotated[_Text, Field(description="The ordering key.")]
+_Places = Annotated[int, Field(ge=0, le=MOST_AT_ONCE)]
+_Starts = Annotated[int, Field(ge=1, le=MOST_BURST)]
+
+
+class Limits(Noun):
+    """Limits of concurrency keys."""
+
+    @operation(f"POST {_LIMITS}", "set_limit", scope=Scope.OPERATE)
+    def set(
+        self,
+        key: _Pattern,
+        *,
+        at_once: Annotated[
+            _Places | None,
+            Field(description="The number of its runs that are active at once; no bound if there is a rate only."),
+        ] = None,
+        rate: Annotated[
+            _Text | None, Field(description="The number of its attempts that start in a time, such as `100/min`.")
+        ] = None,
+        burst: Annotated[_Starts | None, Field(description="The number of starts at once after a rest.")] = None,
+    ) -> ChangedLimit:
+        """Set the limit of a key or of each key with a prefix; it replaces those of jobs.
+
+        The key itself goes before a prefix, and the longest prefix before shorter ones. A raised limit starts waiting
+        runs at once. A lower one ends no run: places drain.
+        """
+        wanted = checked(KeyLimit, drop_none({"key": key, "at_once": at_once, "rate": rate, "burst": burst}))
+        limit = Limit(wanted.places if wanted.at_once is not None else None, wanted.every_us, wanted.burst or 1)
+
+        def change(connection: Conn, pattern: KeyPattern) -> bool:
+            if not set_limit(connection, pattern, limit, self._call.actor.words):
+                remedy = "remove one, or use fewer and shorter prefixes"
+                refuse("key", f"the tenant has limits of {MOST_PREFIXES} prefixes already", remedy)
+            return True
+
+        return self._change(key, "limit.set", change)
+
+    @operation(f"POST {_LIMITS}:remove", "remove_limit", scope=Scope.OPERATE)
+    def remove(self, key: _Pattern) -> ChangedLimit:
+        """Remove the limit of a key or a prefix; a shorter prefix or the jobs decide again."""
+        return self._change(key, "limit.remove", remove_limit)
+
+    @operation(f"GET {_LIMITS}", "list_limits", scope=Scope.READ)
+    def list(self, *, after: _Text | None = None, limit: Rows = 50) -> Page[LimitSummary]:
+        """List limits, each with what runs and waits under it."""
+        with self._call.snapshot() as connection:
+            return list_limits(connection, self._call.tenant, after=after, limit=limit)
+
+    @operation(f"GET {_LIMITS}/keys", "list_keys_in_use", scope=Scope.READ)
+    def keys(
+        self,
+        *,
+        prefix: Annotated[_Text | None, Field(description="Only keys that begin so.")] = None,
+        after: _Text | None = None,
+        limit: Rows = 50,
+    ) -> Page[KeyInUse]:
+        """List keys in use, each with its limit, and what runs and waits."""
+        with self._call.snapshot() as connection:
+            return list_keys(connection, self._call.tenant, prefix=prefix or "", after=after, limit=limit)
+
+    def _change(self, key: str, action: str, change: Callable[[Conn, KeyPattern], bool]) -> ChangedLimit:
+        own = self._call
+        pattern = KeyPattern.of(own.tenant, key)
+
+        def work(connection: Conn) -> tuple[bool, int, str | None]:
+            require_tenant(connection, own.tenant)
+            if not change(connection, pattern):
+                return False, 0, None
+            own.record(connection, action, f"limit/{pattern}")
+            started, after = apply_limit(connection, own.installation, pattern)
+            return True, started, after
+
+        changed, started, after = own.write(work)
+        until = monotonic_seconds() + _APPLY_SECONDS
+        while after is not None and monotonic_seconds() < until:
+            step = own.write(partial(apply_limit, installation=own.installation, pattern=pattern, after=after))
+            started, after = started + step.promoted, step.after
+        if started:
+            own.notify(Channel.OUTBOX)
+        return ChangedLimit(not changed, started, after is None)
+
+
+class OrderingKeys(Noun):
+    """Ordering keys."""
+
+    @operation(f"GET {_ORDERING_KEYS}", "list_blocked_keys", scope=Scope.READ)
+    def blocked(self, *, after: tuple[datetime, _Text] | None = None, limit: Rows = 50) -> Page[BlockedKey]:
+        """List ordering keys that a failed run blocks, the longest first."""
+        with self._call.snapshot() as connection:
+            return list_blocked_keys(connection, self._call.tenant, after=after, limit=limit)
+
+    @operation(f"POST {_ORDERING_KEYS}:unblock", "unblock_key", scope=Scope.OPERATE, python_only=("request_id",))
+    def unblock(
+        self,
+        key: _OrderingKey,
+        *,
+        skip: Annotated[
+            bool, Field(description="True to let the next run start without a retry of the failed one.")
+        ] = False,
+        request_id: str | None = None,
+    ) -> UnblockedKey:
+        """Retry the failed run of an ordering key: its success lets the next run start.
+
+        Raises:
+            Refused: The key is not blocked, or a run retries the failed one already.
+        """
+        own = self._call
+        if skip:
+            if request_id is not None:
+                refuse("request_id", "a skip makes no run", "leave it out")
+            # Not twice: a repeat after a lost COMMIT would skip the failure of the next run.
+            skipped = own.write(partial(self._skip, key=key), once=True)
+            own.notify(Channel.OUTBOX)
+            return UnblockedKey(RunId(skipped), skipped=True)
+        with own.transaction() as connection:
+            found = read_blocked_key(connection, own.tenant, key)
+        if found is None:
+            remedy = "`tidewheel admin ordering-key list` lists those that are"
+            refuse("key", f"the ordering key {key!r} is not blocked", remedy)
+        if found.retried_by is not None:
+            refuse("key", f"run {found.retried_by} retries the failed run", "wait for its end")
+        reply = own.request({"type": "run.retry", "run_id": str(found.blocked_by)}, request_id)
+        return UnblockedKey(RunId(UUID(reply.run_id)), skipped=False)
+
+    def _skip(self, connection: Conn, key: str) -> UUID:
+        blocker = skip_blocker(connection, self._call.installation, self._call.tenant, key)
+        self._call.record(connection, "ordering_key.skip", f"ordering_key/{key}")
+        return blocker

@@ -1,0 +1,1 @@
+"""Tenants: their limits, usage, retention, pause and deletion."""
