@@ -10,10 +10,11 @@ from enum import StrEnum
 from uuid import UUID
 
 from tidewheel.control.reads.job_position import key_of_job
-from tidewheel.control.reads.run_detail import show_run
-from tidewheel.control.reads.runs import LOOKED_AT, RunSummary, find_short_id
 from tidewheel.errors import FieldError, Refused, UnknownDeadLetter, UnknownJob, UnknownRun
 from tidewheel.nouns.dead_letters.reads import show_dead_letter
+from tidewheel.nouns.runs.detail import show_run
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.nouns.runs.reads import LOOKED_AT, find_short_id
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 

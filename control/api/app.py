@@ -21,7 +21,6 @@ from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.ask import AskApi
 from tidewheel.control.api.backfills import BackfillsApi
 from tidewheel.control.api.bearer import Guard
-from tidewheel.control.api.cancellations import CancellationsApi
 from tidewheel.control.api.connections import connection_type
 from tidewheel.control.api.executors import ExecutorsApi
 from tidewheel.control.api.fleet import DoctorApi, FleetApi, StatusApi
@@ -35,8 +34,6 @@ from tidewheel.control.api.now import NowApi
 from tidewheel.control.api.openapi import add_route, openapi
 from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.run_events import RunEventsApi
-from tidewheel.control.api.run_places import RunPlacesApi
-from tidewheel.control.api.runs import RunsApi
 from tidewheel.control.api.schemas import SchemasApi
 from tidewheel.control.api.task_tokens import TaskTokensApi
 from tidewheel.control.api.tenants import TenantsApi
@@ -57,8 +54,9 @@ from tidewheel.nouns.dead_letters.routes import DEAD_LETTERS
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.freezes.routes import FREEZES
 from tidewheel.nouns.operation import Noun
-from tidewheel.nouns.runs.operations import FailedRuns
-from tidewheel.nouns.runs.pages import FAILED_RUNS
+from tidewheel.nouns.runs.listing import RunList
+from tidewheel.nouns.runs.operations import Runs
+from tidewheel.nouns.runs.routes import LISTS, RUNS, RunsApi
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.workflows.routes import WORKFLOWS
 from tidewheel.nouns.works.operations import Works
@@ -73,7 +71,8 @@ NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (Freezes, FREEZES),
     (Batches, BATCHES),
     (Workflows, WORKFLOWS),
-    (FailedRuns, FAILED_RUNS),
+    (RunList, LISTS),
+    (Runs, RUNS),
     (Works, WORKS),
 )
 """The nouns whose routes are derived."""
@@ -101,10 +100,8 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         JobTimesApi(pools.reads),
         JobsApi(pools.reads, pools.writes),
         AskApi(pools.reads),
-        RunsApi(pools.reads, pools.writes, settings.archive),
-        RunPlacesApi(pools.reads, settings),
+        RunsApi(pools.reads, pools.writes, settings),
         BackfillsApi(pools.reads, pools.writes),
-        CancellationsApi(pools.reads, pools.writes),
         FleetApi(pools.reads),
         TenantsApi(pools.reads, pools.writes),
         RunEventsApi(pools.streams, stop),

@@ -33,10 +33,11 @@ from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.control.reads.run_changes import ENDS, OPEN_RUNS, Place, RunChanges, read_run_changes, start_of_changes
-from tidewheel.control.reads.runs import RunSummary, read_runs
 from tidewheel.errors import Unavailable, refuse
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import Key, parse_timestamp
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.nouns.runs.reads import read_runs
 from tidewheel.postgres.session import Conn
 from tidewheel.process.service import Shutdown
 

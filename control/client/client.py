@@ -20,7 +20,6 @@ from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
 from tidewheel.control.client.jobs import Jobs, OnProgress, ReleaseResult, patch_job, release
 from tidewheel.control.client.limits import Limits, OrderingKeys
 from tidewheel.control.client.results import BackfillResult, Job, Triggered, backfill_of, job_of, triggered
-from tidewheel.control.client.runs import Runs
 from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.control.client.tenants import Tenants
 from tidewheel.control.explain.explain import explain
@@ -35,6 +34,7 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.operations import Works
 from tidewheel.settings.connections import Connections

@@ -10,7 +10,6 @@ from starlette.requests import Request
 
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import Flag, TenantQuery, Whole, read_query
-from tidewheel.control.api.run_places import claims_of, stored_places
 from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.log_lines import Log
@@ -25,11 +24,12 @@ from tidewheel.control.reads.fleet import AbleExecutors, able_executors
 from tidewheel.control.reads.stored import Payload, read_run_payload
 from tidewheel.control.reads.versions import job_at
 from tidewheel.control.reads.waits import WaitCode
-from tidewheel.control.run_places import MessagePlace, RunPlaces
 from tidewheel.errors import UnknownRun
 from tidewheel.jobs.values import RESERVED
 from tidewheel.nouns.freezes.model import FreezeChange
 from tidewheel.nouns.freezes.reads import freeze_changes
+from tidewheel.nouns.runs.detail import claims_of
+from tidewheel.nouns.runs.places import MessagePlace, RunWhere, stored_places
 from tidewheel.runs import FINAL
 from tidewheel.settings.api import ApiSettings
 from tidewheel.transitions.parents import Neighbours, read_neighbours
@@ -78,8 +78,8 @@ class RunPage:
         with_logs: Sequence[int] = attempts_with_logs(run) if is_stored else ()
         picked = query.attempt or (with_logs[0] if with_logs else None)
 
-        def read_places() -> RunPlaces:
-            return stored_places(connection, self.settings, caller.tenant, run_id, kafka=query.kafka)
+        def read_places() -> RunWhere:
+            return stored_places(connection, self.settings, run_id, kafka=query.kafka)
 
         def read_payload() -> Payload | None:
             with connection.snapshot() as reading:
@@ -127,7 +127,7 @@ class RunPage:
         places = part(read_places) if is_stored else None
         neighbours = part(read_neighbours_of) if is_stored and run.workflow_run_id else None
         sentence = about_run(run, now, None if isinstance(neighbours, Failed) else neighbours)
-        completion = places.completion if query.kafka and isinstance(places, RunPlaces) else None
+        completion = places.completion if query.kafka and isinstance(places, RunWhere) else None
         log = part(read_output) if is_stored else None
         follows = picked is not None and is_stored and not is_over(run, picked)
         return View(

@@ -18,11 +18,11 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, state, when
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.control.reads.retry_chain import read_retry_facts
-from tidewheel.control.reads.run_detail import RunDetail, show_run
 from tidewheel.errors import refuse
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.reads import freezes_of
+from tidewheel.nouns.runs.detail import read_retry_facts, show_run
+from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.runs import FINAL, OWNED, RunState
 from tidewheel.settings.api import ApiSettings
 

@@ -17,13 +17,14 @@ from tidewheel.control.api.callers import Caller, caller
 from tidewheel.control.api.queries import TenantQuery, Whole, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.logs import LogPiece, read_logs
 from tidewheel.control.console.log_lines import Log, log_of
 from tidewheel.control.console.rendering import HEADERS
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View
-from tidewheel.control.reads.run_detail import RunDetail, show_run
 from tidewheel.jobs.validation import shown
+from tidewheel.nouns.runs.detail import show_run
+from tidewheel.nouns.runs.logs import read_logs
+from tidewheel.nouns.runs.model import LogPiece, RunDetail
 from tidewheel.runs import FINAL
 
 

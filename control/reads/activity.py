@@ -13,7 +13,8 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.activity import Stage, quantile, unpack_stages
-from tidewheel.control.reads.runs import RunSummary, read_runs
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.nouns.runs.reads import read_runs
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState

@@ -9,9 +9,9 @@ import pytest
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import apply_batch, begin, begun, claim, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.client.client import Client
-from tidewheel.control.reads import runs as module
-from tidewheel.control.reads.runs import RunPage
 from tidewheel.errors import InvalidInput, Refused, UnknownJob, UnknownRun
+from tidewheel.nouns.runs import reads as module
+from tidewheel.nouns.runs.model import RunPage
 from tidewheel.runs import AttemptOutcome, RunState
 
 

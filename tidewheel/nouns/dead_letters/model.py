@@ -8,9 +8,9 @@ from uuid import UUID
 
 from pydantic import AfterValidator, Field
 
-from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.jobs.values import Instant, Key, Queue, one_line
 from tidewheel.nouns.operation import InDoors, Place
+from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.nouns.works.model import Started
 
 Number = Annotated[int, Field(ge=1, le=2**63 - 1)]

@@ -5,11 +5,12 @@ from functools import partial
 from tidewheel.control.cli.options import complete_key
 from tidewheel.control.cli.tables import Cell
 from tidewheel.doors.cli import Flag, Table, command
-from tidewheel.nouns.runs.operations import FailedRun, FailedRuns
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.works.commands import RATE, WAIT, show_started
 
 
-def _row(each: FailedRun) -> tuple[Cell, ...]:
+def _row(each: RunSummary) -> tuple[Cell, ...]:
     ended = each.finished_at
     return (
         str(each.run_id),
@@ -33,5 +34,5 @@ _FLAGS = {
     "rate": RATE,
 }
 retry_failed = command(
-    FailedRuns, "retry_failed", partial(show_started, "retry", "failed runs"), flags=_FLAGS, table=_TABLE, options=WAIT
+    Runs, "retry_failed", partial(show_started, "retry", "failed runs"), flags=_FLAGS, table=_TABLE, options=WAIT
 )
