@@ -139,3 +139,16 @@ def _by_key(connection: Conn, tenant: str, text: str) -> Answer:
     near = get_close_matches(text, keys, n=3, cutoff=_ALIKE)
     words = f"no job, run or dead letter is {text!r}"
     return Answer(text, Kind.NOTHING, None, words, tuple(Meaning(Kind.JOB, key, "a key like it") for key in near))
+
+
+def nearest_key(connection: Conn, tenant: str, text: str) -> str | None:
+    """Return the key that has the longest common beginning with a text; None if none begins like it."""
+    rows = connection.execute(_FIND_KEYS_FROM, {"tenant": tenant, "text": text, "limit": 1}, binary=True).fetchall()
+    keys = [str(row[0]) for row in rows]
+    best = max(keys, key=lambda key: _common(key, text), default=None)
+    return best if best and _common(best, text) else None
+
+
+def _common(key: str, text: str) -> int:
+    """Return the length of the common beginning of two texts."""
+    return sum(key.startswith(text[: end + 1]) for end in range(len(text)))

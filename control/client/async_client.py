@@ -27,7 +27,7 @@ from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.runs.logs import FOLLOW_SECONDS
 from tidewheel.nouns.runs.model import LogPiece, Run
-from tidewheel.nouns.runs.operations import RunPolling, Runs
+from tidewheel.nouns.runs.operations import Runs, run_polling
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.model import Work
 from tidewheel.nouns.works.operations import Works
@@ -81,9 +81,9 @@ class AsyncRuns(_Part[Runs]):
 
     async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
         """See `Runs.wait`."""
-        polling = RunPolling(run_id, timeout)
-        while (pause := polling.pause(run := await self.get(run_id))) is not None:
-            await asyncio.sleep(pause)
+        polling = run_polling(run_id, timeout)
+        while polling.goes_on(run := await self.get(run_id), run):
+            await asyncio.sleep(polling.pause())
         return run
 
     async def follow_logs(self, run_id: UUID, attempt: int | None = None) -> AsyncGenerator[LogPiece]:

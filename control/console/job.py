@@ -39,7 +39,7 @@ from tidewheel.jobs.values import Instant, format_second, format_timestamp
 from tidewheel.nouns.dead_letters.model import DeadLetterFilter
 from tidewheel.nouns.dead_letters.reads import list_dead_letters
 from tidewheel.nouns.freezes.reads import freeze_changes
-from tidewheel.nouns.runs.model import PageFilter, RunSummary
+from tidewheel.nouns.runs.model import PageFilter, RunSummary, Status
 from tidewheel.nouns.runs.reads import list_runs
 from tidewheel.runs import DEAD_LETTERED
 from tidewheel.schedules.decision import SkipReason
@@ -128,7 +128,7 @@ class JobPage:
                 found = job_timeline(reading, tenant, key, along.edges[: along.behind + 1], misfire_after=late)
                 if found.mode == "runs":
                     return found, found.runs
-                status = "failed" if query.show == "failed" else None
+                status: Status | None = "failed" if query.show == "failed" else None
                 narrowed = PageFilter(key=key, status=status, since=along.begin, until=min(now, along.until))
                 return found, list_runs(reading, tenant, narrowed, limit=_RUNS).runs
 

@@ -10,7 +10,6 @@ from starlette.requests import Request
 
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import Flag, TenantQuery, Whole, read_query
-from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.log_lines import Log
 from tidewheel.control.console.run_log import attempts_with_logs, is_over, more_of, read_log, run_id_of
@@ -29,6 +28,7 @@ from tidewheel.jobs.values import RESERVED
 from tidewheel.nouns.freezes.model import FreezeChange
 from tidewheel.nouns.freezes.reads import freeze_changes
 from tidewheel.nouns.runs.detail import claims_of
+from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.places import MessagePlace, RunWhere, stored_places
 from tidewheel.runs import FINAL
 from tidewheel.settings.api import ApiSettings
@@ -73,7 +73,7 @@ class RunPage:
         """Read the run, its payload, the output of an attempt and its places."""
         query, run_id = read_query(request, RunQuery), run_id_of(request)
         now = page_now(connection)
-        run = show_run_anywhere(connection.snapshot, self.settings.archive, caller.tenant, run_id)
+        run = Runs(connection).detail(run_id)
         is_stored = not (run.archived or run.copied)
         with_logs: Sequence[int] = attempts_with_logs(run) if is_stored else ()
         picked = query.attempt or (with_logs[0] if with_logs else None)

@@ -1,4 +1,4 @@
-"""Read one run with its attempts, deadlines, stages and retry chain, and the facts on which a retry depends."""
+"""Read one run with its attempts, deadlines, stages and retry chain, and what a retry depends on."""
 
 import re
 from collections import Counter
@@ -80,7 +80,7 @@ def with_stages(run: RunDetail) -> RunDetail:
     return replace(run, stages=tuple(_stages(run)))
 
 
-def counts_of(attempts: Sequence[Attempt]) -> dict[str, int]:
+def counts_of(attempts: Sequence[Attempt]) -> dict[str, Any]:
     """Return how many of all attempts of a run count against its limit, and how many were lost."""
     outcomes = Counter(each.outcome for each in attempts)
     return {"failed_attempts": sum(outcomes[each] for each in _COUNTED), "lost_attempts": outcomes[AttemptOutcome.LOST]}

@@ -37,7 +37,7 @@ class _LogRow:
 
 
 class LogFollower(Iterator[LogPiece]):
-    """Iterate over the output of a run's attempts, each byte once, until the run ends; see `Runs.follow_logs`."""
+    """Iterate over the output of a run, each byte once, until it ends; see `Runs.follow_logs`."""
 
     def __init__(self, call: Call, run_id: UUID, attempt: int | None = None, *, after: int = 0) -> None:
         self._call = call

@@ -131,6 +131,18 @@ class RunPage:
 
 
 @dataclass(frozen=True, slots=True)
+class RecentRun:
+    """A run of the last seven days."""
+
+    job_id: UUID
+    run_id: UUID
+    scheduled_at: datetime
+    state: str
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class RelatedRun:
     """A run of the same instant of the same job."""
 
@@ -226,7 +238,7 @@ class PayloadFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunDetail(RunSummary):
-    """A run with its attempts, deadlines and retry chain; the fields without a value are not known, or not kept."""
+    """A run with its attempts, deadlines and retry chain."""
 
     _: KW_ONLY
     handler: Annotated[str, Field(description="The handler or capability that its executor must have.")]
@@ -357,9 +369,9 @@ class CancelResult:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """New output of an attempt, whose outcome is null while it runs, after bytes that are no longer stored."""
+    """New output of an attempt, after bytes that are no longer stored."""
 
     attempt: int
-    outcome: str | None
+    outcome: Annotated[str | None, Field(description="Its outcome; null while it runs.")]
     dropped_bytes: int
     output: bytes

@@ -15,9 +15,9 @@ from psycopg.rows import class_row
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from tidewheel.api_keys import Scope
-from tidewheel.clock import monotonic_seconds
 from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.arguments import as_id, as_int, as_seconds
+from tidewheel.control.client.polling import Polling
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownRun, refuse
@@ -54,8 +54,7 @@ _CANCELLATIONS = "/api/v1/cancellations"
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LOOKED_AT = 20_000  # rows of one statement, matching or not: some tens of milliseconds
 _SHOWN = 10  # of a dry run
-FIRST_POLL_SECONDS = 0.02
-LONGEST_POLL_SECONDS = 0.5
+_FIRST_POLL_SECONDS = 0.02
 
 ErrorType = Annotated[str, AfterValidator(one_line(255))]
 _RunId = Annotated[UUID, BeforeValidator(partial(as_id, name="run_id"))]
@@ -117,9 +116,9 @@ class Runs(RunList):
         Raises:
             TimeoutError: It was not terminal in time; the message names its state.
         """
-        polling = RunPolling(run_id, timeout)
-        while (pause := polling.pause(run := self.get(run_id))) is not None:
-            self._call.sleep(pause)
+        polling = run_polling(run_id, timeout)
+        while polling.goes_on(run := self.get(run_id), run):
+            self._call.sleep(polling.pause())
         return run
 
     def cancel(self, run_id: UUID, *, reason: str | None = None, request_id: str | None = None) -> RunState:
@@ -237,23 +236,9 @@ class Runs(RunList):
         return number
 
 
-class RunPolling:
-    """The wait for the end of a run, for `wait` of both clients."""
-
-    def __init__(self, run_id: UUID, timeout: timedelta | float) -> None:
-        self._run_id, self._seconds, self._pause = run_id, as_seconds(timeout), FIRST_POLL_SECONDS
-        self._deadline = monotonic_seconds() + self._seconds
-
-    def pause(self, run: Run) -> float | None:
-        """Return the seconds until the next poll; None if the run has ended."""
-        if run.final:
-            return None
-        left = self._deadline - monotonic_seconds()
-        if left <= 0:
-            message = f"run {self._run_id} is {run.state} after {self._seconds:g} s"
-            raise TimeoutError(message)
-        pause, self._pause = self._pause, min(self._pause * 1.5, LONGEST_POLL_SECONDS)
-        return min(pause, left)
+def run_polling(run_id: UUID, timeout: timedelta | float) -> Polling[Run]:
+    """Return the wait for the end of a run, for `wait` of both clients."""
+    return Polling("run", run_id, as_seconds(timeout), first_pause=_FIRST_POLL_SECONDS)
 
 
 def _survey(connection: Conn, *, tenant: str, filters: FailedRunFilter, versions: str) -> Survey[RunSummary]:

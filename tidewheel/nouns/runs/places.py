@@ -19,13 +19,13 @@ from psycopg.rows import class_row
 from pydantic import Field
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.errors import TidewheelError, Unavailable, UnknownRun
 from tidewheel.kafka.clients import poll_batch
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
 from tidewheel.nouns.operation import Call
 from tidewheel.nouns.runs.detail import claims_of
 from tidewheel.nouns.runs.model import ClaimMessage
+from tidewheel.nouns.runs.operations import Runs
 from tidewheel.outbox import OutboxLane, slice_lane_of, slice_of
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -116,7 +116,7 @@ class _Wanted(NamedTuple):
 
 def run_where(call: Call, settings: Connections, run_id: UUID, *, kafka: bool) -> RunWhere:
     """Return the places of a run of the database or the archive, or raise UnknownRun."""
-    run = show_run_anywhere(call.snapshot, settings.archive, call.tenant, run_id)
+    run = Runs(call).detail(run_id)
     try:
         found = stored_places(call, settings, run_id, kafka=kafka)
     except UnknownRun:

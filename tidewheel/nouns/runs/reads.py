@@ -25,7 +25,7 @@ from tidewheel.ids import first_run_id, instant_of, job_id, order_id
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.nouns.operation import Page
-from tidewheel.nouns.runs.model import Cancellation, Group, PageFilter, RunPage, RunSummary
+from tidewheel.nouns.runs.model import Cancellation, Group, PageFilter, RecentRun, RunPage, RunSummary
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -43,6 +43,7 @@ _FIND_OPEN_RUNS_OF_JOB = _SQL["find_open_runs_of_job"]
 _FIND_LONGEST_ATTEMPTS = _SQL["find_longest_attempts"]
 _FIND_FAILED_RUNS = _SQL["find_failed_runs"]
 _READ_RUNS = _SQL["read_runs"]
+_READ_RECENT_RUNS = _SQL["read_recent_runs"]
 _LIST_CANCELLATIONS = _SQL["list_cancellations"]
 _READ_CANCELLATION = _SQL["read_cancellation"]
 
@@ -282,6 +283,15 @@ def read_runs_and_waits(connection: Conn, run_ids: Sequence[UUID]) -> tuple[RunS
     runs = read_runs(connection, run_ids)
     waits = read_waits(connection, [run.run_id for run in runs if run.finished_at is None])
     return tuple(replace(run, why=waits.get(run.run_id)) for run in runs)
+
+
+def read_recent_runs(connection: Conn, job_ids: Sequence[UUID]) -> Mapping[UUID, Sequence[RecentRun]]:
+    """Return the newest 20 runs of each job within seven days, the newest first."""
+    found: dict[UUID, list[RecentRun]] = {each: [] for each in job_ids}
+    with connection.cursor(row_factory=class_row(RecentRun), binary=True) as cursor:
+        for run in cursor.execute(_READ_RECENT_RUNS, {"job_ids": list(job_ids)}):
+            found[run.job_id].append(run)
+    return found
 
 
 def count_matching(

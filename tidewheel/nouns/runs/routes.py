@@ -1,4 +1,4 @@
-"""Routes of runs: what the derived ones answer in a form of their own, and those that are written by hand."""
+"""Routes of runs: documentation of the derived ones, and those that are written by hand."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
