@@ -49,15 +49,10 @@ IdOfQuery = Annotated[UUID, BeforeValidator(_id)]
 
 
 class SelectedQuery(TenantQuery):
-    """The runs that are selected.
+    """The runs that are selected."""
 
-    Attributes:
-        run: Their ids.
-        next: The list of which they are.
-    """
-
-    next: str | None = None
-    run: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()
+    next: str | None = None  # the list of which they are
+    run: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()  # their ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,15 +50,10 @@ print(encode_json(decode(consumer.poll(30).value(), RunCompleted)).decode())'"""
 
 
 class RunQuery(TenantQuery):
-    """Query of the page of a run.
+    """Query of the page of a run."""
 
-    Attributes:
-        attempt: The attempt whose output is shown; by default the newest with output.
-        kafka: True to look up its messages on Kafka.
-    """
-
-    attempt: Whole | None = None
-    kafka: Flag = False
+    attempt: Whole | None = None  # the one whose output is shown; by default the newest with output
+    kafka: Flag = False  # True to look up its messages on Kafka
 
 
 @dataclass(frozen=True, slots=True)

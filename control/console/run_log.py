@@ -29,16 +29,11 @@ from tidewheel.runs import FINAL
 
 
 class LogQuery(TenantQuery):
-    """Query of the output of an attempt.
-
-    Attributes:
-        after: The bytes that the reader has.
-        line: The number of the line that comes next.
-    """
+    """Query of the output of an attempt."""
 
     attempt: Whole
-    after: Whole | None = None
-    line: Whole | None = None
+    after: Whole | None = None  # the bytes that the reader has
+    line: Whole | None = None  # the number of the line that comes next
 
 
 def run_id_of(request: Request) -> UUID:

@@ -6,7 +6,7 @@ from functools import partial
 
 import typer
 
-from tidewheel.control.cli.options import complete_key, place_text
+from tidewheel.control.cli.options import place_text
 from tidewheel.control.cli.output import (
     Output,
     moment,
@@ -26,7 +26,7 @@ from tidewheel.nouns.dead_letters.model import (
     DeadLetterSummary,
 )
 from tidewheel.nouns.dead_letters.operations import DeadLetters
-from tidewheel.nouns.works.commands import RATE, WAIT, show_started
+from tidewheel.nouns.works.commands import OF_FAILED, WAIT, show_started
 
 
 def _show_list(shown: Shown) -> None:
@@ -119,14 +119,9 @@ _LETTERS = Table(
 )
 _GROUPS = Table("group", ("dead letters", "job", "status", "error", "versions", "first", "last"), _group_row)
 _FLAGS = {
+    **OF_FAILED,
     "ids": Flag(metavar="ID", help="Dead letters, by id."),
     "kind": Flag(metavar="KIND"),
-    "key": Flag(metavar="KEY", complete=complete_key),
-    "status": Flag(metavar="STATE"),
-    "error_type": Flag("--error", "TYPE"),
-    "queue": Flag(metavar="NAME"),
-    "lane": Flag(metavar="LANE"),
-    "rate": RATE,
     "number": Flag(metavar="ID"),
 }
 

@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 from typing import Annotated, Literal, TypedDict
 from uuid import UUID
 
-from pydantic import Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.waits import Wait
-from tidewheel.jobs.values import Instant, Key, Labels, Queue
+from tidewheel.jobs.values import Instant, Key, Labels, Queue, one_line
 from tidewheel.nouns.operation import InDoors
 from tidewheel.runs import FINAL, SCHEDULED, AttemptOutcome, Cause, Lane, RunState
 
@@ -21,6 +21,7 @@ Status = Literal[
     "scheduled", "queued", "buffered", "running", "waiting", "retrying", "cancelling", "blocked", "succeeded", "failed",
     "timed_out", "cancelled", "skipped",
 ]  # fmt: skip
+ErrorType = Annotated[str, AfterValidator(one_line(255))]
 OfQueue = Annotated[Queue | None, Field(description="Only runs of this queue.")]
 OfLane = Annotated[Literal["critical", "standard", "batch"] | None, Field(description="Only runs of this lane.")]
 StageName = Literal["due", "written", "published", "claimed", "begun", "ended", "announced"]

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypedDict, Unpack
 from uuid import UUID
 
 from psycopg.rows import class_row
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.archive.show import show_run_anywhere
@@ -23,13 +23,14 @@ from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.ids import RunId, first_run_id, job_id
 from tidewheel.jobs.requests import CancelFields, RunsMatching
-from tidewheel.jobs.values import Instant, Key, one_line
+from tidewheel.jobs.values import Instant, Key
 from tidewheel.nouns.operation import DryRun, InDoors, Page, Rows, fields_of, operation
 from tidewheel.nouns.runs.listing import RunList
 from tidewheel.nouns.runs.logs import LogFollower, read_logs
 from tidewheel.nouns.runs.model import (
     Cancellation,
     CancelResult,
+    ErrorType,
     LogPiece,
     OfLane,
     OfQueue,
@@ -56,7 +57,6 @@ _LOOKED_AT = 20_000  # rows of one statement, matching or not: some tens of mill
 _SHOWN = 10  # of a dry run
 _FIRST_POLL_SECONDS = 0.02
 
-ErrorType = Annotated[str, AfterValidator(one_line(255))]
 _RunId = Annotated[UUID, BeforeValidator(partial(as_id, name="run_id"))]
 _Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
 _Attempt = Annotated[Annotated[int, Field(ge=0, le=2**31 - 1)] | None, Field(description="Only this attempt.")]

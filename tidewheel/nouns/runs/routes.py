@@ -8,6 +8,7 @@ from typing import Annotated, Any, cast
 from uuid import UUID
 
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -52,13 +53,12 @@ _OF_JOB, _NAMES = query_of(_LIST, [each for each in _LIST.parameters if each.nam
 
 
 class WhereQuery(TenantQuery):
-    """Query of the places of a run.
+    """Query of the places of a run."""
 
-    Attributes:
-        kafka: True to look up the first message and the completion on Kafka, for some seconds at most.
-    """
-
-    kafka: Flag = False
+    kafka: Annotated[
+        Flag,
+        Field(description="True to look up the first message and the completion on Kafka, for some seconds at most."),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
