@@ -9,6 +9,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, cast
 from uuid import UUID
@@ -41,7 +42,6 @@ from tidewheel.control.cli.output import (
     print_result,
     print_table,
     progress_bar,
-    total_text,
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, place_facts, run_facts, run_row
 from tidewheel.control.cli.run_ids import RunId, RunIds
@@ -49,12 +49,12 @@ from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_fo
 from tidewheel.control.instants import read_instant
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.words import printable_lines
-from tidewheel.doors.cli import Flag, Shown, Table, command
+from tidewheel.doors.cli import Flag, Table, command
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.nouns.operation import field_values
 from tidewheel.nouns.runs.detail import claims_of
 from tidewheel.nouns.runs.listing import RunList
-from tidewheel.nouns.runs.model import RunDetail, RunPage
+from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.runs import FINAL, RunState
 from tidewheel.settings.connections import Connections
 
@@ -65,23 +65,9 @@ if TYPE_CHECKING:
 _ARCHIVE = "none: the run is in the archive"
 
 
-def _show_list(shown: Shown) -> None:
-    page: RunPage = shown.found
-    if shown.output is not Output.TEXT:
-        print_document(page, shown.output)
-        return
-    if page.runs:
-        _RUNS.print(page.runs, spare=("duration", "attempt", "cause"))
-        typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.runs), noun="run"))
-    else:
-        typer.echo("no runs" if page.next_cursor is None else "none among the runs of this page")
-    if page.next_cursor is not None:
-        typer.echo(f"more: add --after {page.next_cursor}")
-
-
 _RUNS = Table("run", ("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"), run_row)
 list_runs = command(
-    RunList, "list", _show_list,
+    RunList, "list", partial(_RUNS.show, nothing="no runs", spare=("duration", "attempt", "cause")),
     flags={
         "status": Flag(metavar="STATE", help="Only runs in this state, such as scheduled, queued, running or failed."),
         "key": Flag(metavar="KEY", help="Only runs of this job.", complete=complete_key),
