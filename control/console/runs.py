@@ -83,7 +83,7 @@ class RunsPage:
 
 def _filter_of(query: PageOfRunsQuery, now: datetime) -> PageFilter:
     """Return the filter of an address; a group has its own states."""
-    found = cast("PageFilter", {name: getattr(query, spoken) for name, spoken in _NAMES.items()})
+    found = cast("PageFilter", {name: getattr(query, spoken) for name, spoken in _NAMES.items() if name != "limit"})
     ended: PageFilter = {"group": query.group, "ended_since": query.ended_since, "ended_until": query.ended_until}
     since = found.get("since") if query.last is None else now - _SPANS[query.last]
     return {**found, **ended, "since": since, "status": None if query.group else found.get("status")}
