@@ -10,10 +10,11 @@ from enum import StrEnum
 from uuid import UUID
 
 from tidewheel.control.reads.job_position import key_of_job
-from tidewheel.control.reads.run_detail import show_run
-from tidewheel.control.reads.runs import LOOKED_AT, RunSummary, find_short_id
 from tidewheel.errors import FieldError, Refused, UnknownDeadLetter, UnknownJob, UnknownRun
 from tidewheel.nouns.dead_letters.reads import show_dead_letter
+from tidewheel.nouns.runs.detail import show_run
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.nouns.runs.reads import LOOKED_AT, find_short_id
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
@@ -138,3 +139,16 @@ def _by_key(connection: Conn, tenant: str, text: str) -> Answer:
     near = get_close_matches(text, keys, n=3, cutoff=_ALIKE)
     words = f"no job, run or dead letter is {text!r}"
     return Answer(text, Kind.NOTHING, None, words, tuple(Meaning(Kind.JOB, key, "a key like it") for key in near))
+
+
+def nearest_key(connection: Conn, tenant: str, text: str) -> str | None:
+    """Return the key that has the longest common beginning with a text; None if none begins like it."""
+    rows = connection.execute(_FIND_KEYS_FROM, {"tenant": tenant, "text": text, "limit": 1}, binary=True).fetchall()
+    keys = [str(row[0]) for row in rows]
+    best = max(keys, key=lambda key: _common(key, text), default=None)
+    return best if best and _common(best, text) else None
+
+
+def _common(key: str, text: str) -> int:
+    """Return the length of the common beginning of two texts."""
+    return sum(key.startswith(text[: end + 1]) for end in range(len(text)))

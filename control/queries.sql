@@ -620,15 +620,14 @@ WITH seen AS MATERIALIZED (
 -- Returns the given runs in their current state; of failed runs that retention has dropped the copies.
 -- Index: job_runs_pkey, the partitions' indexes by run, jobs_pkey; failed_runs_pkey, if there are many. No lock.
 -- Why created_at: a copy lacks it, and the start of its last attempt is the nearest instant.
-SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
-       (r.finished_at IS NULL AND r.publish_at > tidewheel_now()) AS ahead, r.cause, r.queue, r.lane,
+SELECT r.run_id, j.key, r.job_id, r.job_version, {{shown_state(r)}} AS status, r.cause, r.queue, r.lane,
        r.attempt, r.scheduled_at, r.created_at, CASE WHEN r.finished_at IS NULL THEN nullif(r.publish_at, 'infinity') END AS publish_at,
        r.started_at, r.finished_at, r.reason, r.error_type, r.concurrency_key
   FROM runs AS r
   JOIN jobs AS j ON j.job_id = r.job_id
  WHERE r.run_id = ANY (%(run_ids)s)
  UNION ALL
-SELECT f.run_id, coalesce(j.key, f.job_id::text), f.job_id, f.job_version, f.state, false, f.cause, f.queue, f.lane, f.attempt,
+SELECT f.run_id, coalesce(j.key, f.job_id::text), f.job_id, f.job_version, f.state, f.cause, f.queue, f.lane, f.attempt,
        f.scheduled_at, coalesce(f.started_at, f.finished_at), NULL, f.started_at, f.finished_at, NULL, f.error_type, NULL
   FROM failed_runs AS f
   LEFT JOIN jobs AS j ON j.job_id = f.job_id
@@ -658,15 +657,14 @@ SELECT r.run_id, j.deleted_at IS NOT NULL AS is_deleted, w.root_run_id IS NOT NU
 -- name: show_run
 -- Returns one run with all its details except its attempts; the workflow of a batch has the zero id in place of a root job.
 -- Index: primary keys of the partitions, of jobs, job_versions, job_runs, executors and workflows; dead_letters_run_id_key. No lock.
-SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
-       (r.finished_at IS NULL AND r.publish_at > tidewheel_now()) AS ahead, r.cause, r.queue, r.lane,
+SELECT r.run_id, j.key, r.job_id, r.job_version, {{shown_state(r)}} AS status, r.cause, r.queue, r.lane,
        r.attempt, r.scheduled_at, r.created_at, CASE WHEN r.finished_at IS NULL THEN nullif(r.publish_at, 'infinity') END AS publish_at,
        r.started_at, r.finished_at, r.reason, r.error_type, r.concurrency_key,
        v.handler, v.definition, o.failed_attempts, o.lost_attempts, o.deadline_at, o.schedule_to_close_at, o.external_deadline_at, o.executor_id, e.name AS executor, o.claimed_from,
        r.parent_run_id, r.root_run_id, coalesce(j.labels, '{}') || coalesce(i.labels, '{}') AS labels, r.request_id,
-       i.traceparent, i.late_ms, i.progress, i.progress_at, i.progress_attempt, i.checkpoint, i.checkpoint_attempt, a.error_message,
+       i.traceparent, i.late_ms, i.progress, i.progress_at, i.checkpoint, i.checkpoint_attempt, a.error_message,
        x.result, octet_length(i.payload) AS payload_bytes, i.payload_content_type, CASE WHEN w.root_job_id <> '00000000-0000-0000-0000-000000000000' THEN w.root_run_id END AS workflow_run_id,
-       CASE WHEN w.root_job_id = '00000000-0000-0000-0000-000000000000' THEN w.root_run_id END AS batch_id, d.id AS dead_letter, d.redriven_run_id
+       CASE WHEN w.root_job_id = '00000000-0000-0000-0000-000000000000' THEN w.root_run_id END AS batch_id, d.id AS dead_letter
   FROM runs AS r
   JOIN jobs AS j ON j.job_id = r.job_id
   JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
@@ -682,10 +680,10 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
 -- name: show_failed_run
 -- Returns the copy of a failed run, whose day retention has dropped.
 -- Index: failed_runs_by_tenant, jobs_pkey, job_versions_pkey, dead_letters_run_id_key. No lock.
-SELECT f.run_id, coalesce(j.key, f.job_id::text) AS key, f.job_id, f.job_version, f.state, false AS ahead, f.cause, f.queue, f.lane,
+SELECT f.run_id, coalesce(j.key, f.job_id::text) AS key, f.job_id, f.job_version, f.state AS status, f.cause, f.queue, f.lane,
        f.attempt, f.scheduled_at, coalesce(f.started_at, f.finished_at) AS created_at, NULL::timestamptz AS publish_at,
        f.started_at, f.finished_at, NULL::text AS reason, f.error_type, NULL::text AS concurrency_key,
-       v.handler, v.definition, coalesce(j.labels, '{}') AS labels, f.error_message, d.id AS dead_letter, d.redriven_run_id
+       v.handler, v.definition, coalesce(j.labels, '{}') AS labels, f.error_message, d.id AS dead_letter
   FROM failed_runs AS f
   LEFT JOIN jobs AS j ON j.job_id = f.job_id
   LEFT JOIN job_versions AS v ON v.job_id = f.job_id AND v.version = f.job_version

@@ -22,7 +22,6 @@ from tidewheel.control.api.ask import AskApi
 from tidewheel.control.api.audit_log import AuditLogApi
 from tidewheel.control.api.backfills import BackfillsApi
 from tidewheel.control.api.bearer import Guard
-from tidewheel.control.api.cancellations import CancellationsApi
 from tidewheel.control.api.connections import connection_type
 from tidewheel.control.api.executors import ExecutorsApi
 from tidewheel.control.api.fleet import DoctorApi, FleetApi, StatusApi
@@ -34,8 +33,6 @@ from tidewheel.control.api.now import NowApi
 from tidewheel.control.api.openapi import add_route, openapi
 from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.run_events import RunEventsApi
-from tidewheel.control.api.run_places import RunPlacesApi
-from tidewheel.control.api.runs import RunsApi
 from tidewheel.control.api.schemas import SchemasApi
 from tidewheel.control.api.task_tokens import TaskTokensApi
 from tidewheel.control.api.workers import Pools
@@ -59,8 +56,9 @@ from tidewheel.nouns.freezes.routes import FREEZES
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
 from tidewheel.nouns.limits.routes import LIMITS, ORDERING_KEYS
 from tidewheel.nouns.operation import Noun
-from tidewheel.nouns.runs.operations import FailedRuns
-from tidewheel.nouns.runs.pages import FAILED_RUNS
+from tidewheel.nouns.runs.listing import RunList
+from tidewheel.nouns.runs.operations import Runs
+from tidewheel.nouns.runs.routes import LISTS, RUNS, RunsApi
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.tenants.routes import TENANTS, add_deletion
 from tidewheel.nouns.workflows.operations import Workflows
@@ -77,7 +75,8 @@ NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (Freezes, FREEZES),
     (Batches, BATCHES),
     (Workflows, WORKFLOWS),
-    (FailedRuns, FAILED_RUNS),
+    (RunList, LISTS),
+    (Runs, RUNS),
     (Works, WORKS),
     (ApiKeys, API_KEYS),
     (Limits, LIMITS),
@@ -109,10 +108,8 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         JobTimesApi(pools.reads),
         JobsApi(pools.reads, pools.writes),
         AskApi(pools.reads),
-        RunsApi(pools.reads, pools.writes, settings.archive),
-        RunPlacesApi(pools.reads, settings),
+        RunsApi(pools.reads, pools.writes, settings),
         BackfillsApi(pools.reads, pools.writes),
-        CancellationsApi(pools.reads, pools.writes),
         FleetApi(pools.reads),
         RunEventsApi(pools.streams, stop),
         NowApi(pools.reads, installation.shards),

@@ -68,19 +68,6 @@ def schema_of(kind: type[Any], mode: JsonSchemaMode = "serialization") -> dict[s
     return schema
 
 
-def one_level(kind: type[Any], part: str, title: str, **others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a record with its part's fields on the same level; `others` replace fields."""
-    schema = schema_of(kind)
-    definitions, properties = schema["$defs"], schema["properties"]
-    inner = definitions.pop(properties.pop(part)["$ref"].rpartition("/")[2])
-    for name, other in others.items():
-        properties[name] = {**other, "description": properties[name]["description"]}
-    properties = {**inner["properties"], **properties}
-    definitions[title] = {**schema, "title": title, "required": [*properties], "properties": properties}
-    del definitions[title]["$defs"]
-    return {"$ref": _REFERENCE.format(model=title), "$defs": definitions}
-
-
 def body_of(
     model: type[BaseModel],
     *,

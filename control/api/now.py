@@ -61,27 +61,23 @@ class ActivityQuery(TenantQuery):
 
 
 class UpcomingQuery(TenantQuery):
-    """Query of the timers that come due.
+    """Query of the timers that come due."""
 
-    Attributes:
-        until: The end of the last bin; an hour ahead by default.
-        step: The length of a bin in seconds.
-    """
-
-    until: Instant | None = None
-    step: Annotated[int, Field(ge=1, le=86_400), BeforeValidator(whole)] = 60
+    until: Annotated[Instant | None, Field(description="The end of the last bin; an hour ahead by default.")] = None
+    step: Annotated[
+        int, Field(ge=1, le=86_400), BeforeValidator(whole), Field(description="The length of a bin in seconds.")
+    ] = 60
 
 
 class SlowestQuery(LimitQuery):
-    """Query of the slowest runs.
+    """Query of the slowest runs."""
 
-    Attributes:
-        since: Only runs that ended from this instant on; a day ago by default.
-        until: Only runs that ended before this instant; now by default.
-    """
-
-    since: Instant | None = None
-    until: Instant | None = None
+    since: Annotated[
+        Instant | None, Field(description="Only runs that ended from this instant on; a day ago by default.")
+    ] = None
+    until: Annotated[Instant | None, Field(description="Only runs that ended before this instant; now by default.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Send
@@ -33,10 +35,11 @@ from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.api.workers import Turn, Workers, WorkerState
 from tidewheel.control.reads.run_changes import ENDS, OPEN_RUNS, Place, RunChanges, read_run_changes, start_of_changes
-from tidewheel.control.reads.runs import RunSummary, read_runs
 from tidewheel.errors import Unavailable, refuse
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import Key, parse_timestamp
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.nouns.runs.reads import read_runs
 from tidewheel.postgres.session import Conn
 from tidewheel.process.service import Shutdown
 
@@ -56,13 +59,9 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy th
 
 
 class EventsQuery(TenantQuery):
-    """Filter of a stream.
+    """Filter of a stream."""
 
-    Attributes:
-        job: Only runs of the job with this key.
-    """
-
-    job: Key | None = None
+    job: Annotated[Key | None, Field(description="Only runs of the job with this key.")] = None
 
 
 class Places:
@@ -171,18 +170,13 @@ class RunEventsApi:
 
 @dataclass(slots=True)
 class _Stream:
-    """The position of one stream, used by one thread at a time; its memory is bounded.
-
-    Args:
-        since: The end that the client has seen last.
-        full: True if later ends can be read at once.
-    """
+    """The position of one stream, used by one thread at a time; its memory is bounded."""
 
     tenant: str
     job: str | None
-    since: datetime | None
+    since: datetime | None  # the end that the client has seen last
     turn: Turn
-    full: bool = False
+    full: bool = False  # later ends can be read at once
     _read_until: datetime | None = None
     _oldest: Place = (_LONG_AGO, _NO_RUN)  # ends up to this place are not read again
     _span: timedelta = _SPAN
@@ -204,7 +198,7 @@ class _Stream:
             before = found.open_runs if self._open is None else self._open
             moved = [run_id for run_id, at in found.open_runs.items() if before.get(run_id) != at]
             gone = self._gone(before, found)
-            ids = [*moved, *gone, *(each.run_id for each in found.ends)]
+            ids = [*moved, *gone, *(run_id for _, run_id in found.ends)]
             runs = {run.run_id: run for run in read_runs(reading, ids)}
         self._open = found.open_runs
         text += b"".join(_event(runs[run_id], None) for run_id in reversed(moved) if run_id in runs)
@@ -212,14 +206,14 @@ class _Stream:
             if run_id in runs and (finished_at := runs[run_id].finished_at) is not None:
                 self._ended[run_id] = finished_at
                 text += _event(runs[run_id], None)  # without an id: other ends before it may not have been read
-        for each in found.ends:
-            self.since = max(self.since or each.finished_at, each.finished_at)
-            if each.run_id in runs:
-                text += _event(runs[each.run_id], self.since)
+        for at, run_id in found.ends:
+            self.since = max(self.since or at, at)
+            if run_id in runs:
+                text += _event(runs[run_id], self.since)
         self._remember(found)
         is_cut = len(found.ends) >= ENDS
         self.full = is_cut or until <= found.now
-        self._read_until = max(self._read_until, found.ends[-1].finished_at if is_cut else min(until, found.now))
+        self._read_until = max(self._read_until, found.ends[-1][0] if is_cut else min(until, found.now))
         self._span = _SPAN if took < _LONG_READ_SECONDS else _SHORT_SPAN
         return text
 
@@ -249,12 +243,12 @@ class _Stream:
         """Return the runs that are open no longer and whose ends are in no span."""
         # Newer runs take the places of the oldest, which are still open.
         first = min(found.open_runs) if len(found.open_runs) >= OPEN_RUNS else _NO_RUN
-        ends = {each.run_id for each in found.ends}
+        ends = {run_id for _, run_id in found.ends}
         return [run_id for run_id in before.keys() - found.open_runs.keys() - ends if run_id >= first]
 
     def _remember(self, found: RunChanges) -> None:
         """Remember the ends that the next reads would find again, and forget the others."""
-        self._ended |= {each.run_id: each.finished_at for each in found.ends}
+        self._ended |= {run_id: at for at, run_id in found.ends}
         self._ended = {run_id: at for run_id, at in self._ended.items() if (at, run_id) > self._oldest}
         if len(self._ended) > _REMEMBERED:
             places = sorted((at, run_id) for run_id, at in self._ended.items())

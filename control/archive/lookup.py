@@ -6,7 +6,6 @@ the one before, for runs of timers. So one or two manifests are read, and one bl
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import date, timedelta
 from functools import lru_cache
 from uuid import UUID
@@ -15,16 +14,17 @@ from tidewheel.control.archive.containers import Record, read_block
 from tidewheel.control.archive.manifest import damaged, read_manifest
 from tidewheel.control.archive.records import days_of_run
 from tidewheel.control.archive.stores import MANIFEST, Store, manifest_text, open_store
-from tidewheel.control.reads.retry_chain import retry_chain_of
-from tidewheel.control.reads.run_detail import PastAttempt, RunDetail, remains_of
-from tidewheel.control.reads.run_stages import run_stages
-from tidewheel.control.reads.runs import RunSummary
 from tidewheel.errors import ArchiveDamaged, UnknownRun
+from tidewheel.nouns.runs.detail import counts_of, with_stages
+from tidewheel.nouns.runs.model import PastAttempt, RetryChain, RunDetail
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome, RunState
 
 _ATTEMPTS = 100  # as of a run in the database
-_COUNTED = (AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT)
+_SAME = (
+    "job_version", "cause", "queue", "lane", "attempt", "scheduled_at", "created_at", "started_at", "finished_at",
+    "reason", "error_type", "concurrency_key", "request_id",
+)  # fmt: skip
 
 
 def show_archived_run(
@@ -81,46 +81,26 @@ def _detail(record: Record) -> RunDetail:
     """Return a run as it was shown before it left the database, without what the archive does not keep."""
     inputs: Record = record["inputs"] or {}
     attempts = _attempts(record)
-    outcomes = [each["outcome"] for each in record["attempts"]]
     late_ms: int | None = inputs.get("late_ms")
-    summary = RunSummary(
+    found = RunDetail(
+        **{name: record[name] for name in _SAME},
         run_id=UUID(record["run_id"]),
         key=record["job_key"] or "",
         job_id=UUID(record["job_id"]),
-        job_version=record["job_version"],
         status=record["state"],
-        cause=record["cause"],
-        queue=record["queue"],
-        lane=record["lane"],
-        attempt=record["attempt"],
-        scheduled_at=record["scheduled_at"],
-        created_at=record["created_at"],
         publish_at=None,
-        started_at=record["started_at"],
-        finished_at=record["finished_at"],
-        reason=record["reason"],
-        error_type=record["error_type"],
-        concurrency_key=record["concurrency_key"],
-        why=None,
-    )
-    labels = {**record["job_labels"], **inputs.get("labels", {})}
-    return replace(
-        remains_of(summary, record["handler"] or "", labels, record["max_attempts"] or 0),
-        failed_attempts=sum(outcome in _COUNTED for outcome in outcomes),
-        lost_attempts=outcomes.count(AttemptOutcome.LOST),
-        error_message=next(
-            (each["error_message"] for each in record["attempts"] if each["attempt"] == record["attempt"]), None
-        ),
+        handler=record["handler"] or "",
+        labels={**record["job_labels"], **inputs.get("labels", {})},
+        max_attempts=record["max_attempts"] or 0,
+        error_message=next((each.error_message for each in attempts if each.attempt == record["attempt"]), None),
         late=None if late_ms is None else timedelta(milliseconds=late_ms),
-        request_id=record["request_id"],
         traceparent=inputs.get("traceparent"),
-        retry_chain=retry_chain_of(
-            UUID(record["run_id"]), _uuid(record["parent_run_id"]), _uuid(record["root_run_id"]), []
-        ),
+        retry_chain=RetryChain(_uuid(record["parent_run_id"]), _uuid(record["root_run_id"])),
         attempts=attempts[-_ATTEMPTS:],
-        stages=run_stages(summary, attempts[-_ATTEMPTS:], None),
         archived=True,
+        **counts_of(attempts),
     )
+    return with_stages(found)
 
 
 def _attempts(record: Record) -> tuple[PastAttempt, ...]:
@@ -131,21 +111,11 @@ def _attempts(record: Record) -> tuple[PastAttempt, ...]:
         found.append({**own, "outcome": AttemptOutcome.SUCCEEDED.value, "error_type": None, "error_message": None})
     return tuple(
         PastAttempt(
-            attempt=each["attempt"],
-            outcome=each["outcome"],
-            executor_id=_uuid(each["executor_id"]),
-            started_at=each["started_at"],
-            finished_at=each["finished_at"],
-            error_type=each["error_type"],
-            error_message=each["error_message"],
-            claimed_from=each["claimed_from"],
-            trace=None,
-            output=None,
-            output_bytes=None,
-            result=None,
+            each["attempt"], each["outcome"], _uuid(each["executor_id"]), each["started_at"], each["finished_at"],
+            each["error_type"], each["error_message"], each["claimed_from"],
         )
         for each in found
-    )
+    )  # fmt: skip
 
 
 def _uuid(text: str | None) -> UUID | None:

@@ -5,8 +5,9 @@ from contextlib import AbstractContextManager, suppress
 from uuid import UUID
 
 from tidewheel.control.archive.records import days_of_run
-from tidewheel.control.reads.run_detail import RunDetail, show_failed_run, show_run
 from tidewheel.errors import UnknownRun
+from tidewheel.nouns.runs.detail import show_failed_run, show_run
+from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.postgres.session import Conn
 
 

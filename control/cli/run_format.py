@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 from tidewheel.control.cli.options import utc_and_local
 from tidewheel.control.cli.output import duration_text, moment
 from tidewheel.control.cli.tables import Cell, cell_text
-from tidewheel.control.reads.retry_chain import RelatedRun
-from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
-from tidewheel.control.reads.runs import RunSummary
 from tidewheel.jobs.values import format_duration
+from tidewheel.nouns.runs.model import PastAttempt, RelatedRun, RunDetail, RunSummary
 
 if TYPE_CHECKING:
-    from tidewheel.control.run_places import MessagePlace, RunPlaces
+    from datetime import date
+
+    from tidewheel.nouns.runs.places import MessagePlace, RunWhere
 
 
-def place_facts(places: "RunPlaces") -> Iterator[tuple[str, str | None]]:
+def place_facts(places: "RunWhere", kept_until: "date | None") -> Iterator[tuple[str, str | None]]:
     """Yield the places of a run, for `run where`."""
     yield "table", places.table_name
-    yield "kept until", None if places.kept_until is None else str(places.kept_until)
+    yield "kept until", None if kept_until is None else str(kept_until)
     yield "shard", str(places.shard)
     yield "request", places.requested_from or places.request_id
     for pending in places.outbox:

@@ -40,7 +40,7 @@ def _whole_ids(context: typer.Context, given: object) -> object:
 
 def _find(tenant: str, part: _Part) -> UUID:
     """Return the id of the only stored run that a part names; a run of the archive needs its whole id."""
-    from tidewheel.control.reads.runs import find_short_id  # here: a whole id needs no read
+    from tidewheel.nouns.runs.reads import find_short_id  # here: a whole id needs no read
 
     with reading() as connection:
         runs, is_cut = find_short_id(connection, tenant, part.begin, part.end)

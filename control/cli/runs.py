@@ -8,8 +8,10 @@ import sys
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
+from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 from uuid import UUID
 
 import typer
@@ -19,8 +21,6 @@ from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
     MAX_INT,
-    After,
-    Limit,
     Reason,
     RequestId,
     Tenant,
@@ -42,92 +42,47 @@ from tidewheel.control.cli.output import (
     print_result,
     print_table,
     progress_bar,
-    total_text,
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, place_facts, run_facts, run_row
 from tidewheel.control.cli.run_ids import RunId, RunIds
 from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_for_run
 from tidewheel.control.instants import read_instant
-from tidewheel.control.reads import runs as read
 from tidewheel.control.reads.json_form import as_json
-from tidewheel.control.reads.run_detail import RunDetail
-from tidewheel.control.reads.run_stages import claim_message
 from tidewheel.control.words import printable_lines
+from tidewheel.doors.cli import Flag, Table, command
 from tidewheel.errors import UnknownRun, refuse
-from tidewheel.jobs.strict_json import as_object
+from tidewheel.nouns.operation import field_values
+from tidewheel.nouns.runs.detail import claims_of
+from tidewheel.nouns.runs.listing import RunList
+from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.runs import FINAL, RunState
 from tidewheel.settings.connections import Connections
 
 if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
-    from tidewheel.control.client.logs import LogPiece
-    from tidewheel.control.reads.cancellations import CancelFilter, Cancellation
+    from tidewheel.nouns.runs.model import Cancellation, LogPiece
 
 _ARCHIVE = "none: the run is in the archive"
 
 
-def list_runs(
-    *,
-    status: Annotated[
-        str | None,
-        typer.Option(metavar="STATE", help="Only runs in this state, such as scheduled, queued, running or failed."),
-    ] = None,
-    job: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Only runs of this job.", autocompletion=complete_key)
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(
+_RUNS = Table("run", ("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"), run_row)
+list_runs = command(
+    RunList, "list", partial(_RUNS.show, nothing="no runs", spare=("duration", "attempt", "cause")),
+    flags={
+        "status": Flag(metavar="STATE", help="Only runs in this state, such as scheduled, queued, running or failed."),
+        "key": Flag(metavar="KEY", help="Only runs of this job.", complete=complete_key),
+        "labels": Flag(
             metavar="NAME=VALUE", help="Only runs of jobs with this label; repeatable; needs --job or --since."
         ),
-    ] = None,
-    run_label: Annotated[
-        list[str] | None,
-        typer.Option(
+        "run_labels": Flag(
             metavar="NAME=VALUE", help="Only runs with this label: their job's, or instead of it their trigger's."
         ),
-    ] = None,
-    concurrency_key: Annotated[str | None, typer.Option(metavar="KEY", help="Only runs with this key.")] = None,
-    ordering_key: Annotated[str | None, typer.Option(metavar="KEY", help="Only open runs with this key.")] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only runs scheduled at this time or later.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only runs scheduled at this time or earlier.")
-    ] = None,
-    after: After = None,
-    number: Limit = 50,
-    timezone: Tz = None,
-    tenant: Tenant = DEFAULT_TENANT,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """List runs, the latest first; those whose time is ahead are last.
-
-    The list is in the order of the column scheduled; a backfill or a retry is listed by the time of its request.
-    """
-    filters = read.RunFilter(
-        status=status,
-        key=job,
-        labels=read_labels(label) if label else None,
-        run_labels=read_labels(run_label) if run_label else None,
-        concurrency_key=concurrency_key,
-        ordering_key=ordering_key,
-        since=read_instant(since, "--since", timezone) if since else None,
-        until=read_instant(until, "--until", timezone) if until else None,
-    )
-    with reading() as connection:
-        page = read.list_runs(connection, tenant, filters, after=after, limit=number)
-    if output is not Output.TEXT:
-        print_document(page, output)
-        return
-    if page.runs:
-        headings = ("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why")
-        print_table(headings, map(run_row, page.runs), spare=("duration", "attempt", "cause"))
-        typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.runs), noun="run"))
-    else:
-        typer.echo("no runs" if page.next_cursor is None else "none among the runs of this page")
-    if page.next_cursor is not None:
-        typer.echo(f"more: add --after {page.next_cursor}")
+        "lane": Flag(metavar="LANE"), "queue": Flag(metavar="NAME"), "cause": Flag(metavar="CAUSE"),
+        "concurrency_key": Flag(metavar="KEY"), "ordering_key": Flag(metavar="KEY"),
+        "since": Flag(help="Only runs scheduled at this time or later."),
+        "until": Flag(help="Only runs scheduled at this time or earlier."),
+    },
+)  # fmt: skip
 
 
 def show(
@@ -148,8 +103,7 @@ def show(
 def print_run(found: RunDetail, timezone: str | None, output: Output) -> None:
     """Print a run with its attempts."""
     if output is not Output.TEXT:
-        rest = as_object(as_json(found)) or {}
-        print_document({**(as_object(rest.pop("summary")) or {}), **rest}, output)
+        print_document(found, output)
     else:
         print_facts(run_facts(found, timezone))
 
@@ -185,22 +139,21 @@ def where(
     The coordinates of the request and of the claims are stored. The first message and the completion are looked up by
     key and time.
     """
-    from tidewheel.control.run_places import RunPlaces, find_places  # here: a list of runs needs no Kafka client
+    from tidewheel.nouns.runs.places import RunWhere, find_places  # here: a list of runs needs no Kafka client
     from tidewheel.settings.services import SchedulerSettings
 
     settings, found = SchedulerSettings.load(), _show(tenant, run_id)
-    places: RunPlaces | None = None
+    places = RunWhere(_ARCHIVE, None, None, None)
     with suppress(UnknownRun):  # of the archive alone
-        places = find_places(reading, settings, tenant, run_id, retention=settings.retention, kafka=not no_kafka)
-    claims = [(one.attempt, one.claimed_from) for one in found.attempts]
-    if found.claimed_from is not None and found.summary.attempt not in dict(claims):
-        claims.append((found.summary.attempt, found.claimed_from))
-    messages = [claim_message(attempt, text) for attempt, text in claims if text is not None]
+        places = find_places(reading, settings, tenant, run_id, kafka=not no_kafka)
+    kept_until = None if places.day is None else places.day + settings.retention + timedelta(days=1)
+    messages = claims_of(found)
     if output is not Output.TEXT:
-        document = as_object(as_json(places)) or {"table_name": _ARCHIVE}
-        print_document({"run_id": run_id, **document, "messages": messages}, output)
+        document = {name: value for name, value in field_values(places).items() if name != "claims"}
+        rest = {"table_name": _ARCHIVE} if places.shard is None else {**document, "kept_until": kept_until}
+        print_document({"run_id": run_id, **rest, "messages": messages}, output)
         return
-    print_facts([("table", _ARCHIVE)] if places is None else place_facts(places))
+    print_facts([("table", _ARCHIVE)] if places.shard is None else place_facts(places, kept_until))
     typer.echo("")
     if not messages:
         typer.echo("no executor has claimed this run")
@@ -352,25 +305,24 @@ def cancel(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Cancel runs by id, or all that match every given filter."""
-    filters: CancelFilter = {
+    given: dict[str, Any] = {
         "key": job, "labels": read_labels(label) if label else None, "queue": queue, "lane": lane, "handler": handler,
         "cause": cause, "created_before": read_instant(before, "--before", timezone) if before else None,
-        "include_started": not not_started,
     }  # fmt: skip
-    filtered = not_started or any(value is not None for name, value in filters.items() if name != "include_started")
-    if bool(runs) == filtered:
+    if bool(runs) == (not_started or any(value is not None for value in given.values())):
         refuse(
             "RUN", "exactly one of run ids and filters is needed", "write ids, or --job, --label, --queue, --lane, …"
         )
+    given["include_started"] = not not_started
     with requesting(tenant) as client:
         if runs:
             _cancel_each(client, runs, reason, output, dry_run=dry_run)
             return
-        total = client.runs.count(**filters)
+        total = client.runs.count(**given)
         if dry_run:
             print_result([f"runs that would be cancelled: {total:,}"], {"runs": total}, output)
             return
-        number = client.runs.cancel_all(reason=reason, **filters)
+        number = client.runs.cancel_all(reason=reason, **given)
         cancellation = client.runs.cancellation(number) if no_wait else _wait(client, number, total)
     _print_cancellation(cancellation, output)
 

@@ -16,8 +16,8 @@ from tidewheel.runs import RunState
 
 if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
-    from tidewheel.control.client.results import Run
     from tidewheel.control.reads.backfills import BackfillProgress
+    from tidewheel.nouns.runs.model import Run
 
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until it has ended; exit code 1 unless it succeeded.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait until it has ended, then show it.")]

@@ -10,17 +10,12 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 from uuid import UUID
 
 from tidewheel.audit import Actor
-from tidewheel.clock import monotonic_seconds
-from tidewheel.control.client.arguments import as_seconds
 from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.jobs import Jobs
-from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
-from tidewheel.control.client.results import Run
-from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
 from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.control.reads.backfills import BackfillProgress
 from tidewheel.nouns.api_keys.operations import ApiKeys
@@ -29,6 +24,9 @@ from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
+from tidewheel.nouns.runs.logs import FOLLOW_SECONDS
+from tidewheel.nouns.runs.model import LogPiece, Run
+from tidewheel.nouns.runs.operations import Runs, run_polling
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.model import Work
@@ -83,14 +81,9 @@ class AsyncRuns(_Part[Runs]):
 
     async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
         """See `Runs.wait`."""
-        seconds = as_seconds(timeout)
-        deadline, pause = monotonic_seconds() + seconds, FIRST_POLL_SECONDS
-        while not (run := await self.get(run_id)).final:
-            if monotonic_seconds() >= deadline:
-                message = f"run {run_id} is {run.state} after {seconds:g} s"
-                raise TimeoutError(message)
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, LONGEST_POLL_SECONDS)
+        polling = run_polling(run_id, timeout)
+        while polling.goes_on(run := await self.get(run_id), run):
+            await asyncio.sleep(polling.pause())
         return run
 
     async def follow_logs(self, run_id: UUID, attempt: int | None = None) -> AsyncGenerator[LogPiece]:

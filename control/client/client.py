@@ -18,7 +18,6 @@ from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
 from tidewheel.control.client.jobs import Jobs, OnProgress, ReleaseResult, patch_job, release
 from tidewheel.control.client.results import BackfillResult, Job, Triggered, backfill_of, job_of, triggered
-from tidewheel.control.client.runs import Runs
 from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
@@ -34,6 +33,7 @@ from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
+from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.tenants.operations import Tenants
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.operations import Works

@@ -19,9 +19,9 @@ from tidewheel.control.client.callers import (
     psycopg_beneath,
     psycopg_beneath_async,
 )
-from tidewheel.control.client.results import Run
 from tidewheel.errors import UnknownRun
 from tidewheel.jobs.parsing import own_request
+from tidewheel.nouns.runs.model import Run
 from tidewheel.postgres.caller_connection import use_async_connection, use_connection
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn

@@ -14,7 +14,7 @@ POLL_SECONDS = 0.5  # each poll of a backfill counts the states of its runs
 
 
 class Work(Protocol):
-    """A backfill, a batch or bulk work."""
+    """A run, a backfill, a batch or bulk work."""
 
     @property
     def state(self) -> str:
@@ -28,23 +28,24 @@ class Work(Protocol):
 
 
 class Polling(Generic[T]):
-    """One wait.
-
-    Args:
-        timeout: The most seconds to wait.
-        on_progress: Called with each result of a poll before the last.
-    """
+    """One wait, of `timeout` seconds at most; `on_progress` gets each result of a poll before the last."""
 
     def __init__(
-        self, name: str, work_id: UUID, timeout: float | None, on_progress: Callable[[T], None] | None
+        self,
+        name: str,
+        work_id: UUID,
+        timeout: float | None,
+        on_progress: Callable[[T], None] | None = None,
+        *,
+        first_pause: float = POLL_SECONDS,
     ) -> None:
         self._name, self._work_id, self._timeout, self._on_progress = name, work_id, timeout, on_progress
         if timeout is not None:
             as_seconds(timeout)
-        self._started = monotonic_seconds()
+        self._started, self._pause = monotonic_seconds(), first_pause
 
     def goes_on(self, found: T, work: Work) -> bool:
-        """Return True if the work has not ended: then poll again after `POLL_SECONDS`."""
+        """Return True if the work has not ended: then poll again."""
         if work.finished_at is not None:
             return False
         if self._on_progress is not None:
@@ -53,3 +54,9 @@ class Polling(Generic[T]):
             message = f"{self._name} {self._work_id} is {work.state} after {self._timeout:g} s"
             raise TimeoutError(message)
         return True
+
+    def pause(self) -> float:
+        """Return the seconds until the next poll, which grow to `POLL_SECONDS`; no more than are left."""
+        pause, self._pause = self._pause, min(self._pause * 1.5, POLL_SECONDS)
+        left = POLL_SECONDS if self._timeout is None else self._timeout - (monotonic_seconds() - self._started)
+        return max(min(pause, left), 0.0)

@@ -7,7 +7,6 @@ from uuid import UUID
 
 from tidewheel.ids import JobId, RunId
 from tidewheel.intake.trigger import ACCEPTED
-from tidewheel.runs import FINAL, RunState
 from tidewheel.schemas.generated.records import Reply
 
 
@@ -55,41 +54,6 @@ class BackfillResult:
     occurrences: int | None
     unchanged: bool
     status: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run in its current state.
-
-    Args:
-        state: Its state; terminal when in `tidewheel.runs.FINAL`.
-        attempt: The last attempt begun; 0 before the first.
-        started_at: When the last attempt began.
-        reason: The reason of a skip or a cancellation, or the timeout that fired.
-        result: The handler's result, as JSON text.
-        progress: Reported by the current attempt, or the last, as JSON text.
-        deadline_at: The earliest of its timeouts that PostgreSQL keeps; None once it is terminal.
-    """
-
-    run_id: UUID
-    job_id: UUID
-    state: str
-    attempt: int
-    scheduled_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    reason: str | None
-    error_type: str | None
-    error_message: str | None
-    result: bytes | None
-    progress: bytes | None = None
-    progress_at: datetime | None = None
-    deadline_at: datetime | None = None
-
-    @property
-    def final(self) -> bool:
-        """True if the run is terminal."""
-        return RunState(self.state) in FINAL
 
 
 def job_of(reply: Reply) -> Job:

@@ -18,7 +18,6 @@ from tidewheel.control.console.progress import KINDS, Work, of_backfill, of_canc
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part
 from tidewheel.control.reads.backfills import BackfillProgress, backfill, backfills
-from tidewheel.control.reads.cancellations import Cancellation, cancellations, show_cancellation
 from tidewheel.control.reads.fleet import is_scheduler_alive
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import parse_timestamp
@@ -26,6 +25,8 @@ from tidewheel.nouns.dead_letters.model import DeadLetterFilter
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.dead_letters.reads import list_dead_letters
 from tidewheel.nouns.freezes.reads import freezes_of, standing_freezes
+from tidewheel.nouns.runs.model import Cancellation
+from tidewheel.nouns.runs.reads import list_cancellations, show_cancellation
 from tidewheel.nouns.works.model import COUNTED
 from tidewheel.nouns.works.model import Work as StoredWork
 from tidewheel.nouns.works.reads import list_works, show_work
@@ -195,7 +196,7 @@ def _newest(connection: Connection, caller: Caller, kind: str, now: datetime) ->
         if kind == "backfill":
             return [of_backfill(each, now) for each in backfills(reading, caller.tenant, limit=_OF_EACH)]
         if kind == "cancellation":
-            return [of_cancellation(each, now) for each in cancellations(reading, caller.tenant, limit=_OF_EACH)]
+            return [of_cancellation(each, now) for each in list_cancellations(reading, caller.tenant, limit=_OF_EACH)]
         rows = list_works(reading, caller.tenant, limit=_OF_EACH)
         unfinished = [row for row in rows if row.state != "finished"]
         counted = sorted(unfinished, key=lambda row: row.finished_at is not None)[:_COUNTED]

@@ -137,7 +137,7 @@ class Console:
             "/jobs/{ref}/delete": DeleteJob(),
             "/jobs/{ref}/restore": RestoreJob(),
             "/runs/{run_id}/cancel": CancelRun(),
-            "/runs/{run_id}/retry": RetryRun(self.settings),
+            "/runs/{run_id}/retry": RetryRun(),
             "/workflows/{root_run_id}/pause": PauseWorkflow(),
             "/workflows/{root_run_id}/resume": ResumeWorkflow(),
             "/workflows/{root_run_id}/cancel": CancelWorkflow(),

@@ -32,7 +32,6 @@ from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upc
 from tidewheel.control.reads.job_position import key_of_job
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.control.reads.resuming import Resumption, preview_resume
-from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
 from tidewheel.control.schedule_words import schedule_words
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
@@ -40,6 +39,8 @@ from tidewheel.jobs.values import Instant, format_second, format_timestamp
 from tidewheel.nouns.dead_letters.model import DeadLetterFilter
 from tidewheel.nouns.dead_letters.reads import list_dead_letters
 from tidewheel.nouns.freezes.reads import freeze_changes
+from tidewheel.nouns.runs.model import PageFilter, RunSummary, Status
+from tidewheel.nouns.runs.reads import list_runs
 from tidewheel.runs import DEAD_LETTERED
 from tidewheel.schedules.decision import SkipReason
 from tidewheel.schedules.describe import describe_times
@@ -110,7 +111,7 @@ class JobPage:
 
         def list_latest() -> Sequence[RunSummary]:
             with connection.snapshot() as reading:
-                return list_runs(reading, tenant, RunFilter(key=key, until=now), limit=_LATEST).runs
+                return list_runs(reading, tenant, PageFilter(key=key, until=now), limit=_LATEST).runs
 
         coming, latest = part(list_coming), part(list_latest)
         ahead = () if isinstance(coming, Failed) else coming.occurrences
@@ -127,8 +128,8 @@ class JobPage:
                 found = job_timeline(reading, tenant, key, along.edges[: along.behind + 1], misfire_after=late)
                 if found.mode == "runs":
                     return found, found.runs
-                status = "failed" if query.show == "failed" else None
-                narrowed = RunFilter(key=key, status=status, since=along.begin, until=min(now, along.until))
+                status: Status | None = "failed" if query.show == "failed" else None
+                narrowed = PageFilter(key=key, status=status, since=along.begin, until=min(now, along.until))
                 return found, list_runs(reading, tenant, narrowed, limit=_RUNS).runs
 
         def read_why() -> str:

@@ -11,7 +11,6 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.jobs import release
 from tidewheel.control.client.results import backfill_of, job_of
-from tidewheel.control.client.runs import Runs
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, text_of, whole_of
 from tidewheel.control.console.confirming import counted_of
 from tidewheel.control.console.forms import Form
@@ -31,6 +30,7 @@ from tidewheel.errors import InvalidInput, Refused, UnknownJob, refuse
 from tidewheel.ids import job_id
 from tidewheel.intake.backfills import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.nouns.runs.operations import Runs
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import Overlap
 from tidewheel.schedules.describe import to_zone
@@ -168,7 +168,7 @@ class DeleteJob:
 
 def _cancelled(connection: Connection, key: str) -> str:
     """Return how many waiting runs of a job a deletion cancels, as a part of a sentence; empty for none."""
-    waiting = Runs(connection).cancel_matching({"key": key, "include_started": False}, None, dry_run=True)
+    waiting = Runs(connection).cancel_matching(key=key, include_started=False, dry_run=True)
     many = counted(waiting.matched, "waiting run", at_least=waiting.at_least)
     return f"{many} {agreed(waiting.matched, 'is', 'are')} cancelled" if waiting.matched else ""
 

@@ -9,8 +9,8 @@ from uuid import UUID
 from tidewheel.control.console.words import between, family_of, reason_words
 from tidewheel.control.explain.job_timeline import JobTimeline, TimelineRun
 from tidewheel.control.explain.recent import Unfired
-from tidewheel.control.reads.runs import RunSummary
 from tidewheel.nouns.freezes.model import FreezeChange
+from tidewheel.nouns.runs.model import RunSummary
 from tidewheel.runs import Cause
 
 LATE = timedelta(seconds=1)

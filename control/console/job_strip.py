@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tidewheel.control.console.job_line import height_of
 from tidewheel.control.console.words import between, counted, family_of
 from tidewheel.control.reads.activity import ActivityBin
-from tidewheel.control.reads.recent_runs import RecentRun
+from tidewheel.nouns.runs.model import RecentRun
 
 WIDTH, HEIGHT, AXIS = 146, 20, 14
 _STEP, _BAR, _DEEP = 7, 5, 5

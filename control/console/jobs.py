@@ -11,6 +11,7 @@ from starlette.requests import Request
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.jobs import STATES, JobsQuery
 from tidewheel.control.api.queries import Cursors
+from tidewheel.control.ask import nearest_key
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.job_strip import Strip, strip
 from tidewheel.control.console.listing import list_view
@@ -18,11 +19,12 @@ from tidewheel.control.console.many_jobs import freezable_filters
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.reads.jobs import JobPage, JobSummary, list_jobs
-from tidewheel.control.reads.recent_runs import RecentRun, nearest_key, read_recent_runs
 from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.control.schedule_words import schedule_words
 from tidewheel.ids import instant_of
 from tidewheel.jobs.values import Key
+from tidewheel.nouns.runs.model import RecentRun
+from tidewheel.nouns.runs.reads import read_recent_runs
 from tidewheel.runs import RunState
 from tidewheel.schedules.decision import HoldReason
 from tidewheel.schedules.describe import to_zone

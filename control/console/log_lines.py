@@ -7,8 +7,8 @@ from itertools import islice
 
 from markupsafe import Markup
 
-from tidewheel.control.client.logs import LogPiece
 from tidewheel.control.console.words import boxed
+from tidewheel.nouns.runs.model import LogPiece
 
 LONGEST = 2_000
 """Characters of a line beyond which it is folded."""

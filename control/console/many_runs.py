@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, cast
 from uuid import UUID
 
 from pydantic import BeforeValidator
@@ -12,22 +12,25 @@ from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import LabelFilter, TenantQuery, read_query
-from tidewheel.control.api.runs import RunsQuery, Status
+from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.runs import CancelResult, Runs
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, sample_of, text_of
 from tidewheel.control.console.confirming import bound, confirmation, counted_of, ensure_confirmed, until_of
 from tidewheel.control.console.forms import Form
+from tidewheel.control.console.listing import pairs
 from tidewheel.control.console.retried import retried_lines, share_first
 from tidewheel.control.console.sentences import is_cancelled
 from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import agreed, counted, number
-from tidewheel.control.reads.retry_chain import read_retry_facts
-from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs, read_runs_and_waits
+from tidewheel.doors.address import in_address
 from tidewheel.errors import FieldError, InvalidInput, Refused, refuse
-from tidewheel.jobs.values import Key, Queue, format_timestamp
+from tidewheel.nouns.operation import model_of, operations
+from tidewheel.nouns.runs.detail import read_retry_facts
+from tidewheel.nouns.runs.listing import RunList
+from tidewheel.nouns.runs.model import CancelResult, PageFilter, RunFilter, RunSummary
+from tidewheel.nouns.runs.operations import Runs
+from tidewheel.nouns.runs.reads import list_runs, read_runs_and_waits
 from tidewheel.runs import FINAL, RunState
 
 MOST = 200
@@ -46,15 +49,10 @@ IdOfQuery = Annotated[UUID, BeforeValidator(_id)]
 
 
 class SelectedQuery(TenantQuery):
-    """The runs that are selected.
+    """The runs that are selected."""
 
-    Attributes:
-        run: Their ids.
-        next: The list of which they are.
-    """
-
-    next: str | None = None
-    run: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()
+    next: str | None = None  # the list of which they are
+    run: Annotated[tuple[IdOfQuery, ...], PydanticField(max_length=MOST)] = ()  # their ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,24 +159,10 @@ class RetryRuns:
         return Done(urls("runs", cause="retry", last="1h"), words)
 
 
-class MatchingQuery(TenantQuery):
-    """The filter of a cancellation, in the words of the list of runs.
-
-    Attributes:
-        status: The state that the list shows; no filter of a cancellation.
-        job: Of the job with this key.
-        label: Of jobs that have this label now; repeatable.
-        queue: Of this queue.
-        lane: Of this lane.
-        cause: Of this cause.
-    """
-
-    status: Status | None = None
-    job: Key | None = None
-    label: LabelFilter = PydanticField(default_factory=dict[str, str])
-    queue: Queue | None = None
-    lane: Literal["critical", "standard", "batch"] | None = None
-    cause: Literal["timer", "trigger", "backfill", "workflow", "retry"] | None = None
+_NAMED = ("status", "key", "queue", "lane", "cause", "labels")
+_ASKED = [each for each in operations(RunList)["list"].parameters if each.name in _NAMED]
+_QUERY = model_of("MatchingQuery", [in_address(each) for each in _ASKED], TenantQuery)
+"""The filter of a cancellation, in the words of the list of runs, whose state is no filter of a cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,24 +173,23 @@ class CancelMatching:
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Count them by a dry run."""
-        query = read_query(request, MatchingQuery)
-        runs, now = Runs(connection), page_now(connection)
-        document = _document(query, now)
-        found = runs.cancel_matching(document, None, dry_run=True)
-        waiting = runs.cancel_matching({**document, "include_started": False}, None, dry_run=True)
+        query, runs, now = _asked(request), Runs(connection), page_now(connection)
+        status, key, queue = query.get("status"), query.get("key"), query.get("queue")
+        fields = _fields(query, now)
+        found = runs.cancel_matching(**fields, dry_run=True)
+        waiting = runs.cancel_matching(**fields, include_started=False, dry_run=True)
         started, any_state = max(found.matched - waiting.matched, 0), _ANY_STATE
-        if query.status in _NOT_STARTED:
+        if status in _NOT_STARTED:
             found, started, any_state = waiting, 0, _NOT_BEGUN
-            document |= {"include_started": False}
         if not found.matched:
             words = f"Nothing would change. {_none_matches(query)}"
             return Dialog(
                 "Cancel runs?", "", urls("runs", **_shown(query)), place="runs", will=(words,), keep="Back"
             )  # fmt: skip
-        by_box = bool(started) or (found.at_least and query.status not in _NOT_STARTED)
+        by_box = bool(started) or (found.at_least and status not in _NOT_STARTED)
         few = waiting.matched if by_box else found.matched
         many = counted(found.matched, "run", at_least=found.at_least)
-        of_job = f" of {query.job}" if query.job else f" of queue {query.queue}" if query.queue else ""
+        of_job = f" of {key}" if key else f" of queue {queue}" if queue else ""
         question, button, who = f"Cancel {many}{of_job}?", f"Cancel {many}", "An attempt"
         boxes: Sequence[Field] = ()
         counts = (*confirmation(found.matched), *bound(found.matched, now))
@@ -227,29 +210,27 @@ class CancelMatching:
         )  # fmt: skip
         return Dialog(
             question, button, urls("runs", **_shown(query)), place="runs", danger=True,
-            will=[any_state, *ends] if query.status else ends,
+            will=[any_state, *ends] if status else ends,
             stays=(
                 *_ended_too(connection, caller, query, found),
                 "Runs that are created from now on are not cancelled.",
             ),
             keep="Keep them", fields=(*boxes, _REASON, *counts),
-            sample=[f"{name} {value}" for name, value in document.items() if name not in _HIDDEN],
+            sample=[f"{name} {value}" for name, value in fields.items() if name != "created_before"],
         )  # fmt: skip
 
     def act(self, connection: Connection, caller: Caller, form: Form, request: Request, urls: Urls) -> Done:
         """Accept the cancellation; schedulers work it off."""
         runs = Runs(connection)
-        document: dict[str, object] = {
-            **_document(read_query(request, MatchingQuery), until_of(form, page_now(connection))),
-            "include_started": _STARTED in form, "reason": text_of(form, "reason"),
-        }  # fmt: skip
+        fields = _fields(_asked(request), until_of(form, page_now(connection)))
+        fields |= {"include_started": _STARTED in form, "reason": text_of(form, "reason")}
         if _STARTED in form and _WITH_STARTED in form:
             form = Form([*form.items(), ("counted", form[_WITH_STARTED])])
-        found = runs.cancel_matching(document, None, dry_run=True)
+        found = runs.cancel_matching(**fields, dry_run=True)
         if not found.matched and not counted_of(form):  # the runs of a repeat are being cancelled
             refuse(_NONE_MATCHES.path, _NONE_MATCHES.problem, _NONE_MATCHES.remedy)
         ensure_confirmed(form, found.matched)
-        done = runs.cancel_matching(document, request_id_of(form))
+        done = runs.cancel_matching(**fields, request_id=request_id_of(form))
         many, are = counted(done.matched, "run", at_least=done.at_least), agreed(done.matched, "is", "are")
         words = f"{many} {are} being cancelled: no executor starts {agreed(done.matched, 'it', 'them')} any more."
         return Done(urls("bulk_work", kind="cancellation", id=done.cancellation_id), words)
@@ -278,7 +259,6 @@ _BY_BOX = "The filter by state does not apply. Runs that have started are cancel
 _IF_CHECKED = 'If you select "Cancel runs that have started too", an attempt'
 _BETWEEN = " A run between two attempts ends as cancelled at once."
 _STARTED, _WITH_STARTED = "include_started", "with_started"
-_HIDDEN = frozenset({"created_before", "include_started"})
 _NOT_STARTED = frozenset({"scheduled", RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED})
 _NONE_SELECTED = FieldError("run", "no run is selected", "go back and select some")
 _NONE_OPEN = FieldError("run", "none of the selected runs is open", "go back and select others")
@@ -288,85 +268,80 @@ _GONE = "the job is deleted, or the run is no longer stored."
 _NONE_MATCHES = FieldError("", "no open run matches", "go back and choose other filters")
 
 
-def matching_filters(query: RunsQuery, *, is_narrowed: bool) -> Mapping[str, object] | None:
-    """Return the filters of a cancellation of all that a list shows; None if it has others or none.
-
-    Args:
-        query: The filters of the list.
-        is_narrowed: True if the list has a filter by time.
-    """
-    keys, time = (query.concurrency_key, query.ordering_key), (query.since, query.until)
-    others = (query.status in FINAL, query.run_label, *keys, *time)
-    found = _shown(query)
-    return None if is_narrowed or any(others) or not set(found) - {"status"} else found
+def matching_filters(filters: PageFilter) -> Mapping[str, object] | None:
+    """Return the filters of a cancellation of all that a list shows; None if it has others or none."""
+    named = {name for name, value in filters.items() if value}
+    if named - {*_NAMED} or not named - {"status"} or filters.get("status") in FINAL:
+        return None
+    return _shown(filters)
 
 
-def matching_button(query: RunsQuery) -> str:
+def matching_button(filters: RunFilter) -> str:
     """Return the label of the button that cancels all of `matching_filters`, which no tab narrows.
 
-    >>> matching_button(RunsQuery(job="nightly", status="running"))
+    >>> matching_button({"key": "nightly", "status": "running"})
     'Cancel all open runs of this job…'
-    >>> matching_button(RunsQuery(job="nightly", lane="batch", status="queued"))
+    >>> matching_button({"key": "nightly", "lane": "batch", "status": "queued"})
     'Cancel all unstarted runs that match…'
     """
-    which = "unstarted" if query.status in _NOT_STARTED else "open"
-    [other] = found if len(found := set(_shown(query)) - {"status"}) == 1 else [""]
+    which = "unstarted" if filters.get("status") in _NOT_STARTED else "open"
+    [other] = found if len(found := set(_shown(filters)) - {"status"}) == 1 else [""]
     whose = f"of this {other}" if other in {"job", "queue", "lane"} else "that match"
     return f"Cancel all {which} runs {whose}…"
 
 
-def _shown(query: RunsQuery | MatchingQuery) -> Mapping[str, object]:
-    given: dict[str, object] = {
-        "status": query.status, "job": query.job, "queue": query.queue, "lane": query.lane, "cause": query.cause,
-        "label": [f"{name}={value}" for name, value in query.label.items()] or None,
-    }  # fmt: skip
-    return {name: value for name, value in given.items() if value is not None}
+def _asked(request: Request) -> RunFilter:
+    """Return the filter of an address."""
+    query = read_query(request, _QUERY)
+    found = {each.name: getattr(query, in_address(each)[0]) for each in _ASKED}
+    return cast("RunFilter", {name: found[name] for name in _NAMED if found[name]})
 
 
-def _document(query: MatchingQuery, until: datetime) -> dict[str, object]:
-    given: dict[str, object] = {
-        "key": query.job, "labels": dict(query.label) or None, "queue": query.queue, "lane": query.lane,
-        "cause": query.cause, "created_before": format_timestamp(until),
-    }  # fmt: skip
-    return {name: value for name, value in given.items() if value is not None}
+def _shown(filters: RunFilter) -> Mapping[str, object]:
+    """Return a filter as an address has it."""
+    names = {"key": "job", "labels": "label"}
+    given = {names.get(name, name): filters.get(name) for name in _NAMED}
+    labels = pairs(filters.get("labels") or {})
+    return {name: labels if name == "label" else value for name, value in given.items() if value}
+
+
+def _fields(filters: RunFilter, until: datetime) -> dict[str, Any]:
+    """Return the parameters of a cancellation of all that exists at an instant."""
+    return {name: value for name, value in filters.items() if name != "status"} | {"created_before": until}
 
 
 def _already(count: int, words: str) -> Sequence[str]:
     return (f"Of those selected, {number(count)} {words} already.",) if count else ()
 
 
-def _none_matches(query: MatchingQuery) -> str:
+def _none_matches(query: RunFilter) -> str:
     """Return that no run is left to cancel.
 
-    >>> _none_matches(MatchingQuery(job="nightly"))
+    >>> _none_matches({"key": "nightly"})
     'Each run of nightly has ended or is being cancelled already.'
-    >>> _none_matches(MatchingQuery(lane="batch", status="queued"))
+    >>> _none_matches({"lane": "batch", "status": "queued"})
     'Each run that matches has started, has ended or is being cancelled already.'
     """
-    started = "has started, " if query.status in _NOT_STARTED else ""
-    is_job = query.job is not None and not _shown(query).keys() - {"job", "status"}
-    whose = f"of {query.job}" if is_job else "that matches"
+    started = "has started, " if query.get("status") in _NOT_STARTED else ""
+    is_job = "key" in query and not query.keys() - {"key", "status"}
+    whose = f"of {query.get('key')}" if is_job else "that matches"
     return f"Each run {whose} {started}has ended or is being cancelled already."
 
 
-def _ended_too(connection: Connection, caller: Caller, query: MatchingQuery, found: CancelResult) -> Sequence[str]:
+def _ended_too(connection: Connection, caller: Caller, query: RunFilter, found: CancelResult) -> Sequence[str]:
     """Return how many of the runs that match are open, if some are not; nothing for labels of all jobs."""
-    if query.label and query.job is None:
+    if "labels" in query and "key" not in query:
         return ()
-    filters = RunFilter(
-        key=query.job, labels=query.label or None, queue=query.queue, lane=query.lane, cause=query.cause
-    )
+    filters = cast("PageFilter", {**query, "status": None})
     with connection.snapshot() as reading:
         listed = list_runs(reading, caller.tenant, filters, limit=1)
     if listed.total <= found.matched:
         return ()
     still = number(found.matched, at_least=found.at_least)
     total = counted(listed.total, "run", at_least=listed.at_least)
-    left = listed.total - found.matched
+    left, status = listed.total - found.matched, query.get("status")
     others = "others" if listed.at_least or found.at_least else f"other {number(left)}"
-    rest = (
-        "started or ended" if query.status in _NOT_STARTED else f"ended or {agreed(left, 'is', 'are')} being cancelled"
-    )
+    rest = "started or ended" if status in _NOT_STARTED else f"ended or {agreed(left, 'is', 'are')} being cancelled"
     have = agreed(left, "has", "have")
     return (f"Of the {total} that match, {still} can be cancelled. The {others} {have} {rest} already.",)
 

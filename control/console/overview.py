@@ -22,9 +22,10 @@ from tidewheel.control.reads.activity import ActivityFigures, UpcomingJobs, read
 from tidewheel.control.reads.backlog import OpenRuns, read_open_runs
 from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.control.reads.now import Now, read_now_of
-from tidewheel.control.reads.runs import RunFilter, list_runs
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.reads import frozen_spans
+from tidewheel.nouns.runs.model import PageFilter
+from tidewheel.nouns.runs.reads import list_runs
 from tidewheel.runs import FINAL
 
 _FINDINGS = 5
@@ -152,7 +153,7 @@ def _steps(connection: Connection, caller: Caller, figures: ActivityFigures | Fa
         return Steps(job=True, run=True, ended=True)
     with connection.snapshot() as reading:
         jobs = list_jobs(reading, caller.tenant, limit=1).jobs
-        runs = list_runs(reading, caller.tenant, RunFilter(), limit=_LATEST).runs if jobs else ()
+        runs = list_runs(reading, caller.tenant, PageFilter(), limit=_LATEST).runs if jobs else ()
     return Steps(bool(jobs), bool(runs), any(run.status in FINAL for run in runs))
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tidewheel.control.console.words import NO_REASON, agreed, counted, number
 from tidewheel.control.reads.backfills import ENDS, BackfillSummary
-from tidewheel.control.reads.cancellations import Cancellation
+from tidewheel.nouns.runs.model import Cancellation
 from tidewheel.nouns.works.model import COUNTED
 from tidewheel.nouns.works.model import Work as StoredWork
 from tidewheel.transitions.cancel_matches import LOOKED_AT

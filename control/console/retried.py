@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tidewheel.control.console.words import agreed, number
-from tidewheel.control.reads.retry_chain import RetryFacts, count_open_retries
+from tidewheel.nouns.runs.detail import RetryFacts, count_open_retries
 
 PARTS = "Each runs alone: to start the jobs after it, resume its workflow."
 _PART = "It runs alone: to start the jobs after it, resume the workflow."

@@ -10,8 +10,6 @@ from starlette.requests import Request
 
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import Flag, TenantQuery, Whole, read_query
-from tidewheel.control.api.run_places import claims_of, stored_places
-from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.log_lines import Log
 from tidewheel.control.console.run_log import attempts_with_logs, is_over, more_of, read_log, run_id_of
@@ -25,11 +23,13 @@ from tidewheel.control.reads.fleet import AbleExecutors, able_executors
 from tidewheel.control.reads.stored import Payload, read_run_payload
 from tidewheel.control.reads.versions import job_at
 from tidewheel.control.reads.waits import WaitCode
-from tidewheel.control.run_places import MessagePlace, RunPlaces
 from tidewheel.errors import UnknownRun
 from tidewheel.jobs.values import RESERVED
 from tidewheel.nouns.freezes.model import FreezeChange
 from tidewheel.nouns.freezes.reads import freeze_changes
+from tidewheel.nouns.runs.detail import claims_of
+from tidewheel.nouns.runs.operations import Runs
+from tidewheel.nouns.runs.places import MessagePlace, RunWhere, stored_places
 from tidewheel.runs import FINAL
 from tidewheel.settings.api import ApiSettings
 from tidewheel.transitions.parents import Neighbours, read_neighbours
@@ -50,15 +50,10 @@ print(encode_json(decode(consumer.poll(30).value(), RunCompleted)).decode())'"""
 
 
 class RunQuery(TenantQuery):
-    """Query of the page of a run.
+    """Query of the page of a run."""
 
-    Attributes:
-        attempt: The attempt whose output is shown; by default the newest with output.
-        kafka: True to look up its messages on Kafka.
-    """
-
-    attempt: Whole | None = None
-    kafka: Flag = False
+    attempt: Whole | None = None  # the one whose output is shown; by default the newest with output
+    kafka: Flag = False  # True to look up its messages on Kafka
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +68,13 @@ class RunPage:
         """Read the run, its payload, the output of an attempt and its places."""
         query, run_id = read_query(request, RunQuery), run_id_of(request)
         now = page_now(connection)
-        run = show_run_anywhere(connection.snapshot, self.settings.archive, caller.tenant, run_id)
+        run = Runs(connection).detail(run_id)
         is_stored = not (run.archived or run.copied)
         with_logs: Sequence[int] = attempts_with_logs(run) if is_stored else ()
         picked = query.attempt or (with_logs[0] if with_logs else None)
 
-        def read_places() -> RunPlaces:
-            return stored_places(connection, self.settings, caller.tenant, run_id, kafka=query.kafka)
+        def read_places() -> RunWhere:
+            return stored_places(connection, self.settings, run_id, kafka=query.kafka)
 
         def read_payload() -> Payload | None:
             with connection.snapshot() as reading:
@@ -127,7 +122,7 @@ class RunPage:
         places = part(read_places) if is_stored else None
         neighbours = part(read_neighbours_of) if is_stored and run.workflow_run_id else None
         sentence = about_run(run, now, None if isinstance(neighbours, Failed) else neighbours)
-        completion = places.completion if query.kafka and isinstance(places, RunPlaces) else None
+        completion = places.completion if query.kafka and isinstance(places, RunWhere) else None
         log = part(read_output) if is_stored else None
         follows = picked is not None and is_stored and not is_over(run, picked)
         return View(

@@ -8,7 +8,6 @@ from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of, whole_of
 from tidewheel.control.console.forms import Form
@@ -18,13 +17,13 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import page_now
 from tidewheel.control.console.words import counted, state, when
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.control.reads.retry_chain import read_retry_facts
-from tidewheel.control.reads.run_detail import RunDetail, show_run
 from tidewheel.errors import refuse
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.reads import freezes_of
+from tidewheel.nouns.runs.detail import read_retry_facts, show_run
+from tidewheel.nouns.runs.model import RunDetail
+from tidewheel.nouns.runs.operations import Runs
 from tidewheel.runs import FINAL, OWNED, RunState
-from tidewheel.settings.api import ApiSettings
 
 _ALONE = "Only this job runs. To run the jobs after it too, resume the failed part on the workflow's page."
 _COUNTS = "Its dead letter then counts as redriven."
@@ -76,18 +75,14 @@ class RetryRun:
     """Run an ended run again, or start the next attempt of a retrying run now.
 
     The form of the latter has the number of that attempt: a run that has gone on meanwhile does not change.
-
-    Args:
-        settings: The archive.
     """
 
-    settings: ApiSettings
     scope = Scope.OPERATE
 
     def ask(self, connection: Connection, caller: Caller, request: Request, urls: Urls) -> Dialog:
         """Return what the new run has, or which attempt starts."""
         run_id = run_id_of(request)
-        run = show_run_anywhere(connection.snapshot, self.settings.archive, caller.tenant, run_id)
+        run = Runs(connection).detail(run_id)
         summary = run.summary
         if summary.status == RunState.RETRYING:
             return _next_attempt(run, page_now(connection), urls)

@@ -17,27 +17,23 @@ from tidewheel.control.api.callers import Caller, caller
 from tidewheel.control.api.queries import TenantQuery, Whole, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.logs import LogPiece, read_logs
 from tidewheel.control.console.log_lines import Log, log_of
 from tidewheel.control.console.rendering import HEADERS
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View
-from tidewheel.control.reads.run_detail import RunDetail, show_run
 from tidewheel.jobs.validation import shown
+from tidewheel.nouns.runs.detail import show_run
+from tidewheel.nouns.runs.logs import read_logs
+from tidewheel.nouns.runs.model import LogPiece, RunDetail
 from tidewheel.runs import FINAL
 
 
 class LogQuery(TenantQuery):
-    """Query of the output of an attempt.
-
-    Attributes:
-        after: The bytes that the reader has.
-        line: The number of the line that comes next.
-    """
+    """Query of the output of an attempt."""
 
     attempt: Whole
-    after: Whole | None = None
-    line: Whole | None = None
+    after: Whole | None = None  # the bytes that the reader has
+    line: Whole | None = None  # the number of the line that comes next
 
 
 def run_id_of(request: Request) -> UUID:

@@ -1,15 +1,14 @@
 """The list of runs: which are like this one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import ClassVar, Literal
-from uuid import UUID
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from starlette.requests import Request
 
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import Cursors
-from tidewheel.control.api.runs import RunsQuery
+from tidewheel.control.api.queries import Cursors, PageQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import Window
 from tidewheel.control.console.job_rows import Show
@@ -17,29 +16,36 @@ from tidewheel.control.console.listing import filters_of, list_view
 from tidewheel.control.console.many_runs import matching_button, matching_filters
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, read_filters
-from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
+from tidewheel.doors.address import after_of, next_cursor, query_of
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import Instant, format_timestamp
+from tidewheel.nouns.operation import operations
+from tidewheel.nouns.runs.listing import RunList
+from tidewheel.nouns.runs.model import Group, PageFilter, RunPage, Status
+from tidewheel.nouns.runs.reads import list_runs
 from tidewheel.runs import DEAD_LETTERED
 
 _SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7), "30d": timedelta(days=30)}
 
 _RETRYABLE = {"status", "job", "lane", "queue", "since", "until", "last"}
-_ALIKE = {"due": None, "running_or_cancelling": "running", "failed_or_timed_out": "failed"}
+_ALIKE: Mapping[Group, Status | None] = {
+    "due": None, "running_or_cancelling": "running", "failed_or_timed_out": "failed"
+}  # fmt: skip
 """By the group of a list the state whose list has the same action on all that match; None for that of all states."""
 
 
-class PageOfRunsQuery(RunsQuery):
-    """Filter of the page of runs.
+_LIST = operations(RunList)["list"]
+_MADE, _NAMES = query_of(_LIST, _LIST.parameters)
+if TYPE_CHECKING:
+    _Query = PageQuery
+else:
+    _Query = _MADE
 
-    Attributes:
-        group: Only runs in the states that a figure of the overview counts together.
-        last: Only runs of this time before now.
-        ended_since: Only runs that ended at this instant or later.
-        ended_until: Only runs that ended before this instant.
-    """
 
-    group: Literal["due", "running_or_cancelling", "failed_or_timed_out"] | None = None
+class PageOfRunsQuery(_Query):
+    """Filter of the page of runs, with the states of a figure of the overview, and a span before now."""
+
+    group: Group | None = None
     last: Literal["1h", "24h", "7d", "30d"] | None = None
     ended_since: Instant | None = None
     ended_until: Instant | None = None
@@ -56,35 +62,37 @@ class RunsPage:
         """Read a page of runs by the filters of the address."""
         query, errors = read_filters(request, PageOfRunsQuery)
         now = page_now(connection)
-        since = query.since if query.last is None else now - _SPANS[query.last]
-        narrowed = RunFilter(
-            None if query.group else query.status, query.job, query.label or None, query.run_label or None, query.lane,
-            query.queue, query.cause, query.concurrency_key, query.ordering_key, since, query.until,
-            query.ended_since, query.ended_until, query.group,
-        )  # fmt: skip
+        narrowed = _filter_of(query, now)
 
         def listed() -> tuple[RunPage, str | None]:
             cursors = Cursors.of_list("runs", query, caller.tenant)
-            place = cursors.read(Instant, Instant, UUID)
-            after = None if place is None else "/".join((*map(format_timestamp, place[:2]), str(place[2])))
             with connection.snapshot() as reading:
-                page = list_runs(reading, caller.tenant, narrowed, after=after, limit=query.limit)
-            return page, cursors.write(*(page.next_cursor.split("/") if page.next_cursor else [None]))
+                page = list_runs(reading, caller.tenant, narrowed, after=after_of(cursors, _LIST), limit=query.limit)
+            return page, next_cursor(cursors, page.next_cursor)
 
-        alike = query.model_copy(update={"status": _ALIKE[query.group]}) if query.group else query
+        alike: PageFilter = {**narrowed, "group": None, "status": _ALIKE[query.group]} if query.group else narrowed
+        key = narrowed.get("key")
         more = {
-            "matching": matching_filters(alike, is_narrowed=any((query.last, query.ended_since, query.ended_until))),
+            "matching": matching_filters(alike),
             "matching_button": matching_button(alike),
-            "retryable": _retryable(query, since),
-            "occurrences": _skipped_of(query.job, caller.tenant, urls) if query.status == "skipped" else None,
+            "retryable": _retryable(query, narrowed),
+            "occurrences": _skipped_of(key, caller.tenant, urls) if narrowed.get("status") == "skipped" else None,
         }
         return list_view("runs", query, listed, errors=errors, now=now, urls=urls, of_page=lambda page: more)
 
 
-def _retryable(query: PageOfRunsQuery, since: datetime | None) -> dict[str, object] | None:
+def _filter_of(query: PageOfRunsQuery, now: datetime) -> PageFilter:
+    """Return the filter of an address; a group has its own states."""
+    found = cast("PageFilter", {name: getattr(query, spoken) for name, spoken in _NAMES.items() if name != "limit"})
+    ended: PageFilter = {"group": query.group, "ended_since": query.ended_since, "ended_until": query.ended_until}
+    since = found.get("since") if query.last is None else now - _SPANS[query.last]
+    return {**found, **ended, "since": since, "status": None if query.group else found.get("status")}
+
+
+def _retryable(query: PageOfRunsQuery, filters: PageFilter) -> dict[str, object] | None:
     """Return the filter of a retry of all failed runs that match; None if a retry has no such filter."""
-    given = filters_of(query)
-    if query.status not in DEAD_LETTERED or not given.keys() <= _RETRYABLE:
+    given, since = filters_of(query), filters.get("since")
+    if filters.get("status") not in DEAD_LETTERED or not given.keys() <= _RETRYABLE:
         return None
     given.pop("last", None)
     return given | ({} if since is None else {"since": format_timestamp(since)})

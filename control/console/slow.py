@@ -13,7 +13,8 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
 from tidewheel.control.reads.activity import slowest_runs
-from tidewheel.control.reads.runs import RunSummary, longest_attempts
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.nouns.runs.reads import longest_attempts
 
 _SPANS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 _SHOWN = 50

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tidewheel.control.console.words import between, family_of, state
-from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
 from tidewheel.control.words import duration
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.nouns.runs.model import PastAttempt, RunDetail
 from tidewheel.runs import OWNED, Cause
 
 _THINNEST = 0.15  # percent: a pixel of a wide page

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Annotated
 from uuid import UUID
+
+from pydantic import Field
 
 
 class OccurrenceOutcome(StrEnum):
@@ -44,110 +47,70 @@ MOVED = "moved"
 
 @dataclass(frozen=True, slots=True)
 class AttemptFacts:
-    """One attempt of a run.
+    """One attempt of a run."""
 
-    Args:
-        attempt: Its number.
-        outcome: Its outcome; None while it runs.
-        executor_id: Its executor.
-        started_at: When it began.
-        finished_at: When it ended.
-        error_type: The error's type.
-        error_message: The error's text.
-    """
-
-    attempt: int
-    outcome: str | None
-    executor_id: UUID | None
-    started_at: datetime | None
-    finished_at: datetime | None
-    error_type: str | None
-    error_message: str | None
+    attempt: Annotated[int, Field(description="Its number.")]
+    outcome: Annotated[str | None, Field(description="Its outcome; null while it runs.")]
+    executor_id: Annotated[UUID | None, Field(description="Its executor.")]
+    started_at: Annotated[datetime | None, Field(description="When it began.")]
+    finished_at: Annotated[datetime | None, Field(description="When it ended.")]
+    error_type: Annotated[str | None, Field(description="The error's type.")]
+    error_message: Annotated[str | None, Field(description="The error's text.")]
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """A run of the instant.
+    """A run of the instant."""
 
-    Args:
-        run_id: Its id.
-        cause: Its cause: `timer`, `trigger`, `backfill`, `retry`.
-        state: Its state.
-        reason: The reason of a skip or a cancellation, or the timeout that fired.
-        job_version: The version that it was created from.
-        queue: Its queue.
-        handler: The handler or capability that its executor must have.
-        created_at: When it was created, ahead of its time or late.
-        publish_at: While it is open: when it may be published, or retried.
-        late: How long after its time it was created; None if in time.
-        caught_up: True if its occurrence was missed, paused or past at the submit, and was caught up.
-        attempt: The last attempt begun; 0 before the first.
-        started_at: When that began.
-        finished_at: When the run ended.
-        error_type: The error type of its last attempt.
-        concurrency_key: The key of which it needs a place to start.
-        ordering_key: The key in whose order it waits for its turn.
-        attempts: The last hundred attempts, the oldest first.
-    """
-
-    run_id: UUID
-    cause: str
-    state: str
-    reason: str | None
-    job_version: int
-    queue: str
-    handler: str
-    created_at: datetime
-    publish_at: datetime | None
-    late: timedelta | None
-    caught_up: bool
-    attempt: int
-    started_at: datetime | None
-    finished_at: datetime | None
-    error_type: str | None
-    concurrency_key: str | None = None
-    ordering_key: str | None = None
-    attempts: tuple[AttemptFacts, ...] = ()
+    run_id: Annotated[UUID, Field(description="Its id.")]
+    cause: Annotated[str, Field(description="Its cause: `timer`, `trigger`, `backfill`, `retry`.")]
+    state: Annotated[str, Field(description="Its state.")]
+    reason: Annotated[
+        str | None, Field(description="The reason of a skip or a cancellation, or the timeout that fired.")
+    ]
+    job_version: Annotated[int, Field(description="The version that it was created from.")]
+    queue: Annotated[str, Field(description="Its queue.")]
+    handler: Annotated[str, Field(description="The handler or capability that its executor must have.")]
+    created_at: Annotated[datetime, Field(description="When it was created, ahead of its time or late.")]
+    publish_at: Annotated[datetime | None, Field(description="While it is open: when it may be published, or retried.")]
+    late: Annotated[timedelta | None, Field(description="How long after its time it was created; null if in time.")]
+    caught_up: Annotated[
+        bool, Field(description="True if its occurrence was missed, paused or past at the submit, and was caught up.")
+    ]
+    attempt: Annotated[int, Field(description="The last attempt begun; 0 before the first.")]
+    started_at: Annotated[datetime | None, Field(description="When that began.")]
+    finished_at: Annotated[datetime | None, Field(description="When the run ended.")]
+    error_type: Annotated[str | None, Field(description="The error type of its last attempt.")]
+    concurrency_key: Annotated[str | None, Field(description="The key of which it needs a place to start.")] = None
+    ordering_key: Annotated[str | None, Field(description="The key in whose order it waits for its turn.")] = None
+    attempts: Annotated[
+        tuple[AttemptFacts, ...], Field(description="The last hundred attempts, the oldest first.")
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class VersionInForce:
-    """The version in force at the instant.
+    """The version in force at the instant."""
 
-    Args:
-        number: Its number.
-        effective_at: It counts for instants later than this.
-        until: And up to this one; None while it is current.
-    """
-
-    number: int
-    effective_at: datetime
-    until: datetime | None
+    number: Annotated[int, Field(description="Its number.")]
+    effective_at: Annotated[datetime, Field(description="It counts for instants later than this.")]
+    until: Annotated[datetime | None, Field(description="And up to this one; null while it is current.")]
 
 
 @dataclass(frozen=True, slots=True)
 class SkipSpan:
-    """The ledger row of a passed-over occurrence.
+    """The ledger row of a passed-over occurrence."""
 
-    Args:
-        reason: The reason.
-        first_at: The first of its occurrences.
-        last_at: The last.
-        occurrences: How many.
-        exact: False if `occurrences` is a lower bound.
-        created_at: When it was written.
-        job_version: The version whose timer wrote it.
-        backfill_id: The newest backfill under way whose range has the instant; None without one.
-    """
-
-    reason: str
-    first_at: datetime
-    last_at: datetime
-    occurrences: int
-    exact: bool
-    created_at: datetime
-    job_version: int
-    backfill_id: UUID | None
+    reason: Annotated[str, Field(description="The reason.")]
+    first_at: Annotated[datetime, Field(description="The first of its occurrences.")]
+    last_at: Annotated[datetime, Field(description="The last.")]
+    occurrences: Annotated[int, Field(description="How many.")]
+    exact: Annotated[bool, Field(description="False if `occurrences` is a lower bound.")]
+    created_at: Annotated[datetime, Field(description="When it was written.")]
+    job_version: Annotated[int, Field(description="The version whose timer wrote it.")]
+    backfill_id: Annotated[
+        UUID | None, Field(description="The newest backfill under way whose range has the instant; null without one.")
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,63 +147,42 @@ class ParentState:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowFacts:
-    """The occurrence of a workflow at an instant, as one of its children sees it.
+    """The occurrence of a workflow at an instant, as one of its children sees it."""
 
-    Args:
-        root_key: The root's key.
-        root_run_id: The root's run of the instant.
-        root_state: The state of that run.
-        state: The state of the occurrence; None before it is open.
-        runs: The child's runs, the latest generation first.
-        parents: The child's parents.
-    """
-
-    root_key: str
-    root_run_id: UUID
-    root_state: str
-    state: str | None
-    runs: tuple[ChildRun, ...]
-    parents: tuple[ParentState, ...]
+    root_key: Annotated[str, Field(description="The root's key.")]
+    root_run_id: Annotated[UUID, Field(description="The root's run of the instant.")]
+    root_state: Annotated[str, Field(description="The state of that run.")]
+    state: Annotated[str | None, Field(description="The state of the occurrence; null before it is open.")]
+    runs: Annotated[tuple[ChildRun, ...], Field(description="The child's runs, the latest generation first.")]
+    parents: Annotated[tuple[ParentState, ...], Field(description="The child's parents.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The past or future outcome of an instant of a job, and its reason.
+    """The past or future outcome of an instant of a job, and its reason."""
 
-    Args:
-        key: The job.
-        at: The instant in UTC.
-        local: The instant in the job's zone.
-        zone: The job's zone.
-        outcome: Its outcome.
-        reason: The ledger's word for the reason, such as `misfire`; None if there is none.
-        words: The reason and the remedy in sentences.
-        run: The occurrence's run.
-        others: Runs of the same instant by triggers, backfills and retries.
-        version: The version in force at the instant.
-        span: The ledger row of a passed-over occurrence.
-        moved_to: The new time of a moved occurrence.
-        before: The nearest earlier occurrence.
-        after: The nearest later occurrence.
-        between_runs: True if these two are runs, for the job never had an occurrence.
-        notes: Effects of clock changes, and other remarks.
-        workflow: The occurrence that the instant is of, if the job has parents.
-    """
-
-    key: str
-    at: datetime
-    local: datetime
-    zone: str
-    outcome: OccurrenceOutcome
-    words: str
-    reason: str | None = None
-    run: RunFacts | None = None
-    others: tuple[RunFacts, ...] = ()
-    version: VersionInForce | None = None
-    span: SkipSpan | None = None
-    moved_to: datetime | None = None
-    before: datetime | None = None
-    after: datetime | None = None
-    notes: tuple[str, ...] = ()
-    workflow: WorkflowFacts | None = None
-    between_runs: bool = False
+    key: Annotated[str, Field(description="The job.")]
+    at: Annotated[datetime, Field(description="The instant in UTC.")]
+    local: Annotated[datetime, Field(description="The instant in the job's zone.")]
+    zone: Annotated[str, Field(description="The job's zone.")]
+    outcome: Annotated[OccurrenceOutcome, Field(description="Its outcome.")]
+    words: Annotated[str, Field(description="The reason and the remedy in sentences.")]
+    reason: Annotated[
+        str | None, Field(description="The ledger's word for the reason, such as `misfire`; null if there is none.")
+    ] = None
+    run: Annotated[RunFacts | None, Field(description="The occurrence's run.")] = None
+    others: Annotated[
+        tuple[RunFacts, ...], Field(description="Runs of the same instant by triggers, backfills and retries.")
+    ] = ()
+    version: Annotated[VersionInForce | None, Field(description="The version in force at the instant.")] = None
+    span: Annotated[SkipSpan | None, Field(description="The ledger row of a passed-over occurrence.")] = None
+    moved_to: Annotated[datetime | None, Field(description="The new time of a moved occurrence.")] = None
+    before: Annotated[datetime | None, Field(description="The nearest earlier occurrence.")] = None
+    after: Annotated[datetime | None, Field(description="The nearest later occurrence.")] = None
+    notes: Annotated[tuple[str, ...], Field(description="Effects of clock changes, and other remarks.")] = ()
+    workflow: Annotated[
+        WorkflowFacts | None, Field(description="The occurrence that the instant is of, if the job has parents.")
+    ] = None
+    between_runs: Annotated[
+        bool, Field(description="True if these two are runs, for the job never had an occurrence.")
+    ] = False

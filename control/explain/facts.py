@@ -1,12 +1,12 @@
 """Read all rows that explain one instant of a job, without a decision."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
-from psycopg.rows import class_row
+from psycopg.rows import class_row, dict_row
 
 from tidewheel.control.explain.explanation import AttemptFacts, RunFacts, SkipSpan
 from tidewheel.control.explain.version_timeline import VersionSpan, VersionTimeline, read_version_timeline
@@ -167,60 +167,26 @@ def read_job_error(connection: Conn, job: UUID) -> tuple[str, datetime] | None:
     return cast("tuple[str, datetime] | None", found)
 
 
-@dataclass(frozen=True, slots=True)
-class _RunRow:
-    run_id: UUID
-    cause: str
-    state: str
-    reason: str | None
-    job_version: int
-    queue: str
-    handler: str
-    created_at: datetime
-    publish_at: datetime | None
-    late_ms: int | None
-    attempt: int
-    started_at: datetime | None
-    executor_id: UUID | None
-    finished_at: datetime | None
-    error_type: str | None
-    concurrency_key: str | None
-    ordering_key: str | None
-
-
 def _read_runs(connection: Conn, job: UUID, at: datetime, due: datetime) -> tuple[RunFacts, ...]:
-    with connection.cursor(row_factory=class_row(_RunRow), binary=True) as cursor:
+    with connection.cursor(row_factory=dict_row, binary=True) as cursor:
         rows = cursor.execute(_READ_RUNS_AT, {"job_id": job, "at": at}).fetchall()
     return tuple(_facts(row, _read_attempts(connection, row), due) for row in rows)
 
 
-def _read_attempts(connection: Conn, row: _RunRow) -> Sequence[AttemptFacts]:
+def _read_attempts(connection: Conn, row: Mapping[str, Any]) -> Sequence[AttemptFacts]:
     with connection.cursor(row_factory=class_row(AttemptFacts), binary=True) as cursor:
-        over = cursor.execute(_READ_ATTEMPTS_OF, {"run_id": row.run_id}).fetchall()
-    if row.executor_id is None:
+        over = cursor.execute(_READ_ATTEMPTS_OF, {"run_id": row["run_id"]}).fetchall()
+    if row["executor_id"] is None:
         return over
-    return [*over, AttemptFacts(row.attempt, None, row.executor_id, row.started_at, None, None, None)]
+    return [*over, AttemptFacts(row["attempt"], None, row["executor_id"], row["started_at"], None, None, None)]
 
 
-def _facts(row: _RunRow, attempts: Sequence[AttemptFacts], due: datetime) -> RunFacts:
-    late = row.created_at - due if row.cause == Cause.TIMER and row.created_at > due else None
+def _facts(row: Mapping[str, Any], attempts: Sequence[AttemptFacts], due: datetime) -> RunFacts:
+    stored = {name: value for name, value in row.items() if name not in {"executor_id", "late_ms"}}
+    is_late = row["cause"] == Cause.TIMER and row["created_at"] > due
     return RunFacts(
-        run_id=row.run_id,
-        cause=row.cause,
-        state=row.state,
-        reason=row.reason,
-        job_version=row.job_version,
-        queue=row.queue,
-        handler=row.handler,
-        created_at=row.created_at,
-        publish_at=row.publish_at,
-        late=late,
-        caught_up=row.late_ms is not None,
-        attempt=row.attempt,
-        started_at=row.started_at,
-        finished_at=row.finished_at,
-        error_type=row.error_type,
-        concurrency_key=row.concurrency_key,
-        ordering_key=row.ordering_key,
+        **stored,
+        late=row["created_at"] - due if is_late else None,
+        caught_up=row["late_ms"] is not None,
         attempts=tuple(attempts),
     )

@@ -9,11 +9,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
-from typing import cast
+from typing import Annotated, cast
 from uuid import UUID
 
+from pydantic import Field
+
 from tidewheel.activity import Stage, quantile, unpack_stages
-from tidewheel.control.reads.runs import RunSummary, read_runs
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.nouns.runs.reads import read_runs
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
@@ -33,68 +36,52 @@ _LEAST_OF_SHARD = 20
 
 @dataclass(frozen=True, slots=True)
 class StageLateness:
-    """The lateness of runs at a stage, from the instant at which each was due, in seconds within 5 %.
+    """The lateness of runs at a stage, from the instant at which each was due, in seconds within 5 %."""
 
-    Args:
-        runs: The number of runs.
-        p50: The half of them is not later.
-        p99: Ninety-nine hundredths of them are not later.
-    """
-
-    runs: int
-    p50: float | None
-    p99: float | None
+    runs: Annotated[int, Field(description="The number of runs.")]
+    p50: Annotated[float | None, Field(description="The half of them is not later.")]
+    p99: Annotated[float | None, Field(description="Ninety-nine hundredths of them are not later.")]
 
 
 @dataclass(frozen=True, slots=True)
 class ActivityBin:
-    """The runs that ended in a span of time.
+    """The runs that ended in a span of time."""
 
-    Args:
-        at: Its begin.
-        succeeded: The number of runs that succeeded.
-        failed: That failed.
-        timed_out: That timed out.
-        cancelled: That were cancelled.
-        skipped: That were skipped.
-        stages: The lateness by stage: `written` of runs by timer, `claimed`, and `ended`; None if it was not read.
-    """
-
-    at: datetime
-    succeeded: int = 0
-    failed: int = 0
-    timed_out: int = 0
-    cancelled: int = 0
-    skipped: int = 0
-    stages: Mapping[str, StageLateness] | None = None
+    at: Annotated[datetime, Field(description="Its begin.")]
+    succeeded: Annotated[int, Field(description="The number of runs that succeeded.")] = 0
+    failed: Annotated[int, Field(description="That failed.")] = 0
+    timed_out: Annotated[int, Field(description="That timed out.")] = 0
+    cancelled: Annotated[int, Field(description="That were cancelled.")] = 0
+    skipped: Annotated[int, Field(description="That were skipped.")] = 0
+    stages: Annotated[
+        Mapping[str, StageLateness] | None,
+        Field(
+            description="The lateness by stage: `written` of runs by timer, `claimed`, and `ended`; null if it was"
+            " not read."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class ActivityFigures:
-    """Bins, the earliest first.
+    """Bins, the earliest first."""
 
-    Args:
-        bins: One for each span, also without a run.
-        at_least: True if there are more figures than one answer reads: the earliest are left out.
-        stages: The lateness of all bins together, as theirs; None if it was not read.
-    """
-
-    bins: tuple[ActivityBin, ...]
-    at_least: bool
-    stages: Mapping[str, StageLateness] | None = None
+    bins: Annotated[tuple[ActivityBin, ...], Field(description="One for each span, also without a run.")]
+    at_least: Annotated[
+        bool, Field(description="True if there are more figures than one answer reads: the earliest are left out.")
+    ]
+    stages: Annotated[
+        Mapping[str, StageLateness] | None,
+        Field(description="The lateness of all bins together, as theirs; null if it was not read."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class SlowRun:
-    """A run among the slowest of its time.
+    """A run among the slowest of its time."""
 
-    Args:
-        took: The duration of its last attempt, in seconds.
-        run: The run.
-    """
-
-    took: float
-    run: RunSummary
+    took: Annotated[float, Field(description="The duration of its last attempt, in seconds.")]
+    run: Annotated[RunSummary, Field(description="The run.")]
 
 
 def read_activity(
@@ -152,30 +139,19 @@ def slowest_runs(connection: Conn, tenant: str, since: datetime, until: datetime
 
 @dataclass(frozen=True, slots=True)
 class UpcomingBin:
-    """The jobs whose timers come due in a span of time.
+    """The jobs whose timers come due in a span of time."""
 
-    Args:
-        at: Its begin.
-        jobs: Their number. A job counts once, at its next time.
-    """
-
-    at: datetime
-    jobs: int
+    at: Annotated[datetime, Field(description="Its begin.")]
+    jobs: Annotated[int, Field(description="Their number. A job counts once, at its next time.")]
 
 
 @dataclass(frozen=True, slots=True)
 class UpcomingJobs:
-    """Bins, the earliest first.
+    """Bins, the earliest first."""
 
-    Args:
-        bins: One for each span.
-        jobs: The number of all of them.
-        at_least: True if there are more timers than are counted.
-    """
-
-    bins: tuple[UpcomingBin, ...]
-    jobs: int
-    at_least: bool
+    bins: Annotated[tuple[UpcomingBin, ...], Field(description="One for each span.")]
+    jobs: Annotated[int, Field(description="The number of all of them.")]
+    at_least: Annotated[bool, Field(description="True if there are more timers than are counted.")]
 
 
 def read_upcoming(connection: Conn, tenant: str, shards: int, edges: Sequence[datetime]) -> UpcomingJobs:

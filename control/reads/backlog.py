@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 from psycopg.rows import class_row
+from pydantic import Field
 
 from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.waits import Wait, read_waits
@@ -27,46 +28,34 @@ _NAMED = 3  # tenants in a sentence
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Runs of one queue and lane that are due, have not started, and have no cancel.
+    """Runs of one queue and lane that are due, have not started, and have no cancel."""
 
-    Args:
-        queue: The queue.
-        lane: The lane.
-        state: `buffered` where a limit, an order or another run of the job holds them; else `queued`.
-        count: Their number.
-        at_least: True if there may be more.
-        oldest_at: The time from which the oldest might start.
-        oldest_run_id: The oldest.
-        why: The reason for which the oldest waits.
-    """
-
-    queue: str
-    lane: str
-    state: Literal["queued", "buffered"]
-    count: int
-    at_least: bool
-    oldest_at: datetime
-    oldest_run_id: UUID
-    why: Wait | None
+    queue: Annotated[str, Field(description="The queue.")]
+    lane: Annotated[str, Field(description="The lane.")]
+    state: Annotated[
+        Literal["queued", "buffered"],
+        Field(description="`buffered` where a limit, an order or another run of the job holds them; else `queued`."),
+    ]
+    count: Annotated[int, Field(description="Their number.")]
+    at_least: Annotated[bool, Field(description="True if there may be more.")]
+    oldest_at: Annotated[datetime, Field(description="The time from which the oldest might start.")]
+    oldest_run_id: Annotated[UUID, Field(description="The oldest.")]
+    why: Annotated[Wait | None, Field(description="The reason for which the oldest waits.")]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRuns:
-    """The open runs of a tenant.
+    """The open runs of a tenant."""
 
-    Args:
-        states: Their number by state; `scheduled` are those before their time.
-        to_retry: Those that wait for a retry, except those whose cancel is accepted.
-        at_least: True if there may be more.
-        backlogs: What is due, the oldest first.
-        waiting: The same by handler and by hold too: these wait for different reasons.
-    """
-
-    states: Mapping[str, int]
-    to_retry: int
-    at_least: bool
-    backlogs: tuple[Backlog, ...]
-    waiting: tuple[Backlog, ...]
+    states: Annotated[
+        Mapping[str, int], Field(description="Their number by state; `scheduled` are those before their time.")
+    ]
+    to_retry: Annotated[int, Field(description="Those that wait for a retry, except those whose cancel is accepted.")]
+    at_least: Annotated[bool, Field(description="True if there may be more.")]
+    backlogs: Annotated[tuple[Backlog, ...], Field(description="What is due, the oldest first.")]
+    waiting: Annotated[
+        tuple[Backlog, ...], Field(description="The same by handler and by hold too: these wait for different reasons.")
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,25 +97,15 @@ def read_open_runs(connection: Conn, tenant: str) -> OpenRuns:
 
 @dataclass(frozen=True, slots=True)
 class HeldLane:
-    """A queue and lane whose runs wait in the outbox.
+    """A queue and lane whose runs wait in the outbox."""
 
-    Args:
-        queue: The queue.
-        lane: The lane.
-        since: When they were first held back.
-        runs: The number of runs that wait.
-        at_least: True if there may be more.
-        tenants: The number of their tenants.
-        largest: The runs of the tenants that have the most.
-    """
-
-    queue: str
-    lane: str
-    since: datetime
-    runs: int
-    at_least: bool
-    tenants: int
-    largest: Mapping[str, int]
+    queue: Annotated[str, Field(description="The queue.")]
+    lane: Annotated[str, Field(description="The lane.")]
+    since: Annotated[datetime, Field(description="When they were first held back.")]
+    runs: Annotated[int, Field(description="The number of runs that wait.")]
+    at_least: Annotated[bool, Field(description="True if there may be more.")]
+    tenants: Annotated[int, Field(description="The number of their tenants.")]
+    largest: Annotated[Mapping[str, int], Field(description="The runs of the tenants that have the most.")]
 
     @property
     def by_size(self) -> list[str]:

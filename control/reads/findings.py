@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 
 class Severity(StrEnum):
@@ -15,18 +18,10 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong.
+    """One thing that is wrong."""
 
-    Args:
-        check: The check that found it.
-        severity: Its effect on work.
-        what: The fault, as a sentence.
-        evidence: The figures that show it.
-        remedy: A command, or a change, that corrects it.
-    """
-
-    check: str
-    severity: Severity
-    what: str
-    evidence: str
-    remedy: str
+    check: Annotated[str, Field(description="The check that found it.")]
+    severity: Annotated[Severity, Field(description="Its effect on work.")]
+    what: Annotated[str, Field(description="The fault, as a sentence.")]
+    evidence: Annotated[str, Field(description="The figures that show it.")]
+    remedy: Annotated[str, Field(description="A command, or a change, that corrects it.")]

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import cast
+from typing import Annotated, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
+from pydantic import Field
 
 from tidewheel.control.reads.waits import LEASE
 from tidewheel.membership import rendezvous
@@ -33,29 +34,17 @@ _TIMEOUT = timedelta(seconds=10)  # the default of TIDEWHEEL_MEMBER_TIMEOUT
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSummary:
-    """An executor as lists show it.
+    """An executor as lists show it."""
 
-    Args:
-        executor_id: Its id.
-        name: Its host and process.
-        queues: The queues that it serves.
-        handlers: The handlers that it has.
-        slots: How many attempts it executes at once.
-        stopping: True while it shuts down.
-        started_at: When it registered.
-        last_heartbeat_at: When its last heartbeat came.
-        is_silent: True without a heartbeat for longer than its lease.
-    """
-
-    executor_id: UUID
-    name: str
-    queues: Sequence[str]
-    handlers: Sequence[str]
-    slots: int
-    stopping: bool
-    started_at: datetime
-    last_heartbeat_at: datetime
-    is_silent: bool
+    executor_id: Annotated[UUID, Field(description="Its id.")]
+    name: Annotated[str, Field(description="Its host and process.")]
+    queues: Annotated[Sequence[str], Field(description="The queues that it serves.")]
+    handlers: Annotated[Sequence[str], Field(description="The handlers that it has.")]
+    slots: Annotated[int, Field(description="How many attempts it executes at once.")]
+    stopping: Annotated[bool, Field(description="True while it shuts down.")]
+    started_at: Annotated[datetime, Field(description="When it registered.")]
+    last_heartbeat_at: Annotated[datetime, Field(description="When its last heartbeat came.")]
+    is_silent: Annotated[bool, Field(description="True without a heartbeat for longer than its lease.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from psycopg.types.json import Jsonb
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import one_of
-from tidewheel.control.reads.runs import STATUSES
 from tidewheel.control.reads.stored import UNREADABLE, read_definition, read_stored_json, readable
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
@@ -25,6 +24,7 @@ from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.values import format_second
 from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.nouns.freezes.reads import freezes_of
+from tidewheel.nouns.runs.model import STATUSES
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

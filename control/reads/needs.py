@@ -7,6 +7,7 @@ from typing import Annotated, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
+from pydantic import Field
 
 from tidewheel.control.reads.activity import ActivityBin
 from tidewheel.control.reads.backlog import Backlog, OpenRuns
@@ -48,30 +49,26 @@ _LIMITS = frozenset({WaitCode.TENANT, WaitCode.TENANT_RATE, WaitCode.KEY, WaitCo
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One thing that needs a person.
+    """One thing that needs a person."""
 
-    Args:
-        kind: The kind: `freeze`, `fleet`, `failing_job`, `failed_runs`, `set_aside`, `waiting_runs`, `held_runs`,
-            `dead_letters`, `outbox` or `timers`.
-        severity: Its effect on work.
-        words: The fault, as a sentence.
-        evidence: The figures that show it.
-        since: Since when, if that is known; of a share of runs the first failure among them.
-        count: The number of runs, jobs or messages.
-        remedy: A command, or a change, that corrects it.
-        key: The job, if it is about one.
-        job_id: Its id.
-    """
-
-    kind: str
-    severity: Annotated[str, one_of(Severity)]
-    words: str
-    evidence: str = ""
-    since: datetime | None = None
-    count: int | None = None
-    remedy: str = ""
-    key: str | None = None
-    job_id: UUID | None = None
+    kind: Annotated[
+        str,
+        Field(
+            description="The kind: `freeze`, `fleet`, `failing_job`, `failed_runs`, `set_aside`, `waiting_runs`,"
+            " `held_runs`, `dead_letters`, `outbox` or `timers`."
+        ),
+    ]
+    severity: Annotated[str, one_of(Severity), Field(description="Its effect on work.")]
+    words: Annotated[str, Field(description="The fault, as a sentence.")]
+    evidence: Annotated[str, Field(description="The figures that show it.")] = ""
+    since: Annotated[
+        datetime | None,
+        Field(description="Since when, if that is known; of a share of runs the first failure among them."),
+    ] = None
+    count: Annotated[int | None, Field(description="The number of runs, jobs or messages.")] = None
+    remedy: Annotated[str, Field(description="A command, or a change, that corrects it.")] = ""
+    key: Annotated[str | None, Field(description="The job, if it is about one.")] = None
+    job_id: Annotated[UUID | None, Field(description="Its id.")] = None
 
 
 @dataclass(frozen=True, slots=True)

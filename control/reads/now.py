@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Annotated
+
+from pydantic import Field
 
 from tidewheel.control.reads.activity import UpcomingJobs, on_time_rate, read_activity, read_upcoming
 from tidewheel.control.reads.backlog import OpenRuns, read_open_runs
@@ -21,15 +24,10 @@ _HOUR, _MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class DueNext:
-    """The jobs whose timers come due.
+    """The jobs whose timers come due."""
 
-    Args:
-        jobs: Their number.
-        at_least: True if there are more.
-    """
-
-    jobs: int
-    at_least: bool
+    jobs: Annotated[int, Field(description="Their number.")]
+    at_least: Annotated[bool, Field(description="True if there are more.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +45,24 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The present of a tenant.
+    """The present of a tenant."""
 
-    Args:
-        as_of: The database's clock.
-        findings: What needs a person, the worst first.
-        due_next_minute: The jobs that come due within a minute.
-        running: The runs under way, also those whose cancel is requested.
-        slots: The slots of live executors.
-        open: The open runs by state; `scheduled` are those before their time.
-        open_at_least: True if there may be more open runs.
-        ended_hour: The runs that ended within the last hour.
-        ran_hour: Those of them that succeeded, failed or timed out.
-        failed_hour: Those of these that failed or timed out.
-        on_time_rate: The share of those that were claimed within a second of their time; None without one.
-    """
-
-    as_of: datetime
-    findings: tuple[Need, ...]
-    due_next_minute: DueNext
-    running: int
-    slots: Slots
-    open: Mapping[str, int]
-    open_at_least: bool
-    ended_hour: int
-    ran_hour: int
-    failed_hour: int
-    on_time_rate: float | None
+    as_of: Annotated[datetime, Field(description="The database's clock.")]
+    findings: Annotated[tuple[Need, ...], Field(description="What needs a person, the worst first.")]
+    due_next_minute: Annotated[DueNext, Field(description="The jobs that come due within a minute.")]
+    running: Annotated[int, Field(description="The runs under way, also those whose cancel is requested.")]
+    slots: Annotated[Slots, Field(description="The slots of live executors.")]
+    open: Annotated[
+        Mapping[str, int], Field(description="The open runs by state; `scheduled` are those before their time.")
+    ]
+    open_at_least: Annotated[bool, Field(description="True if there may be more open runs.")]
+    ended_hour: Annotated[int, Field(description="The runs that ended within the last hour.")]
+    ran_hour: Annotated[int, Field(description="Those of them that succeeded, failed or timed out.")]
+    failed_hour: Annotated[int, Field(description="Those of these that failed or timed out.")]
+    on_time_rate: Annotated[
+        float | None,
+        Field(description="The share of those that were claimed within a second of their time; null without one."),
+    ]
 
 
 def read_now_of(

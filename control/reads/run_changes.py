@@ -26,20 +26,12 @@ _OF_JOBS = _SQL["read_job_pulses"]
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnd:
-    """The end of a run."""
-
-    run_id: UUID
-    finished_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class RunChanges:
     """State and last attempt of the newest open runs, and the oldest ends that were not known."""
 
     now: datetime
     open_runs: Mapping[UUID, tuple[str, int]]
-    ends: Sequence[RunEnd]
+    ends: Sequence[Place]
 
 
 def start_of_changes(connection: Conn, tenant: str, key: str | None) -> datetime:
@@ -59,9 +51,10 @@ def read_run_changes(
     found = connection.execute(_FIND_OPEN_STATES, columns, binary=True).fetchall()
     standing = {run_id: (state, attempt) for run_id, state, attempt in cast("list[tuple[UUID, str, int]]", found)}
     columns |= {"first": after[0], "after_id": after[1], "until": until, "known": list(known), "limit": ENDS}
-    rows = connection.execute(_FIND_ENDS, columns, binary=True).fetchall()
-    ends = [RunEnd(*cast("tuple[UUID, datetime]", row[1:])) for row in rows if row[1] is not None]
-    return RunChanges(cast("datetime", rows[0][0]), standing, ends)
+    ended = connection.execute(_FIND_ENDS, columns, binary=True).fetchall()
+    rows = cast("list[tuple[datetime, UUID | None, datetime]]", ended)
+    ends = [(at, run_id) for _, run_id, at in rows if run_id is not None]
+    return RunChanges(rows[0][0], standing, ends)
 
 
 @dataclass(frozen=True, slots=True)

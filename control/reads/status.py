@@ -6,10 +6,11 @@ The measurements are the statements of the scheduler's metrics, so that a page a
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import cast
+from typing import Annotated, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
+from pydantic import Field
 
 from tidewheel.control.reads.backlog import HeldLane, held_findings, read_held_lanes
 from tidewheel.control.reads.findings import Finding, Severity
@@ -45,39 +46,24 @@ _TIMERS = 1000  # of each shard that are counted
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A process of a service, or an executor in another language.
+    """A process of a service, or an executor in another language."""
 
-    Args:
-        role: Its role.
-        process_id: Its id; of an executor its executor_id.
-        host: Its host.
-        pid: Its process id there; None for an executor in another language.
-        version: Its release; None for an executor in another language.
-        started_at: When it started.
-        last_heartbeat_at: Its last heartbeat.
-        is_silent: True without a heartbeat for longer than its lease, or four heartbeats.
-        is_stopping: True while an executor drains.
-        queues: The queues of an executor.
-        handlers: The handlers and capabilities of an executor.
-        slots: The slots of an executor.
-        settings: The settings that all processes must share.
-        skew_seconds: Its clock minus the database's at its last heartbeat.
-    """
-
-    role: str
-    process_id: UUID
-    host: str
-    pid: int | None
-    version: str | None
-    started_at: datetime
-    last_heartbeat_at: datetime
-    is_silent: bool
-    is_stopping: bool
-    queues: Sequence[str] | None
-    handlers: Sequence[str] | None
-    slots: int | None
-    settings: Mapping[str, str] | None
-    skew_seconds: float | None
+    role: Annotated[str, Field(description="Its role.")]
+    process_id: Annotated[UUID, Field(description="Its id; of an executor its executor_id.")]
+    host: Annotated[str, Field(description="Its host.")]
+    pid: Annotated[int | None, Field(description="Its process id there; null for an executor in another language.")]
+    version: Annotated[str | None, Field(description="Its release; null for an executor in another language.")]
+    started_at: Annotated[datetime, Field(description="When it started.")]
+    last_heartbeat_at: Annotated[datetime, Field(description="Its last heartbeat.")]
+    is_silent: Annotated[
+        bool, Field(description="True without a heartbeat for longer than its lease, or four heartbeats.")
+    ]
+    is_stopping: Annotated[bool, Field(description="True while an executor drains.")]
+    queues: Annotated[Sequence[str] | None, Field(description="The queues of an executor.")]
+    handlers: Annotated[Sequence[str] | None, Field(description="The handlers and capabilities of an executor.")]
+    slots: Annotated[int | None, Field(description="The slots of an executor.")]
+    settings: Annotated[Mapping[str, str] | None, Field(description="The settings that all processes must share.")]
+    skew_seconds: Annotated[float | None, Field(description="Its clock minus the database's at its last heartbeat.")]
 
     @property
     def name(self) -> str:
@@ -87,63 +73,42 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class DueRuns:
-    """Runs of one queue and lane that are due and have not started.
+    """Runs of one queue and lane that are due and have not started."""
 
-    Args:
-        queue: The queue.
-        lane: The lane.
-        due: Their number, `COUNTED` at most. Frozen ones are left out.
-        oldest: The time for which the oldest is due.
-        orphaned: Attempts whose executor is silent.
-    """
-
-    queue: str
-    lane: str
-    due: int
-    oldest: timedelta
-    orphaned: int
+    queue: Annotated[str, Field(description="The queue.")]
+    lane: Annotated[str, Field(description="The lane.")]
+    due: Annotated[int, Field(description="Their number, `COUNTED` at most. Frozen ones are left out.")]
+    oldest: Annotated[timedelta, Field(description="The time for which the oldest is due.")]
+    orphaned: Annotated[int, Field(description="Attempts whose executor is silent.")]
 
 
 @dataclass(frozen=True, slots=True)
 class DueMessages:
-    """Messages of one lane of the outbox that no broker has acknowledged.
+    """Messages of one lane of the outbox that no broker has acknowledged."""
 
-    Args:
-        lane: The lane.
-        due: Their number, `COUNTED` at most for each slice.
-        oldest: The time for which the oldest is due.
-    """
-
-    lane: str
-    due: int
-    oldest: timedelta
+    lane: Annotated[str, Field(description="The lane.")]
+    due: Annotated[int, Field(description="Their number, `COUNTED` at most for each slice.")]
+    oldest: Annotated[timedelta, Field(description="The time for which the oldest is due.")]
 
 
 @dataclass(frozen=True, slots=True)
 class FleetStatus:
-    """The state of the fleet.
+    """The state of the fleet."""
 
-    Args:
-        now: The database's clock.
-        services: The processes, by role: those that live, and the dead ones that no other has replaced.
-        due: The due runs of each queue and lane that has some.
-        outbox: The messages of each lane of the outbox that has some.
-        overdue_timers: The number of timers that are overdue.
-        overdue_by: The time for which the oldest timer is overdue.
-        held: The queues and lanes whose runs relays hold back.
-        freezes: The standing freezes of all tenants.
-        problems: The findings.
-    """
-
-    now: datetime
-    services: tuple[Service, ...]
-    due: tuple[DueRuns, ...]
-    outbox: tuple[DueMessages, ...]
-    overdue_timers: int
-    overdue_by: timedelta
-    held: tuple[HeldLane, ...]
-    freezes: tuple[Freeze, ...]
-    problems: tuple[Finding, ...]
+    now: Annotated[datetime, Field(description="The database's clock.")]
+    services: Annotated[
+        tuple[Service, ...],
+        Field(description="The processes, by role: those that live, and the dead ones that no other has replaced."),
+    ]
+    due: Annotated[tuple[DueRuns, ...], Field(description="The due runs of each queue and lane that has some.")]
+    outbox: Annotated[
+        tuple[DueMessages, ...], Field(description="The messages of each lane of the outbox that has some.")
+    ]
+    overdue_timers: Annotated[int, Field(description="The number of timers that are overdue.")]
+    overdue_by: Annotated[timedelta, Field(description="The time for which the oldest timer is overdue.")]
+    held: Annotated[tuple[HeldLane, ...], Field(description="The queues and lanes whose runs relays hold back.")]
+    freezes: Annotated[tuple[Freeze, ...], Field(description="The standing freezes of all tenants.")]
+    problems: Annotated[tuple[Finding, ...], Field(description="The findings.")]
 
 
 def read_status(connection: Conn, shards: int) -> FleetStatus:

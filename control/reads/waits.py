@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from shlex import quote
+from typing import Annotated
 from uuid import UUID
 
 from psycopg.rows import class_row
+from pydantic import Field
 
 from tidewheel.control.reads.stored import read_definition
 from tidewheel.ids import job_id
@@ -66,61 +68,24 @@ GOES_ON = frozenset({WaitCode.SLOT, WaitCode.KEY})
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The reason for which an open run has not ended.
+    """The reason for which an open run has not ended."""
 
-    Args:
-        code: Its kind.
-        words: The reason as a sentence.
-        remedy: What an operator can do; None where nothing is wrong.
-        until: When it ends, if that is known.
-        behind_run_id: The run whose end it awaits.
-        executor_id: The executor that owns its attempt.
-        freezes: The standing freezes that name it.
-        cancellation_id: The cancellation by filter that names it.
-        cancel_requested: True if its own cancel is accepted, or a cancellation names it.
-    """
-
-    code: WaitCode
-    words: str
-    remedy: str | None = None
-    until: datetime | None = None
-    behind_run_id: UUID | None = None
-    executor_id: UUID | None = None
-    freezes: tuple[Freeze, ...] = ()
-    cancellation_id: int | None = None
-    cancel_requested: bool = False
+    code: Annotated[WaitCode, Field(description="Its kind.")]
+    words: Annotated[str, Field(description="The reason as a sentence.")]
+    remedy: Annotated[str | None, Field(description="What an operator can do; null where nothing is wrong.")] = None
+    until: Annotated[datetime | None, Field(description="When it ends, if that is known.")] = None
+    behind_run_id: Annotated[UUID | None, Field(description="The run whose end it awaits.")] = None
+    executor_id: Annotated[UUID | None, Field(description="The executor that owns its attempt.")] = None
+    freezes: Annotated[tuple[Freeze, ...], Field(description="The standing freezes that name it.")] = ()
+    cancellation_id: Annotated[int | None, Field(description="The cancellation by filter that names it.")] = None
+    cancel_requested: Annotated[
+        bool, Field(description="True if its own cancel is accepted, or a cancellation names it.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
 class WaitFacts:
-    """The rows that decide for what an open run waits.
-
-    Args:
-        is_ahead: True if that is in the future.
-        behind_run_id: Its job's active run, if that is another.
-        seen_at: The last heartbeat of the executor that owns its attempt.
-        is_silent: True if its lease is over, or it has no row.
-        cancel_requested: True if a cancel waits for the row of the run.
-        cancellation_id: The first cancellation by filter that names it.
-        able: The number of live executors that can run it.
-        serving: The number of live executors of its queue.
-        able_seen_at: The last heartbeat of any executor that could run it.
-        waits_for_key: The concurrency key that has no place for it; empty for its tenant.
-        key_running: The places of that key that runs hold.
-        key_at_once: The places of that key; None for no bound.
-        key_wake_at: When the rate of that key lets the next run start.
-        workflow_run_id: The root's run of its occurrence of a workflow.
-        is_batch: True if it is a batch, which has no root.
-        order_head: The run that is first in that order.
-        order_blocked_by: The failed run that blocks its ordering key.
-        behind_workflow: The occurrence that keeps the place of its job's active run, which has ended.
-        rate_per_second: The runs a second of its tenant, if that rate holds it.
-        rate_first_bucket: The first bucket of the places that are taken.
-        rate_used: The places that are taken.
-        rate_ahead: The number of held runs before it, `rate_look` at most.
-        rate_look: The number of held runs that are counted.
-        waits_from: Its own time, if it is held.
-    """
+    """The rows that decide for what an open run waits."""
 
     run_id: UUID
     tenant: str
@@ -129,39 +94,39 @@ class WaitFacts:
     handler: str
     attempt: int
     publish_at: datetime | None
-    is_ahead: bool
+    is_ahead: bool  # that is in the future
     started_at: datetime | None
     external_deadline_at: datetime | None
-    behind_run_id: UUID | None
+    behind_run_id: UUID | None  # its job's active run, if that is another
     behind_state: str | None
     executor_id: UUID | None
     executor: str | None
-    seen_at: datetime | None
-    is_silent: bool
-    cancel_requested: bool
-    cancellation_id: int | None
-    able: int
-    serving: int
-    able_seen_at: datetime | None
-    waits_for_key: str | None = None
-    key_running: int | None = None
-    key_at_once: int | None = None
-    key_wake_at: datetime | None = None
-    workflow_run_id: UUID | None = None
+    seen_at: datetime | None  # the last heartbeat of the executor that owns its attempt
+    is_silent: bool  # its lease is over, or it has no row
+    cancel_requested: bool  # a cancel waits for the row of the run
+    cancellation_id: int | None  # the first cancellation by filter that names it
+    able: int  # live executors that can run it
+    serving: int  # live executors of its queue
+    able_seen_at: datetime | None  # the last heartbeat of any executor that could run it
+    waits_for_key: str | None = None  # the concurrency key that has no place for it; empty for its tenant
+    key_running: int | None = None  # places of that key that runs hold
+    key_at_once: int | None = None  # places of that key; None for no bound
+    key_wake_at: datetime | None = None  # when the rate of that key lets the next run start
+    workflow_run_id: UUID | None = None  # the root's run of its occurrence of a workflow
     workflow_is_paused: bool = False
-    is_batch: bool = False
-    behind_workflow: UUID | None = None
+    is_batch: bool = False  # which has no root
+    behind_workflow: UUID | None = None  # the occurrence that keeps the place of its job's active run, which has ended
     parents: int | None = None
     parents_ended: int | None = None
     order_key: str | None = None
-    order_head: UUID | None = None
-    order_blocked_by: UUID | None = None
-    rate_per_second: float | None = None
-    rate_first_bucket: int | None = None
-    rate_used: Sequence[int] | None = None
-    rate_ahead: int | None = None
-    rate_look: int | None = None
-    waits_from: datetime | None = None
+    order_head: UUID | None = None  # the run that is first in that order
+    order_blocked_by: UUID | None = None  # the failed run that blocks its ordering key
+    rate_per_second: float | None = None  # of its tenant, if that rate holds it
+    rate_first_bucket: int | None = None  # of the places that are taken
+    rate_used: Sequence[int] | None = None  # the places that are taken
+    rate_ahead: int | None = None  # held runs before it, `rate_look` at most
+    rate_look: int | None = None  # held runs that are counted
+    waits_from: datetime | None = None  # its own time, if it is held
     now: datetime | None = None
     created_at: datetime | None = None
 

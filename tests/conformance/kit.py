@@ -17,9 +17,9 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from tests.fixtures.services import Fleet, Service
 from tidewheel.control.client.client import Client
-from tidewheel.control.client.results import Run
 from tidewheel.kafka.topics import DEFAULT_QUEUE
 from tidewheel.local.daemon import free_port
+from tidewheel.nouns.runs.model import Run
 from tidewheel.runs import Lane
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.kafka_client import client_variables

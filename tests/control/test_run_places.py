@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -12,11 +11,11 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import delete_topics
 from tests.relay.topics import make_topics
 from tests.transitions.acts import begin, end, ending, submit, trigger
-from tidewheel.control import run_places
-from tidewheel.control.run_places import MessagePlace, find_places
 from tidewheel.kafka.offsets import offsets_client
 from tidewheel.kafka.topics import Topics
 from tidewheel.local.stack import StackInfo
+from tidewheel.nouns.runs import places as run_places
+from tidewheel.nouns.runs.places import MessagePlace, find_places
 from tidewheel.outbox import headers_of
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import RunState
@@ -52,7 +51,7 @@ def test_run_message_and_completion_are_found_among_others(database: Database, i
 
     found: list[MessagePlace] = []
     for run in runs[1:3]:
-        places = find_places(database.transaction, settings, "default", run, retention=timedelta(days=90))
+        places = find_places(database.transaction, settings, "default", run)
         assert places.kafka is None
         assert places.run_message is not None
         assert places.completion is not None
@@ -82,5 +81,5 @@ def test_transaction_ends_before_kafka_is_read(
         return offsets_client(config, group)
 
     monkeypatch.setattr(run_places, "offsets_client", look)
-    places = find_places(snapshot, settings, "default", run, retention=timedelta(days=90))
+    places = find_places(snapshot, settings, "default", run)
     assert places.kafka is None

@@ -23,8 +23,8 @@ from tests.fixtures.database import Database, Template
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import apply_batch, apply_batch_within, attempts, begin, completions, submit
-from tidewheel.control.reads.run_detail import show_run
 from tidewheel.local.stack import StackInfo
+from tidewheel.nouns.runs.detail import show_run
 from tidewheel.runs import FINAL, MOVES, AttemptOutcome, Move, RunState
 from tidewheel.task_tokens import TASK_TOKEN_HEADER
 

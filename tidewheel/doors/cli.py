@@ -7,7 +7,7 @@ nothing can undo needs `--yes`.
 import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, is_dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from inspect import Parameter as Argument
@@ -34,11 +34,11 @@ from tidewheel.control.cli.options import (
     read_place,
     reading,
 )
-from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table, total_text
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
-from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, as_document, operations
+from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, as_document, field_values, operations
 
 _KINDS: Mapping[str, Any] = {
     "after": After,
@@ -68,7 +68,7 @@ class Shown:
 
     found: Any
     arguments: Mapping[str, Any]
-    options: Mapping[str, Any]  # the values of the command's own flags
+    options: Mapping[str, Any]  # the values of all flags
     zone: str | None
     tenant: str
     output: Output
@@ -87,14 +87,16 @@ class Table:
         print_table(self.headings, map(self.row, records), spare=spare)
 
     def show(self, shown: Shown, *, nothing: str, spare: Sequence[str] = ()) -> None:
-        """Print a list, or a page of one with the place of the next."""
-        records, *cursor = shown.found.values()
-        after: Any = cursor[0] if cursor else None
+        """Print a list, or a page of one with the number of all and the place of the next."""
+        found: Any = field_values(shown.found) if is_dataclass(cast("object", shown.found)) else shown.found
+        records, after = next(iter(found.values())), found.get("next_cursor")
         if shown.output is not Output.TEXT:
             print_document(shown.found, shown.output)
             return
         if records:
             self.print(records, spare=spare)
+            if "total" in found:
+                typer.echo(total_text(found["total"], at_least=found["at_least"], shown=len(records), noun=self.noun))
         else:
             typer.echo(nothing if after is None else "none on this page")
         if after is not None:
@@ -159,15 +161,14 @@ class _Command:
             return
         zone, tenant, output = given.get("timezone"), given.get("tenant", DEFAULT_TENANT), given["output"]
         arguments = {each.name: _value(each, flag, given[each.spoken], zone) for each, flag in self._flagged()}
-        options = {name: given[name] for name in self.options}
-        self.prepare(arguments, options)
+        self.prepare(arguments, given)
         self._ensure_meant(given)
         with self._call(tenant) as call:
             found = self.declared.call(self.noun, call, self.declared.checked(arguments))
             if arguments.get("dry_run"):
                 self._print_dry_run(found, output)
                 return
-        self.show(Shown(as_document(found, self.declared), arguments, options, zone, tenant, output))
+        self.show(Shown(as_document(found, self.declared), arguments, given, zone, tenant, output))
 
     def _flagged(self) -> Sequence[tuple[Parameter, Flag]]:
         found = [(each, self.flags.get(each.name, Flag())) for each in self.declared.parameters]
@@ -195,9 +196,8 @@ class _Command:
         if output is not Output.TEXT:
             print_document({"matched": found.matched, "at_least": found.at_least, "first": found.first}, output)
             return
-        noun = self.table.noun if self.table else "thing"
         many = f"{'at least ' if found.at_least else ''}{found.matched:,}"
-        typer.echo(f"{noun}s that would be {self.declared.participle}: {many}")
+        typer.echo(f"{self.table.noun if self.table else 'thing'}s that would be {self.declared.participle}: {many}")
         if found.first and self.table:
             self.table.print(found.first)
 

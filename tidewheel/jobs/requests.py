@@ -425,30 +425,24 @@ class RunHeartbeat(_Request):
     checkpoint: Annotated[bytes | None, BeforeValidator(bounded_json(MAX_RESULT_BYTES))] = None
 
 
-class RunsCancel(_Request):
-    """End all runs that match a filter and were created before an instant.
+class RunsMatching(StrictModel):
+    """The open runs that a cancellation by filter ends: those that match all of its fields."""
 
-    Attributes:
-        key: Of this job.
-        labels: Of jobs that have all of these labels when the request is applied.
-        queue: Of this queue.
-        lane: Of this lane.
-        handler: Of this handler.
-        cause: Of this cause.
-        created_before: Created before this instant; by default the instant at which the request is applied.
-        include_started: True to cancel runs that have started too.
-    """
-
-    type: Literal["runs.cancel"]
-    key: Key | None = None
-    labels: Labels | None = None
-    queue: Queue | None = None
-    lane: Literal["critical", "standard", "batch"] | None = None
-    handler: Key | None = None
-    cause: Literal["timer", "trigger", "backfill", "workflow", "retry"] | None = None
-    created_before: Instant | None = None
-    include_started: bool = True
-    reason: Reason | None = None
+    key: Annotated[Key | None, Field(description="Of this job.")] = None
+    labels: Annotated[
+        Labels | None, Field(description="Of jobs that have all of these labels when the request is applied.")
+    ] = None
+    queue: Annotated[Queue | None, Field(description="Of this queue.")] = None
+    lane: Annotated[Literal["critical", "standard", "batch"] | None, Field(description="Of this lane.")] = None
+    handler: Annotated[Key | None, Field(description="Of this handler.")] = None
+    cause: Annotated[
+        Literal["timer", "trigger", "backfill", "workflow", "retry"] | None, Field(description="Of this cause.")
+    ] = None
+    created_before: Annotated[
+        Instant | None,
+        Field(description="Created before this instant; by default the instant at which the request is applied."),
+    ] = None
+    include_started: Annotated[bool, Field(description="True to cancel runs that have started too.")] = True
 
     @model_validator(mode="after")
     def _narrow(self) -> Self:
@@ -456,6 +450,18 @@ class RunsCancel(_Request):
             remedy = "filter by at least one of key, labels, queue, lane, handler and cause"
             raise InvalidValue(problem="without a filter, this would cancel every run", remedy=remedy, path="key")
         return self
+
+
+class CancelFields(RunsMatching, Sent):
+    """End all runs that match a filter and were created before an instant."""
+
+    reason: Reason | None = None
+
+
+class RunsCancel(CancelFields, _Request):
+    """End all runs that match a filter and were created before an instant."""
+
+    type: Literal["runs.cancel"]
 
 
 class FreezeScope(StrictModel):

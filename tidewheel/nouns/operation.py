@@ -262,7 +262,7 @@ def checked(model: type[M], given: Mapping[str, object]) -> M:
     try:
         return validate(model, given)
     except InvalidValue as error:
-        raise InvalidInput(error.errors) from error
+        raise InvalidInput(error.errors) from None  # one error in a traceback
 
 
 def as_document(found: object, declared: Operation) -> object:

@@ -1685,15 +1685,6 @@ SELECT o.run_id, o.created_at, o.tenant, given.payload, given.content_type, give
   ORDER BY f.run_id DESC
   LIMIT 1)
 
--- name: read_failed_runs
--- Returns failed and timed-out runs, by id.
--- Index: failed_runs_pkey, jobs_pkey. No lock.
-SELECT f.run_id, coalesce(j.key, f.job_id::text) AS key, f.state AS status, f.job_version, f.error_type, f.scheduled_at, f.finished_at
-  FROM failed_runs AS f
-  LEFT JOIN jobs AS j ON j.job_id = f.job_id
- WHERE f.run_id = ANY (%(run_ids)s)
- ORDER BY f.run_id
-
 -- name: find_retried_runs
 -- Returns those of these failed runs that have a retry.
 -- Index: job_runs_by_job, the partitions' indexes by job; failed_runs_pkey or failed_runs_by_tenant. No lock.

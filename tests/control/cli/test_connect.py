@@ -17,9 +17,9 @@ from tests.control.cli.command import NO_DATABASE, process, tidewheel
 from tests.executor.test_http_runner import completion
 from tests.relay.topics import make_topics
 from tidewheel.control.console.run import read_command
-from tidewheel.control.run_places import MessagePlace
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.local.state import read_state
+from tidewheel.nouns.runs.places import MessagePlace
 from tidewheel.schemas.codec import encode
 
 PROGRAM = str(Path(sys.executable).parent / "tidewheel")

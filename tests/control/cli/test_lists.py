@@ -8,7 +8,7 @@ from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
 from tidewheel.control.cli.run_format import run_row
-from tidewheel.control.reads.runs import RunSummary
+from tidewheel.nouns.runs.model import RunSummary
 
 
 def next_of(database: Database, key: str) -> tuple[str | None, str | None]:

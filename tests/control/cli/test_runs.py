@@ -189,21 +189,11 @@ def test_runs_are_cancelled_by_filter_until_the_last_has_ended(job: Database) ->
         done = json_output(job, "run", "cancel", "--job", "job", "--label", "team=billing", "--reason", "wrong list")
     assert (done["key"], done["cancelled_count"], done["finished_at"] is not None) == ("job", 3, True)
     assert {final_state(job, run) for run in runs} == {("cancelled", "wrong list")}
-
-
-def test_cancel_without_waiting_reports_the_progress(job: Database) -> None:
-    run = trigger(job)
-    lines = tidewheel(job, "run", "cancel", "--handler", "send-email", "--no-wait").lines
+    running, waiting = begun(job).run_id, trigger(job)
+    lines = tidewheel(job, "run", "cancel", "--handler", "send-email", "--not-started", "--no-wait").lines
     assert lines[1:] == ["0 runs cancelled so far; executors do not start the other runs"]
     with scheduling(job):
-        until(lambda: final_state(job, run)[0] == "cancelled", "it ends")
-
-
-def test_started_runs_can_be_excluded_from_a_cancellation(job: Database) -> None:
-    running = begun(job).run_id
-    trigger(job)
-    with scheduling(job):
-        assert json_output(job, "run", "cancel", "--job", "job", "--not-started")["cancelled_count"] == 1
+        until(lambda: final_state(job, waiting)[0] == "cancelled", "it ends")
     assert open_run(job, running).state == "running"
 
 
@@ -260,12 +250,6 @@ def test_first_digits_that_one_run_has_name_it_and_others_list_the_candidates(jo
     assert tidewheel(job, "run", "show", unique, "--tenant", "acme").code == ExitCode.NOT_FOUND
 
 
-def test_open_run_cannot_be_retried(job: Database) -> None:
-    [refusal] = tidewheel(job, "run", "retry", trigger(job)).refusals
-    assert refusal.startswith("run_id: ")
-    assert "is queued: it has not ended" in refusal
-
-
 def test_next_attempt_of_a_retrying_run_is_started_by_its_number(job: Database) -> None:
     run = begun(job)
     requeue(job, run, AttemptOutcome.FAILED, timedelta(hours=1))
@@ -280,11 +264,6 @@ def test_next_attempt_of_a_retrying_run_is_started_by_its_number(job: Database) 
     assert json_output(job, "run", "retry", run.run_id, "--attempt", 2) == document
     [refusal] = tidewheel(job, "run", "retry", run.run_id, "--attempt", 2, "--delay", "1s").refusals
     assert refusal.startswith("--delay: ")
-
-
-def test_version_is_printed() -> None:
-    done = tidewheel("", "--version")
-    assert (done.code, done.out.split()[::2]) == (0, ["tidewheel", "schema", "protocol"])
 
 
 def test_blocked_key_is_listed_and_skipped(job: Database) -> None:

@@ -9,8 +9,8 @@ from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, begin, begun, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.client.client import Client
-from tidewheel.control.client.logs import LogPiece
 from tidewheel.errors import InvalidInput, UnknownRun
+from tidewheel.nouns.runs.model import LogPiece
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.transitions.attempts import AttemptOutput, flush_outputs

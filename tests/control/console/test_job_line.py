@@ -17,7 +17,7 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.job_timeline import JobTimeline, Pause, TimelineBin, TimelineRun, VersionTick
 from tidewheel.control.explain.month import Counted
 from tidewheel.control.explain.recent import Unfired
-from tidewheel.control.reads.recent_runs import RecentRun
+from tidewheel.nouns.runs.model import RecentRun
 from tidewheel.runs import RunState
 
 NOW = datetime(2026, 11, 21, 22, 16, 10, tzinfo=UTC)

@@ -6,8 +6,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.control.client.logs import LogPiece
 from tidewheel.control.console.log_lines import COLOURS, LONGEST, Line, Log, Span, log_of, spans
+from tidewheel.nouns.runs.model import LogPiece
 
 
 def piece(output: bytes, dropped: int = 0) -> LogPiece:

@@ -29,9 +29,9 @@ from tests.transitions.acts import (
     succeed,
     trigger,
 )
-from tidewheel.control.api import run_places
 from tidewheel.control.client.client import Client
 from tidewheel.control.console.json_view import json_view
+from tidewheel.nouns.runs import places as run_places
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.freezing import Thaws
 

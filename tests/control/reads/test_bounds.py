@@ -10,18 +10,18 @@ import pytest
 from tests.control.api.answering import answering
 from tests.fixtures.history import OPEN, RUNS, Large
 from tidewheel.control.reads.audit_log import list_audit_log
-from tidewheel.control.reads.cancellations import cancellations
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.jobs import list_jobs, show_job
 from tidewheel.control.reads.run_changes import read_run_changes
-from tidewheel.control.reads.run_detail import show_run
-from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.control.reads.versions import versions
 from tidewheel.nouns.api_keys.reads import list_api_keys
 from tidewheel.nouns.batches.reads import list_batches
 from tidewheel.nouns.dead_letters.reads import group_dead_letters, list_dead_letters
 from tidewheel.nouns.freezes.reads import list_freezes
 from tidewheel.nouns.limits.reads import list_blocked_keys, list_keys, list_limits
+from tidewheel.nouns.runs.detail import show_run
+from tidewheel.nouns.runs.model import PageFilter, RunPage
+from tidewheel.nouns.runs.reads import list_cancellations, list_runs
 from tidewheel.nouns.tenants.reads import list_tenants, tenant_usage
 from tidewheel.nouns.workflows.reads import list_workflows
 from tidewheel.nouns.works.reads import list_works
@@ -58,7 +58,7 @@ NARROW: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", NARROW)
 def test_page_of_runs_looks_at_20_000_rows_at_most(large: Large, name: str) -> None:
-    filters = RunFilter(**NARROW[name])
+    filters = PageFilter(**NARROW[name])
     pages: list[RunPage] = []
     rows, _ = large.cost(lambda connection: pages.append(list_runs(connection, "default", filters)))
     assert rows <= LOOKED_AT + OF_A_PAGE
@@ -70,7 +70,7 @@ def test_page_of_runs_looks_at_20_000_rows_at_most(large: Large, name: str) -> N
 
 @pytest.mark.parametrize("name", ["labels", "run_labels"])
 def test_page_by_label_looks_at_its_share(large: Large, name: str) -> None:
-    filters = RunFilter(**{name: RARE_LABEL}, since=large.history.first)  # type: ignore[arg-type]  # either of them
+    filters = PageFilter(**{name: RARE_LABEL}, since=large.history.first)  # type: ignore[arg-type]  # either of them
     rows, _ = large.cost(lambda connection: list_runs(connection, "default", filters))
     assert rows <= LOOKED_AT
 
@@ -81,7 +81,7 @@ def test_few_matches_among_all_are_found_page_by_page(large: Large) -> None:
     pages = 0
     with large.database.transaction() as connection:
         while True:
-            filters = RunFilter(cause="backfill", queue="reports", lane="batch", labels=None)
+            filters = PageFilter(cause="backfill", queue="reports", lane="batch", labels=None)
             page = list_runs(connection, "default", filters, after=after)
             found += [run.run_id for run in page.runs]
             pages += 1
@@ -94,7 +94,7 @@ def test_few_matches_among_all_are_found_page_by_page(large: Large) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NARROW if "job" not in name])
 def test_no_list_of_a_tenant_reads_rows_of_another(large: Large, name: str) -> None:
-    filters = RunFilter(**NARROW[name])
+    filters = PageFilter(**NARROW[name])
     rows, pages = large.cost(lambda connection: list_runs(connection, "tiny", filters))
     assert rows <= 50 * RARE
     assert pages <= PAGES_OF_FEW
@@ -120,7 +120,7 @@ LISTS: dict[str, Callable[[Conn, str], object]] = {
         connection, tenant, {"kind": "message"}
     ),
     "/api/v1/dead-letters/groups": lambda connection, tenant: group_dead_letters(connection, tenant, redriven=False),
-    "/api/v1/cancellations": lambda connection, tenant: cancellations(connection, tenant),
+    "/api/v1/cancellations": lambda connection, tenant: list_cancellations(connection, tenant),
     "/api/v1/works": lambda connection, tenant: list_works(connection, tenant),
     "/api/v1/freezes": lambda connection, tenant: list_freezes(connection, tenant),
     "/api/v1/batches": lambda connection, tenant: list_batches(connection, tenant, after=None, limit=100),
@@ -161,7 +161,7 @@ def test_every_list_of_the_api_is_among_these(large: Large) -> None:
 
 def test_run_is_found_by_its_id_in_few_pages(large: Large) -> None:
     with large.database.transaction() as connection:
-        run_id = list_runs(connection, "tiny", RunFilter()).runs[0].run_id
+        run_id = list_runs(connection, "tiny", PageFilter()).runs[0].run_id
     rows, pages = large.cost(lambda connection: show_run(connection, "tiny", run_id))
     assert rows <= 5 * RARE
     assert pages <= PAGES_OF_FEW

@@ -6,13 +6,11 @@ from functools import partial
 
 import typer
 
-from tidewheel.control.cli.options import complete_key, place_text
 from tidewheel.control.cli.output import (
     Output,
     moment,
     print_document,
     print_facts,
-    total_text,
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_row, retry_chain_facts
 from tidewheel.control.cli.tables import Cell, cell_text
@@ -22,25 +20,10 @@ from tidewheel.jobs.strict_json import as_object
 from tidewheel.nouns.dead_letters.model import (
     DeadLetterDetail,
     DeadLetterGroup,
-    DeadLettersPage,
     DeadLetterSummary,
 )
 from tidewheel.nouns.dead_letters.operations import DeadLetters
-from tidewheel.nouns.works.commands import RATE, WAIT, show_started
-
-
-def _show_list(shown: Shown) -> None:
-    page: DeadLettersPage = shown.found
-    if shown.output is not Output.TEXT:
-        print_document(page, shown.output)
-        return
-    if page.dead_letters:
-        _LETTERS.print(page.dead_letters, spare=("status",))
-        typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.dead_letters), noun="dead letter"))
-    else:
-        typer.echo("no dead letters" if page.next_cursor is None else "none among the dead letters of this page")
-    if page.next_cursor is not None:
-        typer.echo(f"more: add --after {place_text(*page.next_cursor)}")
+from tidewheel.nouns.works.commands import OF_FAILED, WAIT, show_started
 
 
 def _show_groups(shown: Shown) -> None:
@@ -119,19 +102,14 @@ _LETTERS = Table(
 )
 _GROUPS = Table("group", ("dead letters", "job", "status", "error", "versions", "first", "last"), _group_row)
 _FLAGS = {
+    **OF_FAILED,
     "ids": Flag(metavar="ID", help="Dead letters, by id."),
     "kind": Flag(metavar="KIND"),
-    "key": Flag(metavar="KEY", complete=complete_key),
-    "status": Flag(metavar="STATE"),
-    "error_type": Flag("--error", "TYPE"),
-    "queue": Flag(metavar="NAME"),
-    "lane": Flag(metavar="LANE"),
-    "rate": RATE,
     "number": Flag(metavar="ID"),
 }
 
 _dlq = partial(command, DeadLetters, flags=_FLAGS, table=_LETTERS)
-list_dead_letters = _dlq("list", _show_list)
+list_dead_letters = _dlq("list", partial(_LETTERS.show, nothing="no dead letters", spare=("status",)))
 groups = _dlq("groups", _show_groups)
 show = _dlq("get", _show_one, local_times=True)
 redrive = _dlq("redrive", partial(show_started, "redrive", "dead letters", more=_already_redriven), options=WAIT)

@@ -6,15 +6,14 @@ from datetime import datetime
 from typing import Annotated, Literal, TypedDict
 from uuid import UUID
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from tidewheel.control.reads.run_detail import RunDetail
-from tidewheel.jobs.values import Instant, Key, Queue, one_line
+from tidewheel.jobs.values import Instant, Key
 from tidewheel.nouns.operation import InDoors, Place
+from tidewheel.nouns.runs.model import ErrorType, OfLane, OfQueue, RunDetail
 from tidewheel.nouns.works.model import Started
 
 Number = Annotated[int, Field(ge=1, le=2**63 - 1)]
-ErrorType = Annotated[str, AfterValidator(one_line(255))]
 
 
 class DeadLetterFilter(TypedDict, total=False):
@@ -25,8 +24,8 @@ class DeadLetterFilter(TypedDict, total=False):
     key: Annotated[Key | None, Field(description="Only of the job with this key."), InDoors("job")]
     status: Annotated[Literal["failed", "timed_out"] | None, Field(description="Only runs in this final state.")]
     error_type: Annotated[ErrorType | None, Field(description="Only runs whose last attempt had this error type.")]
-    queue: Annotated[Queue | None, Field(description="Only runs of this queue.")]
-    lane: Annotated[Literal["critical", "standard", "batch"] | None, Field(description="Only runs of this lane.")]
+    queue: OfQueue
+    lane: OfLane
     since: Annotated[Instant | None, Field(description="Created at this instant or later.")]
     until: Annotated[Instant | None, Field(description="Created at this instant or before.")]
     redriven: Annotated[bool | None, Field(description="True for redriven ones only, false for all others.")]

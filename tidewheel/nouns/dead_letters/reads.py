@@ -12,7 +12,6 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.control.reads.run_detail import RunDetail, show_run
 from tidewheel.errors import UnknownDeadLetter, UnknownRun
 from tidewheel.ids import job_id
 from tidewheel.nouns.dead_letters.model import (
@@ -24,6 +23,8 @@ from tidewheel.nouns.dead_letters.model import (
     DeadLetterSummary,
 )
 from tidewheel.nouns.operation import Place, field_values
+from tidewheel.nouns.runs.detail import show_run
+from tidewheel.nouns.runs.model import RunDetail
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.works.model import COUNTED, Survey
 from tidewheel.nouns.works.reads import first_matches

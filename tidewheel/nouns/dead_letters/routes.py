@@ -8,10 +8,10 @@ from typing import Any
 from tidewheel.control.api.examples import JOB_ID, RUN_ID
 from tidewheel.control.api.examples import RUN as RUN_EXAMPLE
 from tidewheel.control.api.json_schemas import schema_of
-from tidewheel.control.api.runs import RUN, with_attempts
 from tidewheel.doors.rest import Route
 from tidewheel.jobs.strict_json import Json
 from tidewheel.nouns.dead_letters.model import DeadLetterDetail, DeadLetterSummary
+from tidewheel.nouns.runs.routes import RUN, with_attempts
 from tidewheel.nouns.works.routes import WORK_ID
 
 

@@ -2,36 +2,20 @@
 
 from functools import partial
 
-from tidewheel.control.cli.options import complete_key
 from tidewheel.control.cli.tables import Cell
 from tidewheel.doors.cli import Flag, Table, command
-from tidewheel.nouns.runs.operations import FailedRun, FailedRuns
-from tidewheel.nouns.works.commands import RATE, WAIT, show_started
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.nouns.runs.operations import Runs
+from tidewheel.nouns.works.commands import OF_FAILED, WAIT, show_started
 
 
-def _row(each: FailedRun) -> tuple[Cell, ...]:
-    ended = each.finished_at
-    return (
-        str(each.run_id),
-        each.key,
-        each.status,
-        each.error_type or "",
-        each.scheduled_at,
-        ended,
-        str(each.job_version),
-    )
+def _row(each: RunSummary) -> tuple[Cell, ...]:
+    error, version = each.error_type or "", str(each.job_version)
+    return str(each.run_id), each.key, each.status, error, each.scheduled_at, each.finished_at, version
 
 
 _TABLE = Table("failed run", ("id", "job", "status", "error", "scheduled", "ended", "version"), _row)
-_FLAGS = {
-    "key": Flag(metavar="KEY", complete=complete_key),
-    "status": Flag(metavar="STATE"),
-    "error_type": Flag("--error", "TYPE"),
-    "queue": Flag(metavar="NAME"),
-    "lane": Flag(metavar="LANE"),
-    "versions": Flag(metavar="WHICH"),
-    "rate": RATE,
-}
+_FLAGS = {**OF_FAILED, "versions": Flag(metavar="WHICH")}
 retry_failed = command(
-    FailedRuns, "retry_failed", partial(show_started, "retry", "failed runs"), flags=_FLAGS, table=_TABLE, options=WAIT
+    Runs, "retry_failed", partial(show_started, "retry", "failed runs"), flags=_FLAGS, table=_TABLE, options=WAIT
 )

@@ -1,4 +1,4 @@
-"""`client.runs.retry_failed`: new runs of failed and timed-out ones of the past, by a filter.
+"""`client.runs`: list, read, wait for, cancel and retry runs, and read their output.
 
 A retry by filter is a work. It retries each run once: a run that has a retry when its turn comes is left out. A new run
 that fails again is later than the work, which leaves it alone.
@@ -6,20 +6,38 @@ that fails again is later than the work, which leaves it alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Literal, TypedDict, Unpack
 from uuid import UUID
 
 from psycopg.rows import class_row
-from pydantic import AfterValidator, Field
+from pydantic import BeforeValidator, Field
 
 from tidewheel.api_keys import Scope
+from tidewheel.control.archive.show import show_run_anywhere
+from tidewheel.control.client.arguments import as_id, as_int, as_seconds
+from tidewheel.control.client.polling import Polling
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.errors import refuse
-from tidewheel.ids import first_run_id, job_id
-from tidewheel.jobs.values import Instant, Key, Queue, one_line
-from tidewheel.nouns.operation import DryRun, InDoors, Noun, operation
+from tidewheel.errors import UnknownRun, refuse
+from tidewheel.ids import RunId, first_run_id, job_id
+from tidewheel.jobs.requests import CancelFields, RunsMatching
+from tidewheel.jobs.values import Instant, Key
+from tidewheel.nouns.operation import DryRun, InDoors, Page, Rows, fields_of, operation
+from tidewheel.nouns.runs.listing import RunList
+from tidewheel.nouns.runs.logs import LogFollower, read_logs
+from tidewheel.nouns.runs.model import (
+    Cancellation,
+    CancelResult,
+    ErrorType,
+    LogPiece,
+    OfLane,
+    OfQueue,
+    Run,
+    RunDetail,
+    RunSummary,
+)
+from tidewheel.nouns.runs.reads import count_matching, list_cancellations, read_runs, show_cancellation
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.works.model import COUNTED, Rate, Started, Survey, WorkReason
 from tidewheel.nouns.works.operations import WORKS, Asked, start
@@ -27,14 +45,21 @@ from tidewheel.nouns.works.reads import first_matches
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
+from tidewheel.transitions.cancel_matches import LOOKED_AT
 from tidewheel.transitions.manual_retry import scan_failed_runs
 
-_READ_FAILED_RUNS = Statements("tidewheel.transitions")["read_failed_runs"]
+_READ_RUN = Statements("tidewheel.control")["read_run"]
+_RUN = "/api/v1/runs/{run_id:uuid}"
+_CANCELLATIONS = "/api/v1/cancellations"
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LOOKED_AT = 20_000  # rows of one statement, matching or not: some tens of milliseconds
 _SHOWN = 10  # of a dry run
+_FIRST_POLL_SECONDS = 0.02
 
-ErrorType = Annotated[str, AfterValidator(one_line(255))]
+_RunId = Annotated[UUID, BeforeValidator(partial(as_id, name="run_id"))]
+_Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
+_Attempt = Annotated[Annotated[int, Field(ge=0, le=2**31 - 1)] | None, Field(description="Only this attempt.")]
 
 
 class FailedRunFilter(TypedDict, total=False):
@@ -43,34 +68,80 @@ class FailedRunFilter(TypedDict, total=False):
     key: Annotated[Key | None, Field(description="Only of the job with this key."), InDoors("job")]
     status: Annotated[Literal["failed", "timed_out"] | None, Field(description="Only runs in this final state.")]
     error_type: Annotated[ErrorType | None, Field(description="Only runs whose last attempt had this error type.")]
-    queue: Annotated[Queue | None, Field(description="Only runs of this queue.")]
-    lane: Annotated[Literal["critical", "standard", "batch"] | None, Field(description="Only runs of this lane.")]
+    queue: OfQueue
+    lane: OfLane
     since: Annotated[Instant | None, Field(description="From this instant on, as in the list of runs.")]
     until: Annotated[Instant | None, Field(description="Up to this instant.")]
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRun:
-    """A failed or timed-out run."""
-
-    run_id: Annotated[UUID, Field(description="The run.")]
-    key: Annotated[str, Field(description="Its job's key; the job's id once that is deleted for good.")]
-    status: Annotated[str, Field(description="`failed` or `timed_out`.")]
-    job_version: Annotated[int, Field(description="The version of the job that it had.")]
-    error_type: Annotated[str | None, Field(description="The error type of its last attempt.")]
-    scheduled_at: Annotated[datetime, Field(description="Its nominal instant.")]
-    finished_at: Annotated[datetime, Field(description="When it ended.")]
 
 
 @dataclass(frozen=True, slots=True)
 class RetryWork(Started):
     """A retry by filter that a call has started, or that its dry run would."""
 
-    first: Annotated[tuple[FailedRun, ...], Field(description="Of a dry run: the first ten.")] = ()
+    first: Annotated[tuple[RunSummary, ...], Field(description="Of a dry run: the first ten.")] = ()
 
 
-class FailedRuns(Noun):
-    """Failed and timed-out runs."""
+class CancelAsked(CancelFields):
+    """End all runs that match a filter and were created before an instant, or only count them."""
+
+    dry_run: Annotated[bool, Field(description="Only count the runs.")] = False
+
+
+class Runs(RunList):
+    """Reads and requests about runs."""
+
+    def get(self, run_id: UUID) -> Run:
+        """Return a run."""
+        columns = {"run_id": as_id(run_id, "run_id"), "tenant": self._call.tenant}
+        with (
+            self._call.transaction() as connection,
+            connection.cursor(row_factory=class_row(Run), binary=True) as cursor,
+        ):
+            found = cursor.execute(_READ_RUN, columns).fetchone()
+        if found is None:
+            raise UnknownRun(str(run_id))
+        return found
+
+    @operation(f"GET {_RUN}", "get_run", scope=Scope.READ)
+    def detail(self, run_id: _RunId) -> RunDetail:
+        """Return one run, with its attempts, deadlines and retry chain, from the archive where it is set."""
+        return show_run_anywhere(self._call.snapshot, self._call.archive, self._call.tenant, run_id)
+
+    def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
+        """Wait until a run is terminal, and return it.
+
+        Args:
+            timeout: How long, as a timedelta or in seconds.
+
+        Raises:
+            TimeoutError: It was not terminal in time; the message names its state.
+        """
+        polling = run_polling(run_id, timeout)
+        while polling.goes_on(run := self.get(run_id), run):
+            self._call.sleep(polling.pause())
+        return run
+
+    def cancel(self, run_id: UUID, *, reason: str | None = None, request_id: str | None = None) -> RunState:
+        """Cancel a run in any state; return the state it was in before."""
+        document = {"type": "run.cancel", "run_id": str(as_id(run_id, "run_id")), "reason": reason}
+        return RunState(self._call.request(document, request_id).run_status or "")
+
+    def retry(self, run_id: UUID, *, delay: timedelta | float | None = None, request_id: str | None = None) -> RunId:
+        """Create a new run of a terminal one: same payload, its job's current version, after a delay."""
+        document = {"type": "run.retry", "run_id": str(as_id(run_id, "run_id")), "delay": delay}
+        return RunId(UUID(self._call.request(document, request_id).run_id))
+
+    def retry_now(self, run_id: UUID, attempt: int, *, request_id: str | None = None) -> bool:
+        """Make the next attempt of a retrying run due now; its run, its number and its retry policy stay.
+
+        Returns:
+            False if nothing changed: the attempt was due, it has started, or the run has ended.
+
+        Raises:
+            Refused: There is no such run, it is open and does not retry, or `attempt` is later than its next one.
+        """
+        document = {"type": "run.retry", "run_id": str(as_id(run_id, "run_id")), "attempt": attempt}
+        return not self._call.request(document, request_id).unchanged
 
     @operation("POST /api/v1/runs:retry", "retry_failed_runs", scope=Scope.OPERATE, starts=WORKS)
     def retry_failed(
@@ -103,8 +174,74 @@ class FailedRuns(Noun):
         survey = partial(_survey, tenant=self._call.tenant, filters=filters, versions=versions)
         return start(self._call, "runs.retry", Asked(rate, reason, request_id, dry_run=dry_run), survey, RetryWork)
 
+    @operation("POST /api/v1/runs:cancel", "cancel_runs", scope=Scope.OPERATE, starts=_CANCELLATIONS)
+    @fields_of(CancelAsked)
+    def cancel_matching(self, asked: CancelAsked) -> CancelResult:
+        """Cancel all open runs that match a filter: no executor starts one, and schedulers end them.
 
-def _survey(connection: Conn, *, tenant: str, filters: FailedRunFilter, versions: str) -> Survey[FailedRun]:
+        Raises:
+            Refused: The filter would match every run, or it names something that does not exist.
+        """
+        if asked.dry_run:
+            with self._call.snapshot() as connection:
+                return CancelResult(None, *count_matching(connection, self._call.tenant, asked, look=LOOKED_AT))
+        number = self._cancel(asked)
+        named = self.cancellation(number).named_count or 0
+        return CancelResult(number, min(named, LOOKED_AT), at_least=named > LOOKED_AT)
+
+    @fields_of(CancelFields)
+    def cancel_all(self, sent: CancelFields) -> int:
+        """Cancel all open runs that match a filter and exist now; no executor claims one of them from now on.
+
+        Returns:
+            The cancellation's id, for `cancellation`: schedulers end the runs in batches.
+
+        Raises:
+            Refused: The filter would match every run, or it names something that does not exist.
+        """
+        return self._cancel(sent)
+
+    @fields_of(RunsMatching)
+    def count(self, asked: RunsMatching) -> int:
+        """Count the open runs that `cancel_all` would cancel: those without an accepted cancel."""
+        with self._call.snapshot() as connection:
+            return count_matching(connection, self._call.tenant, asked)[0]
+
+    @operation(f"GET {_CANCELLATIONS}", "list_cancellations", scope=Scope.READ)
+    def cancellations(self, *, after: _Number | None = None, limit: Rows = 50) -> Page[Cancellation]:
+        """List cancellations by filter, the newest first."""
+        with self._call.snapshot() as connection:
+            return list_cancellations(connection, self._call.tenant, after=after, limit=limit)
+
+    @operation(f"GET {_CANCELLATIONS}/{{number}}", "get_cancellation", scope=Scope.READ)
+    def cancellation(self, number: _Number) -> Cancellation:
+        """Return one cancellation with its progress."""
+        with self._call.snapshot() as connection:
+            return show_cancellation(connection, self._call.tenant, number)
+
+    @operation(f"GET {_RUN}/logs", "get_run_logs", scope=Scope.READ)
+    def logs(self, run_id: _RunId, attempt: _Attempt = None) -> list[LogPiece]:
+        """Return the stored output of a run's attempts, 64 KiB of each, the oldest first."""
+        return read_logs(self._call, run_id, attempt)
+
+    def follow_logs(self, run_id: UUID, attempt: int | None = None) -> LogFollower:
+        """Iterate over the output of a run's attempts, and new output until the run (or that attempt) ends."""
+        number = None if attempt is None else as_int(attempt, "attempt")
+        return LogFollower(self._call, as_id(run_id, "run_id"), number)
+
+    def _cancel(self, asked: CancelFields) -> int:
+        fields = {name: getattr(asked, name) for name in CancelFields.model_fields}
+        number = self._call.request({"type": "runs.cancel", **fields}, asked.request_id).cancellation_id
+        assert number is not None  # noqa: S101 - every accepted one has an id
+        return number
+
+
+def run_polling(run_id: UUID, timeout: timedelta | float) -> Polling[Run]:
+    """Return the wait for the end of a run, for `wait` of both clients."""
+    return Polling("run", run_id, as_seconds(timeout), first_pause=_FIRST_POLL_SECONDS)
+
+
+def _survey(connection: Conn, *, tenant: str, filters: FailedRunFilter, versions: str) -> Survey[RunSummary]:
     """Count failed runs up to now, and return the oldest ones."""
     require_tenant(connection, tenant)
     key, now = filters.get("key"), read_now(connection)
@@ -122,8 +259,7 @@ def _survey(connection: Conn, *, tenant: str, filters: FailedRunFilter, versions
         )  # fmt: skip
 
     found, complete = first_matches(scan, COUNTED + 1)
-    with connection.cursor(row_factory=class_row(FailedRun), binary=True) as cursor:
-        first = tuple(cursor.execute(_READ_FAILED_RUNS, {"run_ids": found[:_SHOWN]}))
+    first = tuple(read_runs(connection, found[:_SHOWN]))
     stored |= {"since": filters.get("since"), "versions": versions}
     at_least = len(found) > COUNTED or not complete
     return Survey(min(len(found), COUNTED), at_least, first, stored, {"id": str(before)})

@@ -1,22 +1,12 @@
-"""The confirm page of a retry by filter, and the example of its route."""
-
-from collections.abc import Mapping
+"""The confirm page of a retry by filter."""
 
 from tidewheel.control.console.words import agreed, counted
 from tidewheel.doors.console import Confirm
-from tidewheel.doors.rest import Route
-from tidewheel.nouns.runs.operations import FailedRun, FailedRuns, RetryWork
-from tidewheel.nouns.works.routes import WORK_ID
-
-FAILED_RUNS: Mapping[str, Route] = {
-    "retry_failed": Route(
-        {"work_id": WORK_ID, "matched": 12, "at_least": False, "first": []},
-        sent={"job": "nightly", "since": "2026-11-20T01:00:00Z", "rate": 10},
-    )
-}
+from tidewheel.nouns.runs.model import RunSummary
+from tidewheel.nouns.runs.operations import RetryWork, Runs
 
 
-def _line(each: FailedRun) -> str:
+def _line(each: RunSummary) -> str:
     return f"{each.run_id}  {each.key}  {each.error_type or each.status}"
 
 
@@ -26,7 +16,7 @@ def _under_way(result: RetryWork) -> str:
 
 
 RETRY = Confirm(
-    noun=FailedRuns, verb="retry_failed", things="failed run", back="runs", not_back=("error_type",),
+    noun=Runs, verb="retry_failed", things="failed run", back="runs", not_back=("error_type",),
     one=("run", "run_id"),
     sentence="Each becomes a new run with its own payload, unless it has been retried already.",
     line=_line, done=_under_way, to=lambda urls, result: urls("bulk_work", kind="retry", id=result.work_id),

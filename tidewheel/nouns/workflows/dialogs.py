@@ -13,9 +13,9 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.run_actions import REASON
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import agreed, counted, ordinal, state
-from tidewheel.control.reads.retry_chain import count_open_retries, read_retry_facts
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import refuse
+from tidewheel.nouns.runs.detail import count_open_retries, read_retry_facts
 from tidewheel.nouns.workflows.model import Workflow
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.workflows.pages import root_of

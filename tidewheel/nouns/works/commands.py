@@ -9,7 +9,7 @@ from uuid import UUID
 import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import requesting
+from tidewheel.control.cli.options import complete_key, requesting
 from tidewheel.control.cli.output import Output, moment, print_document, print_facts, print_result, progress_bar
 from tidewheel.control.cli.tables import Cell
 from tidewheel.doors.cli import Flag, Shown, Table, command
@@ -150,6 +150,11 @@ _FOLLOW = typer.Option("--follow", "-f", help="Continue until the work is finish
 
 RATE = Flag(metavar="N/s", help="Process at most this many a second; also N/m or N/h.", read=_read_rate)
 """The flag of a work's rate."""
+OF_FAILED: Mapping[str, Flag | None] = {
+    "key": Flag(metavar="KEY", complete=complete_key), "status": Flag(metavar="STATE"), "lane": Flag(metavar="LANE"),
+    "error_type": Flag("--error", "TYPE"), "queue": Flag(metavar="NAME"), "rate": RATE,
+}  # fmt: skip
+"""The flags of a work on failed runs."""
 WAIT = {
     "wait": Annotated[
         bool, typer.Option("--wait", help="Wait until each of them is processed, not until new runs have ended.")

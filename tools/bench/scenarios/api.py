@@ -14,15 +14,17 @@ from datetime import datetime, timedelta
 from http import HTTPStatus
 from http.client import HTTPConnection
 from threading import Event
-from typing import LiteralString
+from typing import LiteralString, cast
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.api.queries import Cursors
-from tidewheel.control.api.runs import RunsQuery
+from tidewheel.control.api.queries import Cursors, PageQuery
 from tidewheel.control.client.client import Client
+from tidewheel.doors.address import query_of
 from tidewheel.ids import first_run_id
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.local.daemon import free_port
+from tidewheel.nouns.operation import operations
+from tidewheel.nouns.runs.listing import RunList
 from tools.bench.complete import until
 from tools.bench.environment import Environment, Server
 from tools.bench.history import BUSY_JOB, BYTES_OF_A_RUN, RARE_JOB, History, load_history
@@ -91,9 +93,12 @@ def _pages(environment: Environment) -> int:
 def _reads(api: "_Api", history: History) -> Mapping[str, str]:
     """The address of each read, by its name."""
     middle = _middle(history)
+    listed = operations(RunList)["list"]
+    made, _ = query_of(listed, listed.parameters)
+    place = f"{format_timestamp(history.last)}/{format_timestamp(middle)}/{first_run_id(middle)}"
     deep, rare_deep = (
-        Cursors.of_list(f"{_REST}/runs", query, "default").write(history.last, middle, first_run_id(middle))
-        for query in (RunsQuery(), RunsQuery(queue="reports"))
+        Cursors.of_list(f"{_REST}/runs", cast("PageQuery", made.model_validate(given)), "default").write(place)
+        for given in ({}, {"queue": "reports"})
     )
     since, until = format_timestamp(middle), format_timestamp(history.first + (history.last - history.first) / 1.9)
     api.headers["Last-Event-ID"] = (history.last - timedelta(minutes=1)).isoformat()  # read by a stream alone

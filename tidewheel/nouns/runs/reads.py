@@ -1,4 +1,4 @@
-"""Read a page of a tenant's runs.
+"""Read pages of a tenant's runs, and its cancellations by filter.
 
 An open run has the state of `job_runs`. A queued run that is not due yet is shown as `scheduled`.
 
@@ -11,24 +11,29 @@ on one page.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.control.reads.json_form import one_of
-from tidewheel.control.reads.waits import Wait, read_waits
-from tidewheel.errors import refuse
+from tidewheel.control.reads.waits import read_waits
+from tidewheel.errors import UnknownCancellation, refuse
 from tidewheel.ids import first_run_id, instant_of, job_id, order_id
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
+from tidewheel.nouns.operation import Page
+from tidewheel.nouns.runs.model import Cancellation, Group, PageFilter, RecentRun, RunPage, RunSummary
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import DEAD_LETTERED, FINAL, IN_FLIGHT, OPEN, OWNED, SCHEDULED, Cause, Lane, Move, RunState, sources
+from tidewheel.runs import DEAD_LETTERED, FINAL, IN_FLIGHT, OPEN, OWNED, SCHEDULED, Move, RunState, sources
+from tidewheel.transitions.cancel_matches import count_matches
+
+if TYPE_CHECKING:
+    from tidewheel.jobs.requests import RunsMatching
 
 _SQL = Statements("tidewheel.control")
 _FIND_RUNS = _SQL["find_runs"]
@@ -38,140 +43,28 @@ _FIND_OPEN_RUNS_OF_JOB = _SQL["find_open_runs_of_job"]
 _FIND_LONGEST_ATTEMPTS = _SQL["find_longest_attempts"]
 _FIND_FAILED_RUNS = _SQL["find_failed_runs"]
 _READ_RUNS = _SQL["read_runs"]
+_READ_RECENT_RUNS = _SQL["read_recent_runs"]
+_LIST_CANCELLATIONS = _SQL["list_cancellations"]
+_READ_CANCELLATION = _SQL["read_cancellation"]
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
 LOOKED_AT_WITH_LABELS = 1_000  # each needs its job, and its inputs in every partition
-STATUSES = (*sorted(RunState), SCHEDULED)
-DUE = "due"
-GROUPS: Mapping[str, Sequence[str]] = {
-    DUE: sources(Move.CLAIM), "running_or_cancelling": OWNED, "failed_or_timed_out": sorted(DEAD_LETTERED),
+_GROUPS: Mapping[Group, Sequence[str]] = {
+    "due": sources(Move.CLAIM), "running_or_cancelling": OWNED, "failed_or_timed_out": sorted(DEAD_LETTERED),
 }  # fmt: skip
-"""States that one figure counts together. `due` leaves out the runs whose time is ahead."""
 
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
 _LAST = UUID(int=(1 << 128) - 1)
+_LAST_NUMBER = 2**63 - 1
+_COLUMNS = ("queue", "lane", "cause", "concurrency_key", "ended_since", "ended_until")
+_LABELS = ("labels", "run_labels")
 _MILLISECOND, _MICROSECOND = timedelta(milliseconds=1), timedelta(microseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """A run as lists show it.
-
-    Args:
-        run_id: Its id.
-        key: Its job's key.
-        job_id: Its job.
-        job_version: The version that it was created from.
-        status: Its state, or `scheduled`.
-        cause: Its cause.
-        queue: Its queue.
-        lane: Its priority class.
-        attempt: The last attempt begun; 0 before the first.
-        scheduled_at: The nominal instant.
-        created_at: When it was written.
-        publish_at: When it may be claimed; None once it is terminal, and while it does not wait for its time.
-        started_at: When the last attempt began.
-        finished_at: When it ended.
-        reason: The reason of a skip or a cancellation, or the timeout that fired.
-        error_type: The error type of its last attempt, once it is terminal.
-        concurrency_key: The key of which it needs a place to start.
-        why: The reason for which it waits, of an open run in a list or by itself.
-    """
-
-    run_id: UUID
-    key: str
-    job_id: UUID
-    job_version: int
-    status: Annotated[str, one_of(STATUSES)]
-    cause: Annotated[str, one_of(Cause)]
-    queue: str
-    lane: Annotated[str, one_of(Lane)]
-    attempt: int
-    scheduled_at: datetime
-    created_at: datetime
-    publish_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
-    reason: str | None
-    error_type: str | None
-    concurrency_key: str | None
-    why: Wait | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunPage:
-    """Runs whose time has come, the latest first, and then those whose time is ahead.
-
-    Args:
-        next_cursor: The place to continue after; None on the last page.
-        total: How many all pages have, or a lower bound.
-        at_least: True if there may be more than `total`.
-    """
-
-    runs: tuple[RunSummary, ...]
-    next_cursor: str | None
-    total: int
-    at_least: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """The columns of a run's rows."""
-
-    run_id: UUID
-    key: str
-    job_id: UUID
-    job_version: int
-    state: str
-    ahead: bool
-    cause: str
-    queue: str
-    lane: str
-    attempt: int
-    scheduled_at: datetime
-    created_at: datetime
-    publish_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
-    reason: str | None
-    error_type: str | None
-    concurrency_key: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunFilter:
-    """Filter of a list of runs, which match all of its fields.
-
-    Args:
-        status: Only runs in this state, or `scheduled`.
-        labels: Only runs of jobs that have all of these labels now, as for cancellations and freezes.
-        run_labels: Only runs with all of these labels, which are their job's overridden by their trigger's.
-        ordering_key: Only open runs with this key; a run that has ended is in no order.
-        ended_since: Only runs that ended at this instant or later.
-        ended_until: Only runs that ended before this instant.
-        group: Only runs in the states of this one of `GROUPS`.
-    """
-
-    status: str | None = None
-    key: str | None = None
-    labels: Mapping[str, str] | None = None
-    run_labels: Mapping[str, str] | None = None
-    lane: str | None = None
-    queue: str | None = None
-    cause: str | None = None
-    concurrency_key: str | None = None
-    ordering_key: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    ended_since: datetime | None = None
-    ended_until: datetime | None = None
-    group: str | None = None
-
-
 def list_runs(
-    connection: Conn, tenant: str, filters: RunFilter, *, after: str | None = None, limit: int = 50
+    connection: Conn, tenant: str, filters: PageFilter, *, after: str | None = None, limit: int = 50
 ) -> RunPage:
     """Return a page of a tenant's runs: those whose time has come, the latest first, and then those ahead.
 
@@ -180,19 +73,16 @@ def list_runs(
     """
     require_tenant(connection, tenant)
     _require_narrow(filters)
-    if filters.key is not None:
-        read_job_position(connection, tenant, filters.key)
-    look = LOOKED_AT_WITH_LABELS if filters.labels or filters.run_labels else LOOKED_AT
+    if (key := filters.get("key")) is not None:
+        read_job_position(connection, tenant, key)
+    look = LOOKED_AT_WITH_LABELS if filters.get("labels") or filters.get("run_labels") else LOOKED_AT
     # Without a filter each row matches: no row is read beyond those that are counted, and those of the page.
-    narrowed_by = (
-        filters.status, filters.labels, filters.run_labels, filters.lane, filters.queue, filters.cause,
-        filters.concurrency_key, filters.ordering_key, filters.ended_since, filters.ended_until, filters.group,
-    )  # fmt: skip
-    counting = look if any(narrowed_by) else max(COUNTED, limit) + 1
+    is_narrowed = any(value for name, value in filters.items() if name not in {"key", "since", "until"})
+    counting = look if is_narrowed else max(COUNTED, limit) + 1
     start = _start(read_now(connection)) if after is None else _read_place(after)
     counted = found = _find(connection, tenant, filters, start._replace(run_id=None), limit=limit + 1, look=counting)
     if start.run_id is not None:
-        found = _find(connection, tenant, filters, start, limit=limit + 1, look=look if any(narrowed_by) else limit + 1)
+        found = _find(connection, tenant, filters, start, limit=limit + 1, look=look if is_narrowed else limit + 1)
     more = len(found.run_ids) > limit
     last = found.run_ids[limit - 1] if more else found.goes_on_after
     return RunPage(
@@ -226,8 +116,9 @@ def find_short_id(connection: Conn, tenant: str, begin: str, end: str) -> tuple[
     start = _start(read_now(connection))
     run_ids: dict[UUID, None] = {}
     is_cut = False
-    for group in (None, "failed_or_timed_out"):  # those of failed runs outlast the retention of others
-        filters = RunFilter(group=group, since=since, until=until)
+    every: PageFilter = {"since": since, "until": until}
+    failed: PageFilter = {**every, "group": "failed_or_timed_out"}  # which outlast the retention of others
+    for filters in (every, failed):
         found = _find(connection, tenant, filters, start, limit=LOOKED_AT, look=LOOKED_AT)
         run_ids |= dict.fromkeys(
             each for each in found.run_ids if each.hex.startswith(begin) and each.hex.endswith(end)
@@ -270,18 +161,14 @@ def _read_place(text: str) -> _Place:
     return place
 
 
-def _require_narrow(filters: RunFilter) -> None:
-    for path, allowed in (("status", STATUSES), ("lane", tuple(Lane)), ("cause", tuple(Cause))):
-        value = getattr(filters, path)
-        if value is not None and value not in allowed:
-            refuse(path, f"{value!r} is not valid", f"write one of {', '.join(allowed)}")
+def _require_narrow(filters: PageFilter) -> None:
     states = _states_of(filters)
-    if filters.ordering_key is not None and states is not None and FINAL.issuperset(states):
+    if filters.get("ordering_key") is not None and states is not None and FINAL.issuperset(states):
         refuse("ordering_key", "a run that has ended is in no order", "leave it out, or name a status of open runs")
-    if (filters.ended_since or filters.ended_until) and _is_open(filters):
+    if (filters.get("ended_since") or filters.get("ended_until")) and _is_open(filters):
         refuse("ended_since", "an open run has no end", "leave it out, or name a status of runs that have ended")
-    for path in ("labels", "run_labels"):
-        if getattr(filters, path) and filters.key is None and filters.since is None:
+    for path in _LABELS:
+        if filters.get(path) and filters.get("key") is None and filters.get("since") is None:
             refuse(path, "a filter by labels alone would read all runs", "name the job, or the earliest time")
 
 
@@ -294,13 +181,13 @@ class _Found:
     goes_on_after: UUID | None
 
 
-def _find(connection: Conn, tenant: str, filters: RunFilter, place: _Place, *, limit: int, look: int) -> _Found:
+def _find(connection: Conn, tenant: str, filters: PageFilter, place: _Place, *, limit: int, look: int) -> _Found:
     """Look for matching runs after a place, among `look` rows of the index that serves the filter."""
     before_at, before_id = _LATEST if place.run_id is None else place.at, place.run_id or _LAST
-    is_ahead = before_id >= first_run_id(place.ahead) if filters.key is None else before_at >= place.ahead
-    since = max(filters.since or _EARLIEST, _EARLIEST)  # no run_id has an earlier instant, or a later one
-    until = min(filters.until or _LATEST, _LATEST)
-    if filters.status == SCHEDULED:
+    is_ahead = before_id >= first_run_id(place.ahead) if filters.get("key") is None else before_at >= place.ahead
+    since = max(filters.get("since") or _EARLIEST, _EARLIEST)  # no run_id has an earlier instant, or a later one
+    until = min(filters.get("until") or _LATEST, _LATEST)
+    if filters.get("status") == SCHEDULED:
         spans = [_Span(since, until, before_at, before_id)]
     elif place.run_id is not None and is_ahead:
         spans = [_Span(max(since, place.ahead), until, before_at, before_id)]
@@ -341,23 +228,21 @@ class _FoundRow(NamedTuple):
     last_seen: UUID | None
 
 
-def _find_in(connection: Conn, tenant: str, filters: RunFilter, span: _Span, *, limit: int, look: int) -> _FoundRow:
+def _find_in(connection: Conn, tenant: str, filters: PageFilter, span: _Span, *, limit: int, look: int) -> _FoundRow:
     """Look for matching runs of a span."""
     states = _states_of(filters)
+    key, order, status = filters.get("key"), filters.get("ordering_key"), filters.get("status")
     columns: dict[str, object] = {
-        "tenant": tenant, "labels": Jsonb(dict(filters.labels)) if filters.labels else None,
-        "run_labels": Jsonb(dict(filters.run_labels)) if filters.run_labels else None, "limit": limit,
-        "queue": filters.queue, "lane": filters.lane, "cause": filters.cause,
-        "concurrency_key": filters.concurrency_key, "look": look, "ahead": None,
-        "order_id": None if filters.ordering_key is None else order_id(tenant, filters.ordering_key),
-        "states": states, "before_id": span.before_id, "ended_since": filters.ended_since,
-        "ended_until": filters.ended_until,
+        "tenant": tenant, "limit": limit, "look": look, "ahead": None, "states": states, "before_id": span.before_id,
+        "order_id": None if order is None else order_id(tenant, order),
     }  # fmt: skip
-    if filters.group == DUE or filters.status in {SCHEDULED, RunState.QUEUED}:
-        columns["ahead"] = filters.status == SCHEDULED
+    columns |= {name: filters.get(name) for name in _COLUMNS}
+    columns |= {name: Jsonb(found) if (found := filters.get(name)) else None for name in _LABELS}
+    if filters.get("group") == "due" or status in {SCHEDULED, RunState.QUEUED}:
+        columns["ahead"] = status == SCHEDULED
     is_open = _is_open(filters)
-    if filters.key is not None:
-        columns |= {"job_id": job_id(tenant, filters.key), "since": span.since, "until": span.until}
+    if key is not None:
+        columns |= {"job_id": job_id(tenant, key), "since": span.since, "until": span.until}
         columns["before_at"] = span.before_at
         statement = _FIND_OPEN_RUNS_OF_JOB if is_open else _FIND_RUNS_OF_JOB
     else:
@@ -365,32 +250,32 @@ def _find_in(connection: Conn, tenant: str, filters: RunFilter, span: _Span, *, 
         if span.until != _LATEST:
             columns["before_id"] = min(span.before_id, first_run_id(span.until + _MILLISECOND))
         # The rows of failed runs have no key.
-        is_failed = states is not None and DEAD_LETTERED.issuperset(states) and filters.concurrency_key is None
+        is_failed = states is not None and DEAD_LETTERED.issuperset(states) and filters.get("concurrency_key") is None
         statement = _FIND_OPEN_RUNS if is_open else _FIND_FAILED_RUNS if is_failed else _FIND_RUNS
     row = connection.execute(statement, columns, binary=True).fetchone()
     return _FoundRow(*cast("tuple[list[UUID], int, int, UUID | None]", row))
 
 
-def _states_of(filters: RunFilter) -> list[str] | None:
+def _states_of(filters: PageFilter) -> list[str] | None:
     """Return the states that a filter names; None for all."""
-    if filters.group is not None:
-        return list(GROUPS[filters.group])
-    if filters.status is None:
+    if (group := filters.get("group")) is not None:
+        return list(_GROUPS[group])
+    if (status := filters.get("status")) is None:
         return None
-    return [RunState.QUEUED if filters.status == SCHEDULED else filters.status]
+    return [RunState.QUEUED if status == SCHEDULED else status]
 
 
-def _is_open(filters: RunFilter) -> bool:
+def _is_open(filters: PageFilter) -> bool:
     """Return True if only open runs match."""
     states = _states_of(filters)
-    return filters.ordering_key is not None or (states is not None and OPEN.issuperset(states))
+    return filters.get("ordering_key") is not None or (states is not None and OPEN.issuperset(states))
 
 
 def read_runs(connection: Conn, run_ids: Sequence[UUID]) -> list[RunSummary]:
     """Return the runs of these ids that are stored, in their order."""
-    with connection.cursor(row_factory=class_row(RunRow), binary=True) as cursor:
-        found = {row.run_id: row for row in cursor.execute(_READ_RUNS, {"run_ids": list(run_ids)})}
-    return [summary_of(found[run_id]) for run_id in run_ids if run_id in found]
+    with connection.cursor(row_factory=class_row(RunSummary), binary=True) as cursor:
+        found = {run.run_id: run for run in cursor.execute(_READ_RUNS, {"run_ids": list(run_ids)})}
+    return [found[run_id] for run_id in run_ids if run_id in found]
 
 
 def read_runs_and_waits(connection: Conn, run_ids: Sequence[UUID]) -> tuple[RunSummary, ...]:
@@ -400,25 +285,48 @@ def read_runs_and_waits(connection: Conn, run_ids: Sequence[UUID]) -> tuple[RunS
     return tuple(replace(run, why=waits.get(run.run_id)) for run in runs)
 
 
-def summary_of(row: RunRow) -> RunSummary:
-    """Return a run as lists show it."""
-    return RunSummary(
-        run_id=row.run_id,
-        key=row.key,
-        job_id=row.job_id,
-        job_version=row.job_version,
-        status=SCHEDULED if row.ahead and row.state == RunState.QUEUED else row.state,
-        cause=row.cause,
-        queue=row.queue,
-        lane=row.lane,
-        attempt=row.attempt,
-        scheduled_at=row.scheduled_at,
-        created_at=row.created_at,
-        publish_at=row.publish_at,
-        started_at=row.started_at,
-        finished_at=row.finished_at,
-        reason=row.reason,
-        error_type=row.error_type,
-        concurrency_key=row.concurrency_key,
-        why=None,
-    )
+def read_recent_runs(connection: Conn, job_ids: Sequence[UUID]) -> Mapping[UUID, Sequence[RecentRun]]:
+    """Return the newest 20 runs of each job within seven days, the newest first."""
+    found: dict[UUID, list[RecentRun]] = {each: [] for each in job_ids}
+    with connection.cursor(row_factory=class_row(RecentRun), binary=True) as cursor:
+        for run in cursor.execute(_READ_RECENT_RUNS, {"job_ids": list(job_ids)}):
+            found[run.job_id].append(run)
+    return found
+
+
+def count_matching(
+    connection: Conn, tenant: str, asked: "RunsMatching", *, look: int | None = None
+) -> tuple[int, bool]:
+    """Return how many open runs a cancellation would end, without those whose cancel is accepted already.
+
+    Args:
+        look: How many open runs to look at; None for all of them.
+
+    Returns:
+        The number; and True if there may be more.
+    """
+    if asked.key is not None:
+        read_job_position(connection, tenant, asked.key)
+    of_job = None if asked.key is None else job_id(tenant, asked.key)
+    labels = Jsonb(asked.labels) if asked.labels else None
+    return count_matches(connection, {**dict(asked), "tenant": tenant, "job_id": of_job, "labels": labels}, look)
+
+
+def list_cancellations(
+    connection: Conn, tenant: str, *, after: int | None = None, limit: int = 50
+) -> Page[Cancellation]:
+    """Return a page of a tenant's cancellations, the newest first."""
+    require_tenant(connection, tenant)
+    columns: dict[str, object] = {"tenant": tenant, "before": after or _LAST_NUMBER, "limit": limit + 1}
+    with connection.cursor(row_factory=class_row(Cancellation), binary=True) as cursor:
+        found = cursor.execute(_LIST_CANCELLATIONS, columns).fetchall()
+    return Page(found[:limit], found[limit - 1].cancellation_id if len(found) > limit else None)
+
+
+def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellation:
+    """Return one cancellation, or raise UnknownCancellation."""
+    with connection.cursor(row_factory=class_row(Cancellation), binary=True) as cursor:
+        found = cursor.execute(_READ_CANCELLATION, {"id": number, "tenant": tenant}).fetchone()
+    if found is None:
+        raise UnknownCancellation(number)
+    return found

@@ -5,20 +5,27 @@ looked up on their topics by key, from the time on at which they were due. The l
 time, so it may end without a result. PostgreSQL alone is enough for the rest.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from typing import NamedTuple, cast
+from functools import partial
+from typing import Annotated, NamedTuple, cast
 from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from psycopg.rows import class_row
+from pydantic import Field
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import TidewheelError, Unavailable, UnknownRun
 from tidewheel.kafka.clients import poll_batch
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
+from tidewheel.nouns.operation import Call
+from tidewheel.nouns.runs.detail import claims_of
+from tidewheel.nouns.runs.model import ClaimMessage
+from tidewheel.nouns.runs.operations import Runs
 from tidewheel.outbox import OutboxLane, slice_lane_of, slice_of
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -33,6 +40,9 @@ _MARGIN = timedelta(seconds=5)  # the relay's clock gives messages their time
 _SECONDS = 10.0  # for each message
 _MESSAGES = 200_000
 _KAFKA_SECONDS = 3.0
+_BRIEF_SECONDS = 3.0  # for each message, of a call that holds a thread for reads
+_LOOKING = threading.Lock()  # one look at a time: the other threads for reads stay free
+_BUSY = "another look on Kafka is in progress; repeat it in some seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +65,30 @@ class PendingMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlaces:
-    """The places of a run.
+class RunWhere:
+    """The places of a run."""
 
-    Args:
-        table_name: The table that holds it; of an ended run the partition of its day.
-        day: The day on which it ended; None while it is open.
-        kept_until: The day on which retention drops that partition.
-        run_message: Its first message; None if it was not found.
-        completion: Its completion; None while it is open, or if it was not found.
-        kafka: The reason for which Kafka was not read; None if it was.
-    """
-
-    table_name: str
-    day: date | None
-    kept_until: date | None
-    shard: int
-    request_id: str | None
-    requested_from: str | None
-    outbox: tuple[PendingMessage, ...]
-    run_message: MessagePlace | None
-    completion: MessagePlace | None
-    kafka: str | None
+    table_name: Annotated[
+        str | None,
+        Field(
+            description="The table that holds it; of an ended run the partition of its day; null if the archive has it."
+        ),
+    ]
+    day: Annotated[date | None, Field(description="The day on which it ended; null while it is open.")]
+    shard: Annotated[int | None, Field(description="Its job's shard.")]
+    request_id: Annotated[str | None, Field(description="The id of the request that created it.")]
+    requested_from: Annotated[str | None, Field(description="That request's message as topic/partition/offset.")] = None
+    outbox: Annotated[tuple[PendingMessage, ...], Field(description="Its messages that are not published yet.")] = ()
+    run_message: Annotated[
+        MessagePlace | None, Field(description="Its first message; null if it was not found or not looked up.")
+    ] = None
+    completion: Annotated[
+        MessagePlace | None, Field(description="Its completion; null likewise, and while it is open.")
+    ] = None
+    kafka: Annotated[str | None, Field(description="The reason for which Kafka was not read; null if it was.")] = None
+    claims: Annotated[
+        tuple[ClaimMessage, ...], Field(description="The messages by which its attempts were claimed.")
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +114,45 @@ class _Wanted(NamedTuple):
     since: datetime
 
 
+def run_where(call: Call, settings: Connections, run_id: UUID, *, kafka: bool) -> RunWhere:
+    """Return the places of a run of the database or the archive, or raise UnknownRun."""
+    run = Runs(call).detail(run_id)
+    try:
+        found = stored_places(call, settings, run_id, kafka=kafka)
+    except UnknownRun:
+        found = RunWhere(None, None, None, run.request_id, kafka="the archive has this run")
+    return replace(found, claims=claims_of(run))
+
+
+def stored_places(call: Call, settings: Connections, run_id: UUID, *, kafka: bool) -> RunWhere:
+    """Return the places of a run that the database has; one call at a time looks on Kafka."""
+    # The role of a tenant may not read the outbox. The statements name the tenant.
+    snapshot = partial(call.snapshot, all_tenants=True)
+    with looking(wanted=kafka) as looks:
+        found = find_places(snapshot, settings, call.tenant, run_id, kafka=looks, look_seconds=_BRIEF_SECONDS)
+    return replace(found, kafka=_BUSY) if kafka and not looks else found
+
+
+@contextmanager
+def looking(*, wanted: bool = True) -> Generator[bool]:
+    """Yield True for the only look on Kafka, False while there is another."""
+    is_first = wanted and _LOOKING.acquire(blocking=False)
+    try:
+        yield is_first
+    finally:
+        if is_first:
+            _LOOKING.release()
+
+
 def find_places(
     snapshot: Callable[[], AbstractContextManager[Conn]],
     settings: Connections,
     tenant: str,
     run_id: UUID,
     *,
-    retention: timedelta,
     kafka: bool = True,
     look_seconds: float = _SECONDS,
-) -> RunPlaces:
+) -> RunWhere:
     """Find the places of a run.
 
     Args:
@@ -127,21 +168,10 @@ def find_places(
         installation = read_installation(connection, settings)
         outbox = _outbox(connection, installation, row, run_id)
     day = None if row.finished_at is None else row.finished_at.astimezone(UTC).date()
-    run_message, completion, why = (
+    messages = (
         _on_kafka(settings, installation, row, run_id, look_seconds) if kafka else (None, None, "it was left out")
     )
-    return RunPlaces(
-        table_name=row.table_name,
-        day=day,
-        kept_until=None if day is None else day + retention + timedelta(days=1),
-        shard=row.shard,
-        request_id=row.request_id,
-        requested_from=row.requested_from,
-        outbox=outbox,
-        run_message=run_message,
-        completion=completion,
-        kafka=why,
-    )
+    return RunWhere(row.table_name, day, row.shard, row.request_id, row.requested_from, outbox, *messages)
 
 
 def _outbox(connection: Conn, installation: Installation, row: _Row, run_id: UUID) -> tuple[PendingMessage, ...]:
