@@ -17,7 +17,6 @@ from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
-from tidewheel.control.client.jobs import Jobs
 from tidewheel.control.client.limits import Limits, OrderingKeys
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
@@ -30,6 +29,7 @@ from tidewheel.nouns.batches.model import Batch
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.jobs.operations import Jobs
 from tidewheel.nouns.workflows.operations import Workflows
 from tidewheel.nouns.works.model import Work
 from tidewheel.nouns.works.operations import Works

@@ -2,27 +2,12 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
 from uuid import UUID
 
-from tidewheel.ids import JobId, RunId
+from tidewheel.ids import RunId
 from tidewheel.intake.trigger import ACCEPTED
 from tidewheel.runs import FINAL, RunState
 from tidewheel.schemas.generated.records import Reply
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A job after a request.
-
-    Args:
-        next_run_at: The next occurrence, if there is one and the job is not paused.
-    """
-
-    job_id: JobId
-    version: int
-    unchanged: bool
-    next_run_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +75,6 @@ class Run:
     def final(self) -> bool:
         """True if the run is terminal."""
         return RunState(self.state) in FINAL
-
-
-def job_of(reply: Reply) -> Job:
-    """Return the job of an accepted request."""
-    return Job(JobId(UUID(reply.job_id)), cast("int", reply.job_version), reply.unchanged, reply.next_run_at)
 
 
 def backfill_of(reply: Reply) -> BackfillResult:

@@ -20,11 +20,11 @@ from tidewheel.control.console.view import Failed, View, page_now, part, read_fi
 from tidewheel.control.console.words import counted, percent
 from tidewheel.control.reads.activity import ActivityFigures, UpcomingJobs, read_activity, read_upcoming
 from tidewheel.control.reads.backlog import OpenRuns, read_open_runs
-from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.control.reads.runs import RunFilter, list_runs
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.reads import frozen_spans
+from tidewheel.nouns.jobs.reads import list_jobs
 from tidewheel.runs import FINAL
 
 _FINDINGS = 5

@@ -16,12 +16,12 @@ from psycopg.rows import class_row
 from tidewheel.activity import quantile, unpack
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
 from tidewheel.control.explain.recent import Unfired, unfired_between
-from tidewheel.control.reads.job_days import read_counted_days
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.control.reads.runs import STATUSES
 from tidewheel.nouns.freezes.reads import freeze_changes
+from tidewheel.nouns.jobs.statistics import read_counted_days
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause

@@ -5,7 +5,7 @@ nothing can undo needs `--yes`.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -39,6 +39,7 @@ from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
 from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, Place, as_document, operations
+from tidewheel.settings.connections import Connections
 
 _KINDS: Mapping[str, Any] = {
     "after": After,
@@ -68,7 +69,7 @@ class Shown:
 
     found: Any
     arguments: Mapping[str, Any]
-    options: Mapping[str, Any]  # the values of the command's own flags
+    options: Mapping[str, Any]  # all that was given, by the names of arguments and flags
     zone: str | None
     tenant: str
     output: Output
@@ -157,15 +158,14 @@ class _Command:
             return
         zone, tenant, output = given.get("timezone"), given["tenant"], given["output"]
         arguments = {each.name: _value(each, flag, given[each.spoken], zone) for each, flag in self._flagged()}
-        options = {name: given[name] for name in self.options}
-        self.prepare(arguments, options)
+        self.prepare(arguments, given)
         self._ensure_meant(given)
         with self._call(tenant) as call:
             found = self.declared.call(self.noun, call, self.declared.checked(arguments))
             if arguments.get("dry_run"):
                 self._print_dry_run(found, output)
                 return
-        self.show(Shown(as_document(found, self.declared), arguments, options, zone, tenant, output))
+        self.show(Shown(as_document(found, self.declared), arguments, given, zone, tenant, output))
 
     def _flagged(self) -> Sequence[tuple[Parameter, Flag]]:
         found = [(each, self.flags.get(each.name, Flag())) for each in self.declared.parameters]
@@ -179,15 +179,13 @@ class _Command:
     def _call(self, tenant: str) -> Generator[Call]:
         if self.declared.scope is Scope.READ:
             read = SimpleNamespace(tenant=tenant, all_tenants=True, snapshot=lambda all_tenants=False: reading())
+            read.installation = Connections.load()  # as far as reads need it
             yield cast("Call", read)
             return
         from tidewheel.control.client.connection import Connection  # imports all of intake, which no list needs
 
-        connection = Connection(checked_url(), tenant=tenant, actor=process_actor(Door.CLI))
-        try:
+        with closing(Connection(checked_url(), tenant=tenant, actor=process_actor(Door.CLI))) as connection:
             yield connection
-        finally:
-            connection.close()
 
     def _print_dry_run(self, found: Any, output: Output) -> None:  # noqa: ANN401 - as the operation returns it
         if output is not Output.TEXT:

@@ -13,16 +13,16 @@ from tidewheel.control.reads.api_keys import list_api_keys
 from tidewheel.control.reads.audit_log import list_audit_log
 from tidewheel.control.reads.cancellations import cancellations
 from tidewheel.control.reads.fleet import list_executors
-from tidewheel.control.reads.jobs import list_jobs, show_job
 from tidewheel.control.reads.limits import list_blocked_keys, list_keys, list_limits
 from tidewheel.control.reads.run_changes import read_run_changes
 from tidewheel.control.reads.run_detail import show_run
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.control.reads.tenants import list_tenants, tenant_usage
-from tidewheel.control.reads.versions import versions
 from tidewheel.nouns.batches.reads import list_batches
 from tidewheel.nouns.dead_letters.reads import group_dead_letters, list_dead_letters
 from tidewheel.nouns.freezes.reads import list_freezes
+from tidewheel.nouns.jobs.reads import list_jobs, show_job
+from tidewheel.nouns.jobs.versions import versions
 from tidewheel.nouns.workflows.reads import list_workflows
 from tidewheel.nouns.works.reads import list_works
 from tidewheel.postgres.session import Conn
