@@ -48,7 +48,6 @@ STORED = {
 }
 INTEGERS = {
     "control/api/bodies.py": "Content-Length, of which the server refuses all but digits",
-    "control/api/job_times.py": "a month that its pattern has matched when the query was read",
     "control/api/app.py": "the port of a socket",
     "executor/runners/aws.py": "seconds that the executor has computed",
     "intake/next_version.py": "a number of a stored schedule",

@@ -26,7 +26,6 @@ from tidewheel.control.api.connections import connection_type
 from tidewheel.control.api.executors import ExecutorsApi
 from tidewheel.control.api.fleet import DoctorApi, FleetApi, StatusApi
 from tidewheel.control.api.health import HealthApi
-from tidewheel.control.api.job_times import JobTimesApi
 from tidewheel.control.api.jobs import JobsApi
 from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.now import NowApi
@@ -53,6 +52,9 @@ from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.dead_letters.routes import DEAD_LETTERS
 from tidewheel.nouns.freezes.operations import Freezes
 from tidewheel.nouns.freezes.routes import FREEZES
+from tidewheel.nouns.jobs.occurrences import JobTimes, Occurrences
+from tidewheel.nouns.jobs.operations import OneJob
+from tidewheel.nouns.jobs.routes import JOB_TIMES, OCCURRENCES, ONE_JOB
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
 from tidewheel.nouns.limits.routes import LIMITS, ORDERING_KEYS
 from tidewheel.nouns.operation import Noun
@@ -82,6 +84,9 @@ NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (Limits, LIMITS),
     (OrderingKeys, ORDERING_KEYS),
     (Tenants, TENANTS),
+    (JobTimes, JOB_TIMES),
+    (Occurrences, OCCURRENCES),
+    (OneJob, ONE_JOB),
 )
 """The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
@@ -105,7 +110,6 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     apis = (
         ExecutorsApi(pools.executors, installation, settings, keys, check, stop),
         TaskTokensApi(pools.reports, installation),
-        JobTimesApi(pools.reads),
         JobsApi(pools.reads, pools.writes),
         AskApi(pools.reads),
         RunsApi(pools.reads, pools.writes, settings),
@@ -129,11 +133,11 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         exception_handlers={kind: door.as_page(handler) for kind, handler in HANDLERS.items()},
         redirect_slashes=False,  # a redirect would go to the host that the caller names
     )
-    for api in apis:
-        api.add_to(app.router)
-    for noun, documented in NOUNS:
+    for noun, documented in NOUNS:  # first: `{key}` alone matches `{key}:explain` too
         add_routes(app.router, noun, documented, pools.reads, pools.writes)
     add_deletion(app.router, pools.writes)
+    for api in apis:
+        api.add_to(app.router)
 
     live = Live(pools.streams, stop)
     console = Console(pools.reads, pools.writes, door, api_keys, live, installation.shards, settings, doctor)

@@ -5,21 +5,21 @@ from tidewheel.jobs.strict_json import Json
 RUN_ID = "019d3a1c-7f00-8123-8456-789abcdef012"
 EXECUTOR_ID = "6c1f7c1e-1f5a-4d0e-9b57-0a3f6f2f7a10"
 JOB_ID = "2f0b9a7e-6f6b-5d0c-9d2e-0c7a4f1b2a33"
-_AT, _NEXT = "2026-11-20T01:00:00Z", "2026-11-21T01:00:00Z"
+AT, NEXT = "2026-11-20T01:00:00Z", "2026-11-21T01:00:00Z"
 
 KEYLESS_SPEC: dict[str, Json] = {
     "schedule": {"cron": "0 2 * * *", "timezone": "Europe/Berlin"}, "target": "nightly-report", "overlap": "skip"
 }  # fmt: skip
 JOB_SPEC: dict[str, Json] = {"key": "nightly", **KEYLESS_SPEC}
 _LAST_RUN: dict[str, Json] = {
-    "run_id": RUN_ID, "state": "succeeded", "scheduled_at": _AT, "started_at": "2026-11-20T01:00:00.021Z",
+    "run_id": RUN_ID, "state": "succeeded", "scheduled_at": AT, "started_at": "2026-11-20T01:00:00.021Z",
     "finished_at": "2026-11-20T01:00:04.221Z", "duration": "PT4.2S", "reason": None, "error_type": None,
 }  # fmt: skip
 _JOB_SUMMARY: dict[str, Json] = {
     "key": "nightly", "job_id": JOB_ID, "version": 3, "kind": "cron",
     "schedule": {"kind": "cron", "expressions": ["0 2 * * *"], "timezone": "Europe/Berlin"},
     "timezone": "Europe/Berlin", "labels": {"team": "billing"}, "paused": False, "paused_until": None,
-    "finished_at": None, "hold_reason": None, "postponed_until": None, "next_at": _NEXT, "last_run": _LAST_RUN,
+    "finished_at": None, "hold_reason": None, "postponed_until": None, "next_at": NEXT, "last_run": _LAST_RUN,
 }  # fmt: skip
 JOBS: Json = {"jobs": [_JOB_SUMMARY], "next_cursor": None, "total": 1, "at_least": False}
 JOB: Json = {
@@ -27,13 +27,13 @@ JOB: Json = {
     "created_at": "2026-10-01T09:00:00Z", "paused_by": None, "pause_reason": None, "paused_at": None,
     "consecutive_failures": 0, "error": None, "quarantined_at": None, "freezes": [],
 }  # fmt: skip
-CHANGED_JOB: Json = {"key": "nightly", "job_id": JOB_ID, "version": 3, "unchanged": False, "next_run_at": _NEXT}
+CHANGED_JOB: Json = {"key": "nightly", "job_id": JOB_ID, "version": 3, "unchanged": False, "next_run_at": NEXT}
 BULK: Json = {
     "accepted": 1, "rejected": 0,
     "results": [{"key": "nightly", "accepted": True, "job": CHANGED_JOB, "errors": []}],
 }  # fmt: skip
-_OCCURRENCE: dict[str, Json] = {
-    "at": _NEXT, "local": "2026-11-21T02:00:00+01:00", "outcome": "scheduled", "leaves_at": _NEXT, "run_id": None,
+OCCURRENCE: dict[str, Json] = {
+    "at": NEXT, "local": "2026-11-21T02:00:00+01:00", "outcome": "scheduled", "leaves_at": NEXT, "run_id": None,
     "last_at": None, "occurrences": 1, "exact": True, "notes": [], "overridden": False,
 }  # fmt: skip
 BACKFILL: dict[str, Json] = {
@@ -45,55 +45,20 @@ _BACKFILL: dict[str, Json] = {
     "first_at": "2026-11-01T01:00:00Z", "last_at": "2026-11-07T01:00:00Z", "what": "missing_only", "versions": "as_of",
     "job_version": 3, "overlap": None, "newest_first": False, "max_concurrent": 10, "occurrences": 7,
     "expected_count": 7, "created_count": 3, "existing_count": 0, "cursor_at": "2026-11-04T01:00:00Z",
-    "request_id": None, "reason": None, "created_at": _AT, "finished_at": None,
+    "request_id": None, "reason": None, "created_at": AT, "finished_at": None,
     "ending": False,
 }  # fmt: skip
 BACKFILLS: Json = {"backfills": [_BACKFILL]}
 BACKFILL_PROGRESS: Json = {"summary": _BACKFILL, "runs": {"running": 1, "succeeded": 2}}
 RELEASED: Json = {"released": 1, "matched": 1, "first": [
-    {"job_id": JOB_ID, "key": "nightly", "error": "no such zone", "created_at": _AT}]}  # fmt: skip
+    {"job_id": JOB_ID, "key": "nightly", "error": "no such zone", "created_at": AT}]}  # fmt: skip
 VERSIONS: Json = {"next_cursor": None, "versions": [
     {"number": 1, "effective_at": "2026-10-01T09:00:00Z", "until": None, "retired_at": None,
      "payload_sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", "payload_bytes": 0,
      "changes": []}]}  # fmt: skip
-UPCOMING: Json = {"key": "nightly", "zone": "Europe/Berlin", "now": _AT, "occurrences": [_OCCURRENCE], "words": ""}
-_DAY: Json = {
-    "day": "2026-11-19", "succeeded": 23, "failed": 1, "timed_out": 0, "cancelled": 0, "skipped": 0, "attempts": 26,
-    "duration": {"p50": 1.25, "p90": 2.21, "p99": 2.94}, "lateness": {"p50": 0.01, "p90": 0.02, "p99": 0.05},
-    "longest": {"run_id": RUN_ID, "took": 2.9},
-}  # fmt: skip
-STATISTICS: Json = {"key": "nightly", "days": [_DAY], "total": _DAY}
-TIMELINE: Json = {
-    "key": "nightly", "now": _AT, "since": "2026-11-13T01:00:00Z", "until": _NEXT, "mode": "runs", "bins": [],
-    "runs": [{
-        "run_id": RUN_ID, "scheduled_at": _AT, "started_at": "2026-11-20T01:00:00.021Z",
-        "finished_at": "2026-11-20T01:00:04.221Z", "state": "succeeded", "cause": "timer", "attempt": 1, "reason": None,
-        "error_type": None,
-    }],
-    "complete_since": None, "more_skips": False, "took_p95": "PT4.9S",
-    "skips": [{
-        "at": "2026-11-15T01:00:00Z", "last_at": "2026-11-16T01:00:00Z", "occurrences": 2, "exact": True,
-        "reason": "paused", "words": "It came due in a pause.",
-    }],
-    "pauses": [{"since": "2026-11-14T09:00:00Z", "until": "2026-11-16T09:00:00Z", "by": "anna"}],
-    "versions": [{"number": 3, "at": "2026-11-14T09:00:00Z"}],
-}  # fmt: skip
-CALENDAR_MONTH: Json = {
-    "key": "nightly", "zone": "Europe/Berlin", "month": "2026-03-01", "now": _AT, "words": "",
-    "days": [{
-        "date": "2026-03-29", "fires": 1, "exact": True, "first": ["2026-03-29T03:00:00+02:00"],
-        "notes": ["the clock goes from 02:00 to 03:00"], "excluded_by": [], "skipped": 0, "moved": 0,
-    }],
-}  # fmt: skip
 PREVIEW: Json = {
-    "key": "nightly", "version": 1, "zone": "Europe/Berlin", "now": _AT, "words": ["every day at 02:00"],
-    "occurrences": [_OCCURRENCE], "exhausted": False, "drops": "",
-}  # fmt: skip
-EXPLANATION: Json = {
-    "key": "nightly", "at": _AT, "local": "2026-11-20T02:00:00+01:00", "zone": "Europe/Berlin", "outcome": "skipped",
-    "words": "It was missed: no scheduler ran at that time.", "reason": "misfire", "run": None, "others": [],
-    "version": {"number": 3, "effective_at": "2026-11-01T09:00:00Z", "until": None}, "span": None, "moved_to": None,
-    "before": "2026-11-19T01:00:00Z", "after": _NEXT, "notes": [], "workflow": None, "between_runs": False,
+    "key": "nightly", "version": 1, "zone": "Europe/Berlin", "now": AT, "words": ["every day at 02:00"],
+    "occurrences": [OCCURRENCE], "exhausted": False, "drops": "",
 }  # fmt: skip
 DIAGNOSIS: Json = {
     "report": {
@@ -103,7 +68,7 @@ DIAGNOSIS: Json = {
         }],
         "passed": ["database", "schema"], "skipped": [],
     },
-    "checked_at": _AT, "is_running": False,
+    "checked_at": AT, "is_running": False,
 }  # fmt: skip
 ANSWER: Json = {
     "question": "nightly", "kind": "job", "target": "nightly", "words": "a job",
@@ -116,7 +81,7 @@ REGISTERED: Json = {
     "max_runs": 100, "max_sweep": 100, "max_outcomes": 100,
 }  # fmt: skip
 STARTED: Json = {"started": [{
-    "run_id": RUN_ID, "attempt": 1, "failed_attempts": 0, "lost_attempts": 0, "started_at": _AT,
+    "run_id": RUN_ID, "attempt": 1, "failed_attempts": 0, "lost_attempts": 0, "started_at": AT,
     "schedule_to_close_remaining_seconds": None, "task_token": "AZ06HH8AgSOEVnia", "request": None,
 }]}  # fmt: skip
 RESUMPTION: Json = {
@@ -128,7 +93,7 @@ RESUMPTION: Json = {
 }  # fmt: skip
 _RUN: dict[str, Json] = {
     "run_id": RUN_ID, "key": "nightly", "job_id": JOB_ID, "job_version": 3, "status": "succeeded", "cause": "timer",
-    "queue": "default", "lane": "standard", "attempt": 1, "scheduled_at": _AT, "created_at": "2026-11-20T00:59:59.8Z",
+    "queue": "default", "lane": "standard", "attempt": 1, "scheduled_at": AT, "created_at": "2026-11-20T00:59:59.8Z",
     "publish_at": None, "started_at": "2026-11-20T01:00:00.021Z", "finished_at": "2026-11-20T01:00:04.221Z",
     "reason": None, "error_type": None, "concurrency_key": None, "why": None,
 }  # fmt: skip
@@ -150,7 +115,7 @@ RUN: Json = {
     "retry_chain": {"parent_run_id": None, "root_run_id": None, "previous": [], "next": []}, "attempts": [_ATTEMPT],
     "payload": {"bytes": 16, "content_type": "application/json", "is_own": False},
     "stages": [
-        {"name": "due", "attempt": None, "at": _AT, "clock": "database", "known": True},
+        {"name": "due", "attempt": None, "at": AT, "clock": "database", "known": True},
         {"name": "published", "attempt": 1, "at": "2026-11-20T01:00:00.004Z", "clock": "broker", "known": True},
         {"name": "begun", "attempt": 1, "at": None, "clock": "executor", "known": False},
     ],
@@ -178,29 +143,29 @@ CANCELLED: Json = {"run_id": RUN_ID, "run_status": "queued"}
 CANCEL_RESULT: Json = {"cancellation_id": 88, "matched": 103442, "at_least": False}
 CANCELLATION: Json = {
     "cancellation_id": 88, "key": "nightly", "labels": {}, "queue": None, "lane": None, "handler": None, "cause": None,
-    "created_before": _AT, "include_started": True, "reason": "wrong data", "created_at": _AT, "named_count": 103442,
+    "created_before": AT, "include_started": True, "reason": "wrong data", "created_at": AT, "named_count": 103442,
     "cancelled_count": 78120, "finished_at": None,
 }  # fmt: skip
 CANCELLATIONS: Json = {"cancellations": [CANCELLATION], "next_cursor": None}
 EXECUTORS: Json = {"next_cursor": None, "executors": [{
     "executor_id": EXECUTOR_ID, "name": "worker-1:7", "queues": ["default"], "handlers": ["nightly-report"],
-    "slots": 100, "stopping": False, "started_at": "2026-11-19T08:00:00Z", "last_heartbeat_at": _AT,
+    "slots": 100, "stopping": False, "started_at": "2026-11-19T08:00:00Z", "last_heartbeat_at": AT,
     "is_silent": False,
 }]}  # fmt: skip
 SHARDS: Json = {"shards": [{"shard": 0, "owner": {
-    "member_id": "8f8d3b0a-3f0a-4c57-a4b5-6d6f0c5d1e22", "name": "scheduler-1:12", "last_heartbeat_at": _AT,
+    "member_id": "8f8d3b0a-3f0a-4c57-a4b5-6d6f0c5d1e22", "name": "scheduler-1:12", "last_heartbeat_at": AT,
 }}]}  # fmt: skip
-RUN_EVENT = f'id: {_AT}\nevent: run\ndata: {{"run_id": "{RUN_ID}", "status": "succeeded"}}\n\n'
+RUN_EVENT = f'id: {AT}\nevent: run\ndata: {{"run_id": "{RUN_ID}", "status": "succeeded"}}\n\n'
 STATUS: Json = {
-    "now": _NEXT, "services": [{
+    "now": NEXT, "services": [{
         "role": "executor", "process_id": EXECUTOR_ID, "host": "worker-1", "pid": 4711, "version": "0.2.0",
-        "started_at": _AT, "last_heartbeat_at": _NEXT, "is_silent": False, "is_stopping": False, "queues": ["default"],
+        "started_at": AT, "last_heartbeat_at": NEXT, "is_silent": False, "is_stopping": False, "queues": ["default"],
         "handlers": ["nightly-report"], "slots": 100, "settings": {"source": "tidewheel"}, "skew_seconds": 0.002,
     }],
     "due": [{"queue": "default", "lane": "standard", "due": 3, "oldest": "2s", "orphaned": 0}],
     "outbox": [{"lane": "standard", "due": 1, "oldest": "40ms"}], "overdue_timers": 0, "overdue_by": "0s",
     "held": [{
-        "queue": "default", "lane": "standard", "since": _AT, "runs": 1204, "at_least": False, "tenants": 2,
+        "queue": "default", "lane": "standard", "since": AT, "runs": 1204, "at_least": False, "tenants": 2,
         "largest": {"acme": 1203, "default": 1},
     }],
     "freezes": [], "problems": [{
@@ -209,12 +174,12 @@ STATUS: Json = {
     }],
 }  # fmt: skip
 AUDIT_LOG: Json = {"next_cursor": None, "entries": [{
-    "id": 7, "at": _AT, "tenant": "default", "door": "rest", "actor_kind": "key", "actor": "ci", "verified": True,
+    "id": 7, "at": AT, "tenant": "default", "door": "rest", "actor_kind": "key", "actor": "ci", "verified": True,
     "named": "anna", "key_id": "k3v9x0a1bc", "action": "job.submit", "object": "job/nightly", "request_id": None,
     "version_before": 2, "version_after": 3, "objects": 1, "result": "accepted", "reason": None,
 }]}  # fmt: skip
 NOW: Json = {
-    "as_of": _AT, "findings": [{
+    "as_of": AT, "findings": [{
         "kind": "failing_job", "severity": "error", "words": "its last 14 runs failed", "evidence": "HTTPStatusError",
         "since": "2026-11-20T00:05:00Z", "count": 14, "remedy": "tidewheel run list --job nightly --status failed",
         "key": "nightly", "job_id": JOB_ID,
@@ -224,12 +189,12 @@ NOW: Json = {
     "failed_hour": 17, "on_time_rate": 0.992,
 }  # fmt: skip
 ACTIVITY: Json = {"at_least": False, "bins": [{
-    "at": _AT, "succeeded": 60, "failed": 1, "timed_out": 0, "cancelled": 0, "skipped": 2,
+    "at": AT, "succeeded": 60, "failed": 1, "timed_out": 0, "cancelled": 0, "skipped": 2,
     "stages": {"claimed": {"runs": 61, "p50": 0.0113, "p99": 0.0241}},
 }], "stages": {"claimed": {"runs": 61, "p50": 0.0113, "p99": 0.0241}}}  # fmt: skip
-UPCOMING_JOBS: Json = {"bins": [{"at": _AT, "jobs": 312}], "jobs": 312, "at_least": False}
+UPCOMING_JOBS: Json = {"bins": [{"at": AT, "jobs": 312}], "jobs": 312, "at_least": False}
 BACKLOG: Json = {"backlog": [{
-    "queue": "reports", "lane": "standard", "state": "queued", "count": 312, "at_least": False, "oldest_at": _AT,
+    "queue": "reports", "lane": "standard", "state": "queued", "count": 312, "at_least": False, "oldest_at": AT,
     "oldest_run_id": RUN_ID,
     "why": {
         "code": "no_handler", "words": "no live executor of queue reports has the handler render-pdf",

@@ -52,15 +52,8 @@ from tidewheel.control.api.queries import (
 )
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection, drop_none
-from tidewheel.control.client.jobs import ReleaseResult, patch_job, release
-from tidewheel.control.client.results import BackfillResult, backfill_of, job_of
-from tidewheel.control.explain.explain import explain
-from tidewheel.control.explain.explanation import Explanation
+from tidewheel.control.client.results import BackfillResult, backfill_of
 from tidewheel.control.explain.preview import Preview, preview
-from tidewheel.control.explain.upcoming import Upcoming, upcoming
-from tidewheel.control.reads.job_days import MAX_DAYS, JobStatistics, job_statistics
-from tidewheel.control.reads.jobs import JobDetail, JobSummary, list_jobs, show_job
-from tidewheel.control.reads.versions import MAX_VERSIONS, Version, versions
 from tidewheel.errors import FieldError, Refused, RequestConflict, VersionConflict, refuse
 from tidewheel.jobs.parsing import RequestRefused, parse_request
 from tidewheel.jobs.requests import JobBackfill, JobPause, JobResume, JobTrigger
@@ -68,12 +61,15 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import Instant, Key, Queue
+from tidewheel.nouns.jobs.changes import ReleaseResult, patch_job, release
+from tidewheel.nouns.jobs.model import JobDetail, JobFilter, JobPage, Kind, Lane, Version, job_of
+from tidewheel.nouns.jobs.operations import JOB, JOBS
+from tidewheel.nouns.jobs.reads import list_jobs, show_job
+from tidewheel.nouns.jobs.versions import MAX_VERSIONS, versions
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
-_JOBS = "/api/v1/jobs"
-_ONE = f"{_JOBS}/{{key}}"
 _MOST_JOBS = 500  # of one bulk: about as many fit into a body, and one transaction
-STATES: Mapping[str | None, Mapping[str, bool]] = {
+_STATES: Mapping[str | None, JobFilter] = {
     "active": {"paused": False, "finished": False, "quarantined": False},
     "paused": {"paused": True},
     "finished": {"finished": True},
@@ -99,29 +95,15 @@ class JobsQuery(PageQuery):
     prefix: Text = ""
     status: Literal["active", "paused", "finished", "quarantined", "unwell"] | None = None
     label: LabelFilter = Field(default_factory=dict[str, str])
-    lane: Literal["critical", "standard", "batch"] | None = None
+    lane: Lane | None = None
     queue: Queue | None = None
-    kind: Literal["once", "interval", "fixed_delay", "cron", "manual", "after"] | None = None
+    kind: Kind | None = None
 
-
-class NextQuery(TenantQuery):
-    """Query of the next occurrences.
-
-    Attributes:
-        limit: How many at most.
-    """
-
-    limit: Annotated[int, Field(ge=1, le=100), BeforeValidator(whole)] = 10
-
-
-class StatisticsQuery(TenantQuery):
-    """Query of the counts of a job by day.
-
-    Attributes:
-        days: How many days back from today.
-    """
-
-    days: Annotated[int, Field(ge=1, le=MAX_DAYS), BeforeValidator(whole)] = 30
+    @property
+    def filter(self) -> JobFilter:
+        """The filter of the read."""
+        fits = JobFilter(prefix=self.prefix, labels=dict(self.label), lane=self.lane, queue=self.queue, kind=self.kind)
+        return {**fits, **_STATES.get(self.status, {})}
 
 
 class VersionsQuery(PageQuery):
@@ -132,16 +114,6 @@ class VersionsQuery(PageQuery):
     """
 
     limit: Annotated[int, Field(ge=1, le=MAX_VERSIONS), BeforeValidator(whole)] = 20
-
-
-class ExplainQuery(TenantQuery):
-    """Query of an explanation.
-
-    Attributes:
-        at: The instant.
-    """
-
-    at: Instant
 
 
 class PreviewBody(StrictModel):
@@ -182,16 +154,6 @@ class ReleaseBody(StrictModel):
     error: Text | None = None
     everything: bool = False
     dry_run: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class JobsPage:
-    """Jobs in the order of their keys; `at_least` is true if there are more than `total`."""
-
-    jobs: tuple[JobSummary, ...]
-    next_cursor: str | None
-    total: int
-    at_least: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,45 +230,39 @@ class JobsApi:
         )  # fmt: skip
         edit = partial(changed, headers=IDEMPOTENCY_KEY | IF_MATCH | IF_NONE_MATCH, scope=write)
         about = partial(route, query=TenantQuery, headers=IDEMPOTENCY_KEY)
-        route("GET", _JOBS, self.list_jobs, scope=read, query=JobsQuery, answer=JobsPage, example=examples.JOBS)
+        route("GET", JOBS, self.list_jobs, scope=read, query=JobsQuery, answer=JobPage, example=examples.JOBS)
         submit = partial(edit, also=HTTPStatus.CREATED, sets=ENTITY_TAG | LOCATION, body=submitted)
-        submit("POST", _JOBS, self.create_job, sent=examples.JOB_SPEC)
+        submit("POST", JOBS, self.create_job, sent=examples.JOB_SPEC)
         # A job that does not fit is no reason to refuse the others.
         any_job = {"anyOf": [_SPEC, {"type": "object", "additionalProperties": True}]}
         jobs = {"type": "array", "items": any_job, "minItems": 1, "maxItems": _MOST_JOBS}
-        about("POST", f"{_JOBS}:bulk", self.submit_jobs, scope=write, answer=BulkResults, example=examples.BULK,
+        about("POST", f"{JOBS}:bulk", self.submit_jobs, scope=write, answer=BulkResults, example=examples.BULK,
               body=body_of(BulkBody, typed={"jobs": jobs}), sent={"jobs": [examples.JOB_SPEC]})  # fmt: skip
-        route("POST", f"{_JOBS}:preview", self.preview_job, scope=read, query=TenantQuery, answer=Preview,
+        route("POST", f"{JOBS}:preview", self.preview_job, scope=read, query=TenantQuery, answer=Preview,
               example=examples.PREVIEW, body=body_of(PreviewBody, typed={"job": _SPEC}),
               sent={"job": examples.JOB_SPEC, "limit": 3})  # fmt: skip
-        route("POST", f"{_JOBS}:release", self.release_jobs, scope=operate, query=TenantQuery, answer=ReleaseResult,
+        route("POST", f"{JOBS}:release", self.release_jobs, scope=operate, query=TenantQuery, answer=ReleaseResult,
               example=examples.RELEASED, body=body_of(ReleaseBody), sent={"keys": ["nightly"]})  # fmt: skip
         pause, resume = (body_of(model, without=IN_ADDRESS) for model in (JobPause, JobResume))
         verb = partial(changed, "POST", headers=IDEMPOTENCY_KEY, scope=operate)
-        verb(f"{_ONE}:pause", self.pause_job, body=pause, sent={"reason": "maintenance"})
-        verb(f"{_ONE}:resume", self.resume_job, body=resume, sent={})
+        verb(f"{JOB}:pause", self.pause_job, body=pause, sent={"reason": "maintenance"})
+        verb(f"{JOB}:resume", self.resume_job, body=resume, sent={})
         traced = partial(about, headers=IDEMPOTENCY_KEY | TRACEPARENT)
-        traced("POST", f"{_ONE}:trigger", self.trigger_job, scope=write, status=HTTPStatus.CREATED, sets=LOCATION,
+        traced("POST", f"{JOB}:trigger", self.trigger_job, scope=write, status=HTTPStatus.CREATED, sets=LOCATION,
               answer=CreatedRun, example=_CREATED_RUN, body=body_of(JobTrigger, without=IN_ADDRESS),
               sent={"payload": {"to": "a@example.org"}, "delay": "10s"})  # fmt: skip
-        traced("POST", f"{_ONE}:backfill", self.backfill_job, scope=operate, also=HTTPStatus.ACCEPTED, sets=LOCATION,
+        traced("POST", f"{JOB}:backfill", self.backfill_job, scope=operate, also=HTTPStatus.ACCEPTED, sets=LOCATION,
               answer=BackfillResult,
               example=examples.BACKFILL, body=body_of(JobBackfill, without=IN_ADDRESS),
               sent={"from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z", "versions": "current"})  # fmt: skip
-        route("GET", f"{_ONE}:explain", self.explain_job, scope=read, query=ExplainQuery, answer=Explanation,
-              example=examples.EXPLANATION)  # fmt: skip
-        route("GET", f"{_ONE}/next", self.list_next_occurrences, scope=read, query=NextQuery, answer=Upcoming,
-              example=examples.UPCOMING)  # fmt: skip
-        route("GET", f"{_ONE}/statistics", self.get_job_statistics, scope=read, query=StatisticsQuery,
-              answer=JobStatistics, example=examples.STATISTICS)  # fmt: skip
-        route("GET", f"{_ONE}/versions", self.list_job_versions, scope=read, query=VersionsQuery, answer=VersionsPage,
+        route("GET", f"{JOB}/versions", self.list_job_versions, scope=read, query=VersionsQuery, answer=VersionsPage,
               example=examples.VERSIONS)  # fmt: skip
-        route("GET", _ONE, self.get_job, scope=read, query=TenantQuery, answer=JobDetail, example=examples.JOB,
+        route("GET", JOB, self.get_job, scope=read, query=TenantQuery, answer=JobDetail, example=examples.JOB,
               sets=ENTITY_TAG)  # fmt: skip
-        submit("PUT", _ONE, self.put_job, sent=examples.KEYLESS_SPEC)
-        edit("PATCH", _ONE, self.patch_job, body=patch_of(submitted, "JobPatch"), sent={"labels": {"team": "billing"}},
+        submit("PUT", JOB, self.put_job, sent=examples.KEYLESS_SPEC)
+        edit("PATCH", JOB, self.patch_job, body=patch_of(submitted, "JobPatch"), sent={"labels": {"team": "billing"}},
              content=("application/json", _MERGE_PATCH))  # fmt: skip
-        edit("DELETE", _ONE, self.delete_job)
+        edit("DELETE", JOB, self.delete_job)
 
     async def list_jobs(self, request: Request, caller: Reader) -> Response:
         """List jobs in the order of their keys."""
@@ -314,13 +270,10 @@ class JobsApi:
         cursors = Cursors.of(request, query, caller.tenant)
         [after] = cursors.read(Key) or [""]
 
-        def read(connection: Connection) -> JobsPage:
+        def read(connection: Connection) -> JobPage:
             with connection.snapshot() as reading:
-                page = list_jobs(
-                    reading, caller.tenant, prefix=query.prefix, labels=query.label, kind=query.kind, lane=query.lane,
-                    queue=query.queue, after=after, limit=query.limit, **STATES.get(query.status, {}),
-                )  # fmt: skip
-            return JobsPage(page.jobs, cursors.write(page.next_cursor), page.total, page.at_least)
+                page = list_jobs(reading, caller.tenant, after=after, limit=query.limit, **query.filter)
+            return replace(page, next_cursor=cursors.write(page.next_cursor))
 
         return await answer(self.reads, caller, read)
 
@@ -336,38 +289,6 @@ class JobsApi:
 
         content, version = await call(self.reads, caller, read)
         return Response(content, headers=entity_tag(version), media_type="application/json")
-
-    async def list_next_occurrences(self, request: Request, caller: Reader) -> Response:
-        """Return the next occurrences of a job, with skipped ones between them."""
-        query, key = read_query(request, NextQuery), read_key(request)
-
-        def read(connection: Connection) -> Upcoming:
-            late = connection.installation.misfire_after
-            with connection.snapshot() as reading:
-                return upcoming(reading, caller.tenant, key, query.limit, misfire_after=late)
-
-        return await answer(self.reads, caller, read)
-
-    async def get_job_statistics(self, request: Request, caller: Reader) -> Response:
-        """Return the counts, durations and lateness of a job's runs by the day on which they ended."""
-        query, key = read_query(request, StatisticsQuery), read_key(request)
-
-        def read(connection: Connection) -> JobStatistics:
-            with connection.snapshot() as reading:
-                return job_statistics(reading, caller.tenant, key, query.days)
-
-        return await answer(self.reads, caller, read)
-
-    async def explain_job(self, request: Request, caller: Reader) -> Response:
-        """Explain what happened, or will happen, at an instant of a job."""
-        query, key = read_query(request, ExplainQuery), read_key(request)
-
-        def read(connection: Connection) -> Explanation:
-            late = connection.installation.misfire_after
-            with connection.snapshot() as reading:
-                return explain(reading, caller.tenant, key, query.at, misfire_after=late)
-
-        return await answer(self.reads, caller, read)
 
     async def list_job_versions(self, request: Request, caller: Reader) -> Response:
         """Return the versions of a job, each with its changes."""
@@ -490,7 +411,7 @@ class JobsApi:
         reply = await call(self.writes, caller, change)
         job = _changed_job(reply)
         created = creates and job.version == 1 and not job.unchanged
-        where = location(caller, f"{_JOBS}/{quote(job.key, safe='')}") if created else {}
+        where = location(caller, f"{JOBS}/{quote(job.key, safe='')}") if created else {}
         status = HTTPStatus.CREATED if created else HTTPStatus.OK
         return Response(encoded(job), status, entity_tag(job.version) | where, media_type="application/json")
 

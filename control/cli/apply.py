@@ -11,10 +11,9 @@ from typing import Annotated, NamedTuple
 import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.job_files import STANDARD_INPUT, Written, ensure_readable, read_jobs
+from tidewheel.control.cli.job_files import STANDARD_INPUT, ensure_readable, read_jobs
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url, read_labels, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_result, progress_bar
-from tidewheel.control.cli.versions import change_lines
 from tidewheel.control.client.bulk_load import (
     MAX_PROBLEMS,
     SUBMIT_BATCH,
@@ -25,10 +24,12 @@ from tidewheel.control.client.bulk_load import (
     batches,
     load_in_processes,
 )
-from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.errors import FieldError, UndecodableMessage, refuse
 from tidewheel.jobs.batches import cycle_text, find_cycle
 from tidewheel.jobs.strict_json import as_list, as_object, read_object
+from tidewheel.nouns.jobs.commands import change_lines
+from tidewheel.nouns.jobs.model import JobFilter
+from tidewheel.nouns.jobs.reads import list_jobs
 
 _LISTED = 50  # changed jobs of a dry run, or deleted jobs; of more, the count
 _MAX_PROCESSES = 32  # each has a connection, and up to three batches of 16 MiB
@@ -208,13 +209,13 @@ def _applied(given: Iterator[JobText], url: str, tenant: str, *, dry_run: bool) 
 def _all(files: Sequence[str], seen: Callable[[int], None]) -> Iterator[JobText]:
     before = 0
     for source in files:
-        written: Written | None = None
+        written: JobText | None = None
         for number, written in enumerate(read_jobs(source)):
             if number % 1000 == 0:
                 seen(before + written.bytes_read)
             for note in written.notes:
                 typer.echo(f"{written.place}: {note}", err=True)
-            yield JobText(written.place, written.content)
+            yield written
         before += written.bytes_read if written else 0
         seen(before)
 
@@ -227,21 +228,15 @@ def _total_bytes(files: Sequence[str]) -> int | None:
     return sum(sizes)
 
 
-class _Scope(NamedTuple):
-    """The jobs that may be pruned."""
-
-    labels: dict[str, str]
-    prefix: str
-
-
-def _read_scope(label: list[str] | None, prefix: str, *, everything: bool) -> _Scope:
+def _read_scope(label: list[str] | None, prefix: str, *, everything: bool) -> JobFilter:
+    """Return the jobs that may be pruned."""
     if everything == bool(label or prefix):
         remedy = "write --label or --prefix that all jobs of the files have, or --all for the whole tenant"
         refuse("--prune", "exactly one of a scope and --all is needed", remedy)
-    return _Scope(read_labels(label or []), prefix)
+    return JobFilter(labels=read_labels(label or []), prefix=prefix)
 
 
-def _prune(url: str, tenant: str, done: LoadResult, scope: _Scope, *, dry_run: bool) -> Iterator[LoadResult]:
+def _prune(url: str, tenant: str, done: LoadResult, scope: JobFilter, *, dry_run: bool) -> Iterator[LoadResult]:
     """Delete the jobs in scope that no file has; yield the result of each batch.
 
     With a rejected job, delete none.
@@ -271,11 +266,11 @@ def _prune(url: str, tenant: str, done: LoadResult, scope: _Scope, *, dry_run: b
     yield from refused
 
 
-def _keys(tenant: str, scope: _Scope) -> Iterator[str]:
+def _keys(tenant: str, scope: JobFilter) -> Iterator[str]:
     with reading() as connection:
         after: str | None = ""
         while after is not None:
-            page = list_jobs(connection, tenant, prefix=scope.prefix, labels=scope.labels, after=after, limit=1000)
+            page = list_jobs(connection, tenant, after=after, limit=1000, **scope)
             yield from (job.key for job in page.jobs)
             after = page.next_cursor
 

@@ -30,6 +30,7 @@ _BATCHES = "tidewheel.nouns.batches.commands"
 _WORKFLOWS = "tidewheel.nouns.workflows.commands"
 _LIMITS = "tidewheel.nouns.limits.commands"
 _TENANTS = "tidewheel.nouns.tenants.commands"
+_JOBS = "tidewheel.nouns.jobs.commands"
 _RUNS = "tidewheel.nouns.runs.commands"
 _FREEZES = "tidewheel.nouns.freezes.commands"
 _WORKS = "tidewheel.nouns.works.commands"
@@ -101,19 +102,19 @@ COMMANDS: Mapping[str, Command | Group] = {
             "create": Command(
                 "job_edit", "create", "Create a job from a file, from flags, or both; fail if it exists."
             ),
-            "list": Command("jobs", "list_jobs", "List jobs by key, each with its next occurrence and last run."),
-            "show": Command("jobs", "show", "Show a job: its spec, state, pause and last run."),
+            "list": Command(_JOBS, "list_jobs", "List jobs by key, each with its next occurrence and last run."),
+            "show": Command(_JOBS, "show", "Show a job: its spec, state, pause and last run."),
             "update": Command(
                 "job_edit", "update", "Change a job: flags replace single fields, a file replaces the job."
             ),
-            "pause": Command("job_edit", "pause", "Pause a job's schedule; triggers still run."),
-            "resume": Command("job_edit", "resume", "Resume a paused job."),
+            "pause": Command(_JOBS, "pause", "Pause a job's schedule; triggers still run."),
+            "resume": Command(_JOBS, "resume", "Resume a paused job."),
             "release": Command(
                 "job_edit",
                 "release",
                 "Let quarantined jobs fire again, once the cause of their error is corrected.",
             ),
-            "delete": Command("job_edit", "delete", "Delete a job; started runs finish, the rest are cancelled."),
+            "delete": Command(_JOBS, "delete", "Delete a job; started runs finish, the rest are cancelled."),
             "trigger": Command("job_edit", "trigger", "Run a job once, now or later; print the run's id."),
             "backfill": Command(
                 "backfills", "backfill_job", "Run the occurrences of a past range; print the backfill's id."
@@ -122,19 +123,17 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "occurrences", "next_occurrences", "Show a job's next occurrences, skipped and moved ones too."
             ),
             "stats": Command(
-                "jobs", "stats", "Show a job's runs by day: counts, durations and lateness, kept for two years."
+                _JOBS, "stats", "Show a job's runs by day: counts, durations and lateness, kept for two years."
             ),
             "preview": Command(
                 "occurrences", "preview", "Show what an unsaved job would do, from a file or from flags."
             ),
-            "skip": Command("occurrences", "skip", "Skip one future occurrence of a job."),
-            "move": Command("occurrences", "move", "Move one future occurrence of a job to another time."),
-            "unskip": Command("occurrences", "unskip", "Undo a skip or a move of a future occurrence."),
-            "versions": Command(
-                "versions", "versions", "List a job's versions, the newest first, each with its changes."
-            ),
-            "diff": Command("versions", "diff", "Compare version B of a job with version A, field by field."),
-            "rollback": Command("versions", "rollback", "Restore the spec of an earlier version, as a new version."),
+            "skip": Command(_JOBS, "skip", "Skip one future occurrence of a job."),
+            "move": Command(_JOBS, "move", "Move one future occurrence of a job to another time."),
+            "unskip": Command(_JOBS, "unskip", "Undo a skip or a move of a future occurrence."),
+            "versions": Command(_JOBS, "versions", "List a job's versions, the newest first, each with its changes."),
+            "diff": Command(_JOBS, "diff", "Compare version B of a job with version A, field by field."),
+            "rollback": Command(_JOBS, "rollback", "Restore the spec of an earlier version, as a new version."),
         },
     ),
     "run": Group(

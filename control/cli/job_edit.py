@@ -1,4 +1,4 @@
-"""`tidewheel job create | update | pause | resume | release | delete | trigger`: change jobs."""
+"""`tidewheel job create | update | release | trigger`: change jobs."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -7,12 +7,10 @@ from typing import Annotated
 import typer
 
 from tidewheel.control.cli.job_files import read_job
-from tidewheel.control.cli.job_flags import JobFlags, described, read_payload, without
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
     IfVersion,
     Key,
-    Reason,
     RequestId,
     Tenant,
     Tz,
@@ -22,20 +20,18 @@ from tidewheel.control.cli.options import (
     reading,
     requesting,
     tenant_flag,
-    utc_and_local,
-    with_options,
 )
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table, progress_bar
 from tidewheel.control.cli.waiting import Wait, print_ended_run, wait_for_run
 from tidewheel.control.client.enqueue import TriggerOptions
-from tidewheel.control.client.results import Job
 from tidewheel.control.instants import read_later
-from tidewheel.control.reads import jobs as read
-from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.waits import read_lack
 from tidewheel.errors import Unavailable, VersionConflict, refuse
 from tidewheel.intake.trigger import ACCEPTED
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.nouns.jobs import reads as read
+from tidewheel.nouns.jobs.commands import print_job_change
+from tidewheel.nouns.jobs.flags import JobFlags, described, read_payload, with_job_flags, without
 
 Named = Annotated[str | None, typer.Option("--key", metavar="KEY", help="The job's key, instead of the argument KEY.")]
 
@@ -46,7 +42,7 @@ MaybeKey = Annotated[
 Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Quarantined jobs, by key.")]
 
 
-@with_options(JobFlags, "flags")
+@with_job_flags
 def create(
     key: MaybeKey = None,
     *,
@@ -72,7 +68,7 @@ def create(
     _print_lack(tenant, str(document["key"]), output)
 
 
-@with_options(JobFlags, "flags")
+@with_job_flags
 def update(
     key: MaybeKey = None,
     *,
@@ -97,41 +93,6 @@ def update(
         result = client.submit(document, if_version=if_version or current.summary.version)
     print_job_change(job_key, "updated", result, output, zone=flags.tz or _zone(document))
     _print_lack(tenant, job_key, output)
-
-
-def pause(
-    key: Key,
-    *,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Resume the job automatically at this time.")
-    ] = None,
-    reason: Reason = None,
-    timezone: Tz = None,
-    tenant: Tenant = DEFAULT_TENANT,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Pause a job's schedule; triggers still run."""
-    end = read_later(until, "--until", timezone, "resume the job") if until else None
-    with requesting(tenant) as client:
-        done = client.pause(key, until=end, reason=reason)
-    text = f"paused until {utc_and_local(end, timezone)}" if end else "paused"
-    print_job_change(key, text, done, output, unchanged="unchanged: the job is already paused")
-
-
-def resume(key: Key, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
-    """Resume a paused job."""
-    with requesting(tenant) as client:
-        done = client.resume(key)
-    print_job_change(key, "resumed", done, output, unchanged="unchanged: the job is not paused")
-
-
-def delete(
-    key: Key, *, if_version: IfVersion = None, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
-) -> None:
-    """Delete a job; started runs finish, the rest are cancelled."""
-    with requesting(tenant) as client:
-        done = client.delete(key, if_version=if_version)
-    print_job_change(key, "deleted", done, output)
 
 
 def trigger(
@@ -212,21 +173,6 @@ def trigger(
     text = f"run {run_id}" + (f": {done['dedupe']}" if done else "")
     print_result([text], {"key": key, "run_id": run_id, **done}, output)
     _print_lack(tenant, key, output)
-
-
-def print_job_change(
-    key: str,
-    done: str,
-    job: Job,
-    output: Output,
-    *,
-    unchanged: str = "unchanged: the job already has this spec",
-    zone: str | None = None,
-) -> None:
-    """Print the change of a job: the action, its version and its next occurrence."""
-    text = f"{unchanged}, version {job.version}" if job.unchanged else f"{done}, version {job.version}"
-    coming = f"; next {utc_and_local(job.next_run_at, zone)}" if job.next_run_at else ""
-    print_result([f"{key}: {text}{coming}"], {"key": key, **(as_object(as_json(job)) or {})}, output)
 
 
 def _print_lack(tenant: str, key: str, output: Output) -> None:

@@ -15,15 +15,15 @@ import codecs
 import json
 import re
 import sys
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 
 import typer
 import yaml
 
-from tidewheel.control.client.bulk_load import REMEDY
+from tidewheel.control.client.bulk_load import REMEDY, JobText
 from tidewheel.control.foreign import is_manifest, objects_of, read_cron_job
 from tidewheel.control.reads.yaml_form import NUMBER
 from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, refuse
@@ -51,13 +51,18 @@ def read_job(source: str) -> dict[str, object]:
 def read_document(source: str, remedy: str) -> dict[str, object]:
     """Return the object that a file contains, or refuse it with the remedy; `-` is standard input."""
     data = read_bytes(source, "--file")
-    try:
-        found = read_object(data) if data.lstrip()[:1] == b"{" else _mapping(data)
-    except UndecodableMessage as error:
-        refuse("--file", f"{source}: {error}", remedy)
-    except yaml.YAMLError as error:
-        problem, correction, _ = _yaml_error(error)
-        refuse("--file", f"{source}: {problem}", correction)
+    if data.lstrip()[:1] == b"{":
+        try:
+            found = read_object(data)
+        except UndecodableMessage as error:
+            refuse("--file", f"{source}: {error}", remedy)
+    else:
+        written = [each.content for each in _yaml(source, 0, data)]
+        if wrong := next((each for each in written if isinstance(each, FieldError)), None):
+            refuse("--file", f"{source}: {wrong.problem}", wrong.remedy)
+        if len(written) != 1:
+            refuse("--file", f"{source} has {len(written)} objects in place of one", remedy)
+        found = cast("dict[str, object]", written[0])
     # Before flags are applied: a flag would hide a field that is ambiguous in the file.
     misread = [(name, value) for name, value in found.items() if isinstance(value, UnreadableValue)]
     if misread:
@@ -76,36 +81,6 @@ def read_bytes(source: str, path: str) -> bytes:
         problem = f"{source} has more than {MAX_DOCUMENT_BYTES} bytes, the most of one request"
         refuse(path, problem, "shorten it; `tidewheel apply` reads many jobs")
     return data
-
-
-def _mapping(data: bytes) -> dict[str, object]:
-    try:
-        loader = JobLoader(data.decode())
-        node = _only_document(loader)
-        found = None if node is None else as_object(_constructed(loader, node))
-    except UnicodeDecodeError as error:
-        message = f"it is not valid UTF-8: byte {data[error.start]:#04x} at position {error.start}"
-        raise UndecodableMessage(message) from error
-    except RecursionError as error:
-        raise UndecodableMessage(_TOO_DEEP) from error
-    if found is None:
-        message = "it is neither a JSON object nor a YAML mapping"
-        raise UndecodableMessage(message)
-    return found
-
-
-def _only_document(loader: "JobLoader") -> yaml.Node | None:
-    """Return the only document that has content; None if there is none."""
-    found: yaml.Node | None = None
-    while loader.check_node():
-        node = cast("yaml.Node", loader.get_node())
-        if _is_nothing(node):
-            continue
-        if found is not None:
-            begin, other = "expected a single document", "but found another document"
-            raise yaml.MarkedYAMLError(begin, found.start_mark, other, node.start_mark)
-        found = node
-    return found
 
 
 class JobLoader(yaml.SafeLoader):
@@ -211,22 +186,6 @@ _COMMA = FieldError("", "two jobs of the array are not separated by one comma", 
 _BEHIND = FieldError("", "text follows the array", "write one array, or one JSON object on each line")
 
 
-class Written(NamedTuple):
-    """One job of a file.
-
-    Args:
-        place: `file:line`.
-        content: Its JSON text, its YAML mapping, or the error that makes it unreadable.
-        bytes_read: Bytes of the file up to the end of this job.
-        notes: What a job of another scheduler was read as.
-    """
-
-    place: str
-    content: bytes | dict[str, object] | FieldError
-    bytes_read: int
-    notes: Sequence[str] = ()
-
-
 def ensure_readable(source: str) -> None:
     """Check that a file can be read, before any other file is applied; raise InvalidInput if not."""
     if not Path(source).is_fifo():  # opening a pipe and closing it would break its writer
@@ -234,7 +193,7 @@ def ensure_readable(source: str) -> None:
             pass
 
 
-def read_jobs(source: str) -> Iterator[Written]:
+def read_jobs(source: str) -> Iterator[JobText]:
     """Yield the jobs of a file in order; `-` is standard input."""
     for written in _read_file(source):
         if (document := _mapping_of(written.content)) and is_manifest(document):
@@ -250,7 +209,7 @@ def _mapping_of(content: bytes | dict[str, object] | FieldError) -> dict[str, ob
     return content if isinstance(content, dict) else None
 
 
-def _of_kubernetes(written: Written, document: Mapping[str, object]) -> Iterator[Written]:
+def _of_kubernetes(written: JobText, document: Mapping[str, object]) -> Iterator[JobText]:
     for each in objects_of(document):
         try:
             found = read_cron_job(each)
@@ -260,7 +219,7 @@ def _of_kubernetes(written: Written, document: Mapping[str, object]) -> Iterator
             yield written._replace(content=found.job, notes=found.notes)
 
 
-def _read_file(source: str) -> Iterator[Written]:
+def _read_file(source: str) -> Iterator[JobText]:
     name = "<stdin>" if source == STANDARD_INPUT else source
     with _opened(source) as stream:
         number, line = 1, _line(stream, source).removeprefix(codecs.BOM_UTF8)
@@ -325,21 +284,21 @@ def _is_job(line: bytes) -> bool:
         return False
 
 
-def _lines(name: str, number: int, first: list[bytes], stream: BinaryIO, source: str) -> Iterator[Written]:
+def _lines(name: str, number: int, first: list[bytes], stream: BinaryIO, source: str) -> Iterator[JobText]:
     read = 0
     while line := first.pop(0) if first else _line(stream, source):
         read += len(line)
         if stripped := line.strip():
-            yield Written(f"{name}:{number}", stripped, read)
+            yield JobText(f"{name}:{number}", stripped, read)
         number += 1
 
 
-def _values(name: str, number: int, data: bytes) -> Iterator[Written]:
+def _values(name: str, number: int, data: bytes) -> Iterator[JobText]:
     """Yield the objects of an array or of a sequence, each as its text with its first line's number."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        yield Written(f"{name}:{number}", _no_job(f"it is not valid UTF-8: {error.reason}"), len(data))
+        yield JobText(f"{name}:{number}", _no_job(f"it is not valid UTF-8: {error.reason}"), len(data))
         return
     at, counted, first = 0, 0, True
     if listed := text.lstrip().startswith("["):
@@ -348,16 +307,16 @@ def _values(name: str, number: int, data: bytes) -> Iterator[Written]:
         at, fault = _next_listed(text, at, first=first) if listed else (_after_blanks(text, at), None)
         number, counted = number + text.count("\n", counted, at), at
         if fault is not None:
-            yield Written(f"{name}:{number}", fault, len(data))
+            yield JobText(f"{name}:{number}", fault, len(data))
         if fault is not None or at == len(text):
             return
         try:
             _, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             problem = f"it is not valid JSON: {error}" if isinstance(error, ValueError) else _TOO_DEEP
-            yield Written(f"{name}:{number}", _no_job(problem), len(data))
+            yield JobText(f"{name}:{number}", _no_job(problem), len(data))
             return
-        yield Written(f"{name}:{number}", text[at:end].encode("utf-8", "surrogatepass"), len(data) * end // len(text))
+        yield JobText(f"{name}:{number}", text[at:end].encode("utf-8", "surrogatepass"), len(data) * end // len(text))
         at, first = end, False
 
 
@@ -382,7 +341,7 @@ def _after_blanks(text: str, at: int) -> int:
     return at
 
 
-def _yaml(name: str, before: int, data: bytes) -> Iterator[Written]:
+def _yaml(name: str, before: int, data: bytes) -> Iterator[JobText]:
     try:
         text = data.decode()
         loader = JobLoader(text)
@@ -391,14 +350,14 @@ def _yaml(name: str, before: int, data: bytes) -> Iterator[Written]:
                 place = f"{name}:{before + one.start_mark.line + 1}"
                 found = as_object(_constructed(loader, one))
                 content = _no_job("it is not a mapping") if found is None else found
-                yield Written(place, content, len(data) * one.end_mark.index // len(text))
+                yield JobText(place, content, len(data) * one.end_mark.index // len(text))
     except UnicodeDecodeError as error:
-        yield Written(f"{name}:{before + 1}", _no_job(f"it is not valid UTF-8: {error.reason}"), len(data))
+        yield JobText(f"{name}:{before + 1}", _no_job(f"it is not valid UTF-8: {error.reason}"), len(data))
     except RecursionError:
-        yield Written(f"{name}:{before + 1}", _no_job(_TOO_DEEP), len(data))
+        yield JobText(f"{name}:{before + 1}", _no_job(_TOO_DEEP), len(data))
     except yaml.YAMLError as error:
         problem, remedy, line = _yaml_error(error, before)
-        yield Written(f"{name}:{line}", FieldError("", problem, remedy), len(data))
+        yield JobText(f"{name}:{line}", FieldError("", problem, remedy), len(data))
 
 
 def _yaml_error(error: yaml.YAMLError, before: int = 0) -> tuple[str, str, int]:

@@ -1,29 +1,21 @@
-"""`tidewheel explain | next | preview | skip | move | unskip`: a job's occurrences.
-
-`skip`, `move` and `unskip` name one occurrence by its nominal instant.
-"""
+"""`tidewheel explain`, `tidewheel job next | preview`: a job's occurrences."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.job_edit import MaybeKey, Named, key_of, print_job_change
+from tidewheel.control.cli.job_edit import MaybeKey, Named, key_of
 from tidewheel.control.cli.job_files import read_job
-from tidewheel.control.cli.job_flags import JobFlags, described
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
     Key,
-    Reason,
     Tenant,
     Tz,
     read_duration,
     reading,
-    requesting,
     rfc3339,
     utc_and_local,
-    with_options,
 )
 from tidewheel.control.cli.output import (
     Output,
@@ -40,15 +32,18 @@ from tidewheel.control.explain import preview as previews
 from tidewheel.control.explain import recent
 from tidewheel.control.explain.explanation import AttemptFacts, Explanation, OccurrenceOutcome, WorkflowFacts
 from tidewheel.control.explain.preview import Preview
-from tidewheel.control.explain.upcoming import MAX_SHOWN, UpcomingOccurrence, upcoming
+from tidewheel.control.explain.upcoming import MAX_SHOWN, Upcoming, UpcomingOccurrence
 from tidewheel.control.instants import read_instant, unit_of
-from tidewheel.control.reads.jobs import show_job
+from tidewheel.doors.cli import Flag, Shown, command
 from tidewheel.errors import UnknownJob, refuse
+from tidewheel.nouns.jobs.commands import zone_of
+from tidewheel.nouns.jobs.flags import JobFlags, described, with_job_flags
+from tidewheel.nouns.jobs.occurrences import Occurrences
+from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.postgres.session import Conn
 from tidewheel.settings.connections import Connections
 
 AnyInstant = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Any past or future instant.")]
-At = Annotated[str, typer.Option("--at", metavar="TIME", help="The occurrence's nominal instant.")]
 
 
 def explain(
@@ -69,7 +64,7 @@ def explain(
     """Explain why a job did or did not fire: the last occurrence and the next one, or any instant."""
     if at is not None and last is not None:
         refuse("--last", "it looks back from now, and --at names an instant", "leave one of them out")
-    instant = None if at is None else read_instant(at, "--at", timezone or _zone_of(tenant, key))
+    instant = None if at is None else read_instant(at, "--at", timezone or zone_of(tenant, key))
     span = None if last is None else read_duration(last, "--last")
     misfire_after = Connections.load().misfire_after
     with reading() as connection:
@@ -135,76 +130,6 @@ def _print_unfired(found: recent.UnfiredOccurrences, timezone: str | None, outpu
         typer.echo("more: add -n, or write a shorter --last")
 
 
-def skip(
-    key: Key,
-    *,
-    at: At,
-    reason: Reason = None,
-    timezone: Tz = None,
-    tenant: Tenant = DEFAULT_TENANT,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Skip one future occurrence of a job."""
-    zone = timezone or _zone_of(tenant, key)
-    instant = read_instant(at, "--at", zone, ahead=True)
-    with requesting(tenant) as client:
-        done = client.skip(key, instant, reason=reason)
-    print_job_change(
-        key,
-        f"skips {utc_and_local(instant, timezone)}",
-        done,
-        output,
-        unchanged="unchanged: the occurrence is already skipped",
-        zone=timezone,
-    )
-
-
-def move(
-    key: Key,
-    *,
-    at: At,
-    to: Annotated[str, typer.Option(metavar="TIME", help="New time of the occurrence.")],
-    reason: Reason = None,
-    timezone: Tz = None,
-    tenant: Tenant = DEFAULT_TENANT,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Move one future occurrence of a job to another time."""
-    zone = timezone or _zone_of(tenant, key)
-    instant, instead = read_instant(at, "--at", zone, ahead=True), read_instant(to, "--to", zone, ahead=True)
-    with requesting(tenant) as client:
-        done = client.move(key, instant, instead, reason=reason)
-    change = f"moves {utc_and_local(instant, timezone)} to {utc_and_local(instead, timezone)}"
-    print_job_change(
-        key, change, done, output, unchanged="unchanged: the occurrence already has this time", zone=timezone
-    )
-
-
-def unskip(
-    key: Key, *, at: At, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
-) -> None:
-    """Undo a skip or a move of a future occurrence."""
-    zone = timezone or _zone_of(tenant, key)
-    instant = read_instant(at, "--at", zone, ahead=True)
-    with requesting(tenant) as client:
-        done = client.unskip(key, instant)
-    print_job_change(
-        key,
-        f"fires {utc_and_local(instant, timezone)} again",
-        done,
-        output,
-        unchanged="unchanged: the occurrence is neither skipped nor moved",
-        zone=timezone,
-    )
-
-
-def _zone_of(tenant: str, key: str) -> str | None:
-    """Return the zone of a job's schedule; None if it has none, or for a deleted job."""
-    with suppress(UnknownJob), reading() as connection:
-        return show_job(connection, tenant, key).summary.timezone
-    return None
-
-
 def _facts(found: Explanation, zone: str) -> Iterator[tuple[str, str | None]]:
     yield "reason", found.reason
     if found.version is not None:
@@ -247,23 +172,17 @@ def _attempt_row(attempt: AttemptFacts) -> tuple[Cell, ...]:
 Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MAX_SHOWN, help="Show this many instants.")]
 
 
-def next_occurrences(
-    key: Key,
-    *,
-    number: Number = 10,
-    timezone: Tz = None,
-    tenant: Tenant = DEFAULT_TENANT,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Show a job's next occurrences, skipped and moved ones too."""
-    misfire_after = Connections.load().misfire_after
-    with reading() as connection:
-        found = upcoming(connection, tenant, key, number, misfire_after=misfire_after)
-    lines = [*_lines(found.occurrences, timezone or found.zone), *([wrapped(found.words)] if found.words else [])]
-    print_result(lines, found, output)
+def _show_next(shown: Shown) -> None:
+    found: Upcoming = shown.found
+    lines = [*_lines(found.occurrences, shown.zone or found.zone), *([wrapped(found.words)] if found.words else [])]
+    print_result(lines, found, shown.output)
 
 
-@with_options(JobFlags, "flags")
+_NEXT = {"key": Flag(kind=Key), "n": Flag(kind=Number)}
+next_occurrences = command(Occurrences, "next", _show_next, flags=_NEXT, local_times=True)
+
+
+@with_job_flags
 def preview(
     key: MaybeKey = None,
     *,

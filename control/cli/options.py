@@ -4,16 +4,13 @@ Both check the database first, so that a missing one is reported in one line. Ti
 `control/instants.py` reads those of options.
 """
 
-import inspect
 import re
 import shlex
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from functools import wraps
-from typing import TYPE_CHECKING, Annotated, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, TypeVar
 from uuid import UUID
 
 import typer
@@ -45,7 +42,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 def complete_key(context: typer.Context, incomplete: str) -> list[str]:
     """Return the keys of jobs that begin with a text, for a shell; none if no database answers."""
-    from tidewheel.control.reads.jobs import list_jobs
+    from tidewheel.nouns.jobs.reads import list_jobs
 
     try:
         with reading() as connection:
@@ -130,43 +127,6 @@ def read_labels(texts: Iterable[str]) -> dict[str, str]:
     return labels
 
 
-def with_options(kind: type, argument: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that replaces one argument of a command by the options that a dataclass names.
-
-    Args:
-        kind: A dataclass; each field is an option, annotated and with a default as typer requires. A field with
-            the metadata `options`, annotations by name, receives the values of several options as a mapping.
-    """
-    hints = get_type_hints(kind, include_extras=True)
-    groups: dict[str, Mapping[str, object]] = {
-        each.name: each.metadata["options"] for each in fields(kind) if each.metadata
-    }
-    options: list[inspect.Parameter] = []
-    for each in fields(kind):
-        if each.name in groups:
-            options += [_option(f"{each.name}_{name}", hint) for name, hint in groups[each.name].items()]
-        else:
-            options.append(_option(each.name, hints[each.name], each.default))
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def gathered(**given: object) -> None:
-            values = {option.name: given.pop(option.name) for option in options}
-            for group, names in groups.items():
-                texts = {name: values.pop(f"{group}_{name}") for name in names}
-                values[group] = {name: text for name, text in texts.items() if text is not None}
-            command(**given, **{argument: kind(**values)})
-
-        own = inspect.signature(command, eval_str=True).parameters
-        shown = [*options[:1], *(parameter for name, parameter in own.items() if name != argument), *options[1:]]
-        shown.sort(key=lambda parameter: parameter.kind)
-        vars(gathered)["__signature__"] = inspect.Signature(shown)
-        gathered.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
-        return gathered
-
-    return decorate
-
-
 def _known_zone(name: str | None) -> str | None:
     """Return the value of --tz; refuse an unknown zone also where no time needs it."""
     if name is not None:
@@ -247,7 +207,3 @@ def utc_and_local(at: datetime, zone_name: str | None) -> str:
     from tidewheel.schedules.describe import to_zone  # here: UTC needs no zone data
 
     return f"{rfc3339(at)}  {wall(to_zone(at, zone_name))}"
-
-
-def _option(name: str, annotation: object, default: object = None) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

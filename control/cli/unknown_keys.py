@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from psycopg import DatabaseError
 
 from tidewheel.control.cli.options import reading, tenant_flag
-from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.errors import FieldError, Refused, TidewheelError, UnknownJob
+from tidewheel.nouns.jobs.reads import list_jobs
 
 _COMPARED = 1000  # keys, of those with the same first character and of all
 

@@ -14,7 +14,6 @@ from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
-from tidewheel.control.client.jobs import Jobs
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.control.reads.backfills import BackfillProgress
@@ -23,6 +22,7 @@ from tidewheel.nouns.batches.model import Batch
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.jobs.operations import Jobs
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
 from tidewheel.nouns.runs.logs import FOLLOW_SECONDS
 from tidewheel.nouns.runs.model import LogPiece, Run

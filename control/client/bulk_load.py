@@ -5,7 +5,7 @@ Each batch is one transaction. A rejected job is reported with its place in the 
 
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -13,19 +13,20 @@ from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import get_context
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeAlias
 
 import psycopg
 
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.reads.versions import Change, versions
 from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage, UnknownJob
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.new_jobs import Loaded, load_jobs
+from tidewheel.intake.new_jobs import load_jobs
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.strict_json import read_object
+from tidewheel.nouns.jobs.model import Change
+from tidewheel.nouns.jobs.versions import versions
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import BY_KEY, Conn, is_data_fault
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
@@ -42,10 +43,15 @@ REMEDY = "write a job as an object: key, schedule, target"
 
 
 class JobText(NamedTuple):
-    """One job of a file: its place, and its text, its mapping, or the error that makes it unreadable."""
+    """One job of a file."""
 
-    place: str
-    content: bytes | dict[str, object] | FieldError
+    place: str  # `file:line`
+    content: bytes | dict[str, object] | FieldError  # its JSON text, its YAML mapping, or why it is unreadable
+    bytes_read: int = 0  # of the file up to the end of this job
+    notes: Sequence[str] = ()  # what a job of another scheduler was read as
+
+
+_Placed: TypeAlias = tuple[str, ReceivedRequest]
 
 
 class Pending(NamedTuple):
@@ -115,22 +121,21 @@ class BulkLoader:
         """Submit jobs; with `dry_run`, roll back at the end."""
         done, read = _read(given, self._connection.tenant)
         placed = list(self._distinct(read, done))
-        batch = [received for _, received in placed]
-        done.keys.update(received.key for received in batch if received.key is not None)
-        for (place, _), reply in zip(placed, self._submit_all(batch, done.pending, dry_run=dry_run), strict=True):
-            if isinstance(reply, FieldError):
-                done.reject(place, [reply])
-            elif reply.status is not ReplyStatus.ACCEPTED:
-                done.reject(place, _errors(reply))
-            else:
+        done.keys.update(received.key for _, received in placed if received.key is not None)
+
+        def submit(some: Sequence[_Placed]) -> None:
+            for (place, _), reply in zip(some, self._submit(some, done.pending, dry_run=dry_run), strict=True):
+                if reply.status is not ReplyStatus.ACCEPTED:
+                    done.reject(place, _errors(reply))
+                    continue
                 done.unchanged += reply.unchanged
                 done.created += not reply.unchanged and reply.job_version == 1
                 done.updated += not reply.unchanged and reply.job_version != 1
+
+        _isolate(placed, submit, done)
         return done
 
-    def _distinct(
-        self, placed: Iterable[tuple[str, ReceivedRequest]], done: LoadResult
-    ) -> Iterator[tuple[str, ReceivedRequest]]:
+    def _distinct(self, placed: Iterable[_Placed], done: LoadResult) -> Iterator[_Placed]:
         """Yield the jobs whose key no job before them has; reject the others, with both places."""
         for place, received in placed:
             first = self._places.setdefault(received.key or "", place)
@@ -143,93 +148,69 @@ class BulkLoader:
     def delete(self, keys: Sequence[str]) -> LoadResult:
         """Delete jobs; its `keys` are those that existed."""
         done, tenant = LoadResult(), self._connection.tenant
-        batch = [ReceivedRequest(own_request({"type": "job.delete", "tenant": tenant, "key": key})) for key in keys]
-        for key, reply in zip(keys, self._submit_all(batch, []), strict=True):
-            if isinstance(reply, FieldError):
-                done.reject(key, [reply])
-            elif reply.status is ReplyStatus.ACCEPTED:
-                done.keys.add(key)
-            elif reply.code != UnknownJob.code:  # deleted by another client meanwhile
-                done.reject(key, _errors(reply))
+
+        def delete(some: Sequence[_Placed]) -> None:
+            for (key, _), reply in zip(some, self._submit(some, [], dry_run=False), strict=True):
+                if reply.status is ReplyStatus.ACCEPTED:
+                    done.keys.add(key)
+                elif reply.code != UnknownJob.code:  # deleted by another client meanwhile
+                    done.reject(key, _errors(reply))
+
+        requests = (own_request({"type": "job.delete", "tenant": tenant, "key": key}) for key in keys)
+        _isolate(list(zip(keys, map(ReceivedRequest, requests), strict=True)), delete, done)
         return done
 
     def load(self, given: Sequence[JobText], *, emit_events: bool = False) -> LoadResult:
         """Create the jobs that do not exist; with `emit_events`, publish an event for each."""
         done, placed = _read(given, self._connection.tenant)
-        self._load(done, placed, emit_events=emit_events)
-        self._connection.notify(Channel.TIMERS, *([Channel.OUTBOX] if emit_events else []))
-        return done
+        own = self._connection
 
-    def _load(self, done: LoadResult, placed: Sequence[tuple[str, ReceivedRequest]], *, emit_events: bool) -> None:
-        """Load jobs; halve a batch that the database rejects until the bad jobs are isolated."""
-        batch = [received for _, received in placed]
-        try:
-            loaded = self._connection.write(
-                lambda connection: load_jobs(
-                    connection,
-                    self._connection.installation,
-                    batch,
-                    emit_events=emit_events,
-                    actor=self._connection.actor,
-                ),
+        def load(some: Sequence[_Placed]) -> None:
+            batch = [received for _, received in some]
+            loaded = own.write(
+                lambda writing: load_jobs(writing, own.installation, batch, emit_events=emit_events, actor=own.actor),
                 all_tenants=True,  # to COPY, which row-level security refuses
             )
-        except psycopg.Error as error:
-            if not is_data_fault(error):
-                raise
-            if len(placed) == 1:
-                done.reject(placed[0][0], [_fault(error)])
-                return
-            middle = len(placed) // 2
-            self._load(done, placed[:middle], emit_events=emit_events)
-            self._load(done, placed[middle:], emit_events=emit_events)
-        else:
-            self._count(done, placed, loaded)
+            done.created += loaded.created
+            done.unchanged += loaded.existing
+            for position, reply in loaded.refused.items():
+                done.reject(some[position][0], _errors(reply))
 
-    def _submit_all(
-        self, batch: Sequence[ReceivedRequest], pending: list[Pending], *, dry_run: bool = False
-    ) -> Sequence[Reply | FieldError]:
-        """Apply requests in one transaction; each in its own if the data of one of them fail.
+        _isolate(placed, load, done)
+        own.notify(Channel.TIMERS, *([Channel.OUTBOX] if emit_events else []))
+        return done
 
-        A dry run adds what it would change to `pending`.
-        """
-        try:
-            return self._submit(batch, pending, dry_run=dry_run)
-        except psycopg.Error as error:
-            if not is_data_fault(error):
-                raise
-            return [self._submit_alone(received, pending, dry_run=dry_run) for received in batch]
+    def _submit(self, placed: Sequence[_Placed], pending: list[Pending], *, dry_run: bool) -> Sequence[Reply]:
+        """Apply requests in one transaction; a dry run adds what it would change to `pending`."""
+        own, batch = self._connection, [received for _, received in placed]
 
-    def _submit(
-        self, batch: Sequence[ReceivedRequest], pending: list[Pending], *, dry_run: bool
-    ) -> Sequence[Reply | FieldError]:
         def work(connection: Conn) -> tuple[list[Reply], list[Pending]]:
-            replies = apply_requests(connection, self._connection.installation, batch, actor=self._connection.actor)
+            replies = apply_requests(connection, own.installation, batch, actor=own.actor)
             found: list[Pending] = []
             if dry_run:
                 found += _pending(connection, replies)
                 connection.rollback()
             return replies, found
 
-        replies, found = self._connection.write(work, all_tenants=True)  # as above
+        replies, found = own.write(work, all_tenants=True)  # as above
         pending += found
-        self._connection.notify(Channel.TIMERS, Channel.OUTBOX)
+        own.notify(Channel.TIMERS, Channel.OUTBOX)
         return replies
 
-    def _submit_alone(self, received: ReceivedRequest, pending: list[Pending], *, dry_run: bool) -> Reply | FieldError:
-        try:
-            return self._submit([received], pending, dry_run=dry_run)[0]
-        except psycopg.Error as error:
-            if not is_data_fault(error):
-                raise
-            return _fault(error)
 
-    @staticmethod
-    def _count(done: LoadResult, placed: Sequence[tuple[str, ReceivedRequest]], loaded: Loaded) -> None:
-        done.created += loaded.created
-        done.unchanged += loaded.existing
-        for position, reply in loaded.refused.items():
-            done.reject(placed[position][0], _errors(reply))
+def _isolate(placed: Sequence[_Placed], act: Callable[[Sequence[_Placed]], None], done: LoadResult) -> None:
+    """Act on a batch; halve one that the database rejects, until the bad jobs are isolated."""
+    try:
+        act(placed)
+    except psycopg.Error as error:
+        if not is_data_fault(error):
+            raise
+        if len(placed) == 1:
+            done.reject(placed[0][0], [_fault(error)])
+            return
+        middle = len(placed) // 2
+        _isolate(placed[:middle], act, done)
+        _isolate(placed[middle:], act, done)
 
 
 def _pending(connection: Conn, replies: Iterable[Reply]) -> Iterator[Pending]:
@@ -333,10 +314,10 @@ def _loader(database_url: str, tenant: str) -> BulkLoader:
     return BulkLoader(database_url, tenant=tenant)
 
 
-def _read(given: Sequence[JobText], tenant: str) -> tuple[LoadResult, list[tuple[str, ReceivedRequest]]]:
+def _read(given: Sequence[JobText], tenant: str) -> tuple[LoadResult, list[_Placed]]:
     """Return a result with the unreadable jobs, and the readable ones with their places."""
-    done, placed = LoadResult(), list[tuple[str, ReceivedRequest]]()
-    for place, content in given:
+    done, placed = LoadResult(), list[_Placed]()
+    for place, content, *_ in given:
         if isinstance(content, FieldError):
             done.reject(place, [content])
             continue

@@ -16,22 +16,20 @@ from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
-from tidewheel.control.client.jobs import Jobs, OnProgress, ReleaseResult, patch_job, release
-from tidewheel.control.client.results import BackfillResult, Job, Triggered, backfill_of, job_of, triggered
+from tidewheel.control.client.results import BackfillResult, Triggered, backfill_of, triggered
 from tidewheel.control.client.task_tokens import TaskTokens
-from tidewheel.control.explain.explain import explain
-from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.preview import Preview, preview
-from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
-from tidewheel.control.reads.job_days import MAX_DAYS, JobStatistics, job_statistics
-from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.nouns.api_keys.operations import ApiKeys
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
+from tidewheel.nouns.jobs.changes import OnProgress, ReleaseResult, patch_job, release
+from tidewheel.nouns.jobs.model import Job, job_of
+from tidewheel.nouns.jobs.occurrences import Occurrences
+from tidewheel.nouns.jobs.operations import Jobs, OneJob
 from tidewheel.nouns.limits.operations import Limits, OrderingKeys
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.tenants.operations import Tenants
@@ -40,7 +38,7 @@ from tidewheel.nouns.works.operations import Works
 from tidewheel.settings.connections import Connections
 
 
-class Client:
+class Client(OneJob, Occurrences):
     """A client of Tidewheel for one thread; a context manager.
 
     A method raises `Refused` if an argument does not fit or names what does not exist: `errors` has each field and its
@@ -61,6 +59,7 @@ class Client:
         actor: Actor | None = None,
     ) -> None:
         self._connection = Connection(database_url, tenant=tenant, settings=settings, actor=actor)
+        super().__init__(self._connection)
         self.jobs = Jobs(self._connection)
         self.runs = Runs(self._connection)
         self.dead_letters = DeadLetters(self._connection)
@@ -174,18 +173,6 @@ class Client:
         reply = self._connection.request_with_job(document, {"type": "job.submit", "job": job, "if_version": 0})
         return RunId(UUID(reply.run_id))
 
-    def pause(self, key: str, *, until: datetime | None = None, reason: str | None = None) -> Job:
-        """Pause a job's schedule until it is resumed, by request or at `until`; triggers still run."""
-        return self._about_job("job.pause", key, until=until, reason=reason)
-
-    def resume(self, key: str) -> Job:
-        """Resume a paused job."""
-        return self._about_job("job.resume", key)
-
-    def delete(self, key: str, *, if_version: int | None = None) -> Job:
-        """Delete a job, with `if_version` only while that is its version; started runs finish."""
-        return self._about_job("job.delete", key, if_version=if_version)
-
     def release(
         self,
         *keys: str,
@@ -210,22 +197,6 @@ class Client:
         return release(
             self._connection, keys, error=error, everything=everything, dry_run=dry_run, on_progress=on_progress
         )
-
-    def rollback(self, key: str, version: int, *, if_version: int | None = None) -> Job:
-        """Restore the spec of an earlier version, as a new version."""
-        return self._about_job("job.rollback", key, version=version, if_version=if_version)
-
-    def skip(self, key: str, at: datetime, *, reason: str | None = None) -> Job:
-        """Skip one future occurrence, named by its nominal instant."""
-        return self._about_job("job.skip", key, at=at, reason=reason)
-
-    def move(self, key: str, at: datetime, to: datetime, *, reason: str | None = None) -> Job:
-        """Move one future occurrence to another time."""
-        return self._about_job("job.move", key, at=at, to=to, reason=reason)
-
-    def unskip(self, key: str, at: datetime) -> Job:
-        """Undo a skip or a move of a future occurrence."""
-        return self._about_job("job.unskip", key, at=at)
 
     def backfill(
         self,
@@ -270,41 +241,9 @@ class Client:
         own = self._connection
         return run_audit(own.url, first, before, tenant=own.tenant, key=key, archive=own.archive)
 
-    def explain(self, key: str, at: datetime) -> Explanation:
-        """Explain what happened, or will happen, at an instant of a job."""
-        tenant, misfire_after = self._connection.tenant, self._connection.installation.misfire_after
-        with self._connection.snapshot() as connection:
-            return explain(connection, tenant, key, at, misfire_after=misfire_after)
-
-    def next(self, key: str, n: int = 10) -> Upcoming:
-        """Return the next `n` occurrences of a job, with skipped ones between them."""
-        n = as_int(n, "n")
-        tenant, misfire_after = self._connection.tenant, self._connection.installation.misfire_after
-        with self._connection.snapshot() as connection:
-            return upcoming(connection, tenant, key, n, misfire_after=misfire_after)
-
-    def statistics(self, key: str, days: int = 30) -> JobStatistics:
-        """Return the counts, durations and lateness of a job's runs by day, for so many days back from today."""
-        with self._connection.snapshot() as connection:
-            return job_statistics(connection, self._connection.tenant, key, as_int(days, "days", MAX_DAYS))
-
     def preview(self, job: Mapping[str, object] | JobSpec, n: int = 10, *, after: datetime | None = None) -> Preview:
         """Return what an unsaved job would do: its policies in words, and its next `n` occurrences."""
         n = as_int(n, "n")
         allowed, late = self._connection.installation.allow_lists, self._connection.installation.misfire_after
         with self._connection.snapshot() as connection:
             return preview(connection, self._connection.tenant, job, n, after, allow_lists=allowed, misfire_after=late)
-
-    def versions(self, key: str, *, limit: int = 20, before: int | None = None) -> list[Version]:
-        """Return a job's versions, the newest first, each with its changes."""
-        before = None if before is None else as_int(before, "before")
-        with self._connection.snapshot() as connection:
-            return versions(connection, self._connection.tenant, key, limit=as_int(limit, "limit"), before=before)
-
-    def diff(self, key: str, a: int, b: int) -> list[Change]:
-        """Compare version `b` of a job with version `a`."""
-        with self._connection.snapshot() as connection:
-            return diff(connection, self._connection.tenant, key, as_int(a, "a"), as_int(b, "b"))
-
-    def _about_job(self, kind: str, key: str, **fields: object) -> Job:
-        return job_of(self._connection.request({"type": kind, "key": key, **fields}))

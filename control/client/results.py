@@ -2,26 +2,11 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
 from uuid import UUID
 
-from tidewheel.ids import JobId, RunId
+from tidewheel.ids import RunId
 from tidewheel.intake.trigger import ACCEPTED
 from tidewheel.schemas.generated.records import Reply
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A job after a request.
-
-    Args:
-        next_run_at: The next occurrence, if there is one and the job is not paused.
-    """
-
-    job_id: JobId
-    version: int
-    unchanged: bool
-    next_run_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +41,6 @@ class BackfillResult:
     status: str | None = None
 
 
-def job_of(reply: Reply) -> Job:
-    """Return the job of an accepted request."""
-    return Job(JobId(UUID(reply.job_id)), cast("int", reply.job_version), reply.unchanged, reply.next_run_at)
 
 
 def backfill_of(reply: Reply) -> BackfillResult:

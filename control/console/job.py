@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.job_times import MOST_DAYS
 from tidewheel.control.api.queries import TenantQuery, as_key
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.axis import LEAST_SPAN, Axis, Window, axis, axis_between, window_of
@@ -30,7 +29,6 @@ from tidewheel.control.explain.month import Counted, coming_counts
 from tidewheel.control.explain.recent import Around, around
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
 from tidewheel.control.reads.job_position import key_of_job
-from tidewheel.control.reads.jobs import show_job
 from tidewheel.control.reads.resuming import Resumption, preview_resume
 from tidewheel.control.schedule_words import schedule_words
 from tidewheel.ids import job_id
@@ -39,6 +37,8 @@ from tidewheel.jobs.values import Instant, format_second, format_timestamp
 from tidewheel.nouns.dead_letters.model import DeadLetterFilter
 from tidewheel.nouns.dead_letters.reads import list_dead_letters
 from tidewheel.nouns.freezes.reads import freeze_changes
+from tidewheel.nouns.jobs.occurrences import MOST_DAYS
+from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.runs.model import PageFilter, RunSummary, Status
 from tidewheel.nouns.runs.reads import list_runs
 from tidewheel.runs import DEAD_LETTERED

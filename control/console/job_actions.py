@@ -7,7 +7,6 @@ from starlette.requests import Request
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.results import job_of
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.confirming import as_shown, ensure_as_shown
 from tidewheel.control.console.forms import Form
@@ -15,9 +14,10 @@ from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.explain.preview import NOT_FIRING
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
-from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.jobs.values import format_second, format_timestamp
+from tidewheel.nouns.jobs.model import JobDetail, job_of
+from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.schedules.policies import CatchUp
 
 _WITHOUT_TIMER = {

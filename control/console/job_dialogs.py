@@ -9,27 +9,28 @@ from starlette.requests import Request
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.jobs import release
-from tidewheel.control.client.results import backfill_of, job_of
+from tidewheel.control.client.results import backfill_of
 from tidewheel.control.console.actions import SAMPLE, Dialog, Done, Field, request_id_of, text_of, whole_of
 from tidewheel.control.console.confirming import counted_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.spec_check import changed_fields
-from tidewheel.control.console.spec_fields import FIELDS, MEANINGS, SpecField, value_of
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import part
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import NOT_FIRING, Preview, preview
 from tidewheel.control.explain.upcoming import UpcomingOccurrence
-from tidewheel.control.reads.jobs import JobDetail, list_children, show_job
 from tidewheel.control.reads.stored import readable
-from tidewheel.control.reads.versions import job_at, versions
 from tidewheel.errors import InvalidInput, Refused, UnknownJob, refuse
 from tidewheel.ids import job_id
 from tidewheel.intake.backfills import TAKE_ALL, TAKE_CURRENT
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.nouns.jobs.changes import release
+from tidewheel.nouns.jobs.fields import FIELDS, MEANINGS, SpecField, value_of
+from tidewheel.nouns.jobs.model import JobDetail, job_of
+from tidewheel.nouns.jobs.reads import list_children, show_job
+from tidewheel.nouns.jobs.versions import job_at, versions
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import Overlap

@@ -17,14 +17,11 @@ from tidewheel.control.api.answers import call
 from tidewheel.control.api.callers import Caller, caller
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.results import Job as SavedJob
-from tidewheel.control.client.results import job_of
 from tidewheel.control.console.actions import acting, request_id_of, visitor
 from tidewheel.control.console.door import Door
 from tidewheel.control.console.forms import Form, check_form, read_form
 from tidewheel.control.console.job import key_of_page
 from tidewheel.control.console.spec_check import Check, check, every_error
-from tidewheel.control.console.spec_fields import GROUPS, LABELS, SCHEDULES, TARGETS
 from tidewheel.control.console.spec_form import (
     Draft,
     draft_of,
@@ -37,11 +34,15 @@ from tidewheel.control.console.spec_form import (
 )
 from tidewheel.control.console.versions import last_author
 from tidewheel.control.foreign import read_pasted
-from tidewheel.control.reads.jobs import JobDetail, show_job
-from tidewheel.control.reads.versions import job_at
 from tidewheel.errors import FieldError, InvalidInput, Refused, RequestConflict, UnknownJob, VersionConflict
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.targets import TARGETS
+from tidewheel.nouns.jobs.fields import GROUPS, LABELS, SCHEDULES
+from tidewheel.nouns.jobs.model import Job as SavedJob
+from tidewheel.nouns.jobs.model import JobDetail, job_of
+from tidewheel.nouns.jobs.reads import show_job
+from tidewheel.nouns.jobs.versions import job_at
 from tidewheel.redaction import REDACTED, redact_query
 from tidewheel.schedules.zones import zone_names
 

@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.job_times import Month, first_day
 from tidewheel.control.api.queries import TenantQuery, whole
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.job import key_of_page, moved_to, schedule_text
@@ -21,8 +20,9 @@ from tidewheel.control.console.view import Failed, View, page_now, part, read_fi
 from tidewheel.control.explain.facts import read_overrides_around
 from tidewheel.control.explain.month import CalendarDay, JobCalendar, job_calendar
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
-from tidewheel.control.reads.jobs import show_job
 from tidewheel.ids import job_id
+from tidewheel.nouns.jobs.occurrences import Month, first_day
+from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.postgres.session import Conn
 from tidewheel.schedules.describe import to_zone
 

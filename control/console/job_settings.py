@@ -18,11 +18,11 @@ from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now
 from tidewheel.control.console.words import pretty
-from tidewheel.control.reads.jobs import show_job
 from tidewheel.control.reads.yaml_form import as_yaml
 from tidewheel.ids import job_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.nouns.jobs.reads import show_job
 
 _DEFAULT = re.compile(r" ?Default: `([^`]*)`\.?")
 _APART = frozenset({"key", "payload", "payload_base64"})

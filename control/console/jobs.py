@@ -9,7 +9,7 @@ from uuid import UUID
 from starlette.requests import Request
 
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.jobs import STATES, JobsQuery
+from tidewheel.control.api.jobs import JobsQuery
 from tidewheel.control.api.queries import Cursors
 from tidewheel.control.ask import nearest_key
 from tidewheel.control.client.connection import Connection
@@ -18,11 +18,12 @@ from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.many_jobs import freezable_filters
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part, read_filters
-from tidewheel.control.reads.jobs import JobPage, JobSummary, list_jobs
 from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.control.schedule_words import schedule_words
 from tidewheel.ids import instant_of
 from tidewheel.jobs.values import Key
+from tidewheel.nouns.jobs.model import JobPage, JobSummary
+from tidewheel.nouns.jobs.reads import list_jobs
 from tidewheel.nouns.runs.model import RecentRun
 from tidewheel.nouns.runs.reads import read_recent_runs
 from tidewheel.runs import RunState
@@ -46,10 +47,7 @@ class JobsPage:
             cursors = Cursors.of_list("jobs", query, caller.tenant)
             [after] = cursors.read(Key) or [""]
             with connection.snapshot() as reading:
-                page = list_jobs(
-                    reading, caller.tenant, prefix=query.prefix, labels=query.label, kind=query.kind, lane=query.lane,
-                    queue=query.queue, after=after, limit=query.limit, **STATES.get(query.status, {}),
-                )  # fmt: skip
+                page = list_jobs(reading, caller.tenant, after=after, limit=query.limit, **query.filter)
             return page, cursors.write(page.next_cursor)
 
         def rows(page: JobPage) -> Mapping[str, object]:

@@ -10,7 +10,6 @@ from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.client.connection import Connection
-from tidewheel.control.client.results import job_of
 from tidewheel.control.console.actions import Dialog, Done, Field, request_id_of, text_of
 from tidewheel.control.console.forms import Form
 from tidewheel.control.console.job import key_of_page
@@ -20,10 +19,11 @@ from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation, OccurrenceOutcome
 from tidewheel.control.explain.facts import read_instant_facts
 from tidewheel.control.explain.text import OVERLAP_EFFECTS
-from tidewheel.control.reads.jobs import show_job
 from tidewheel.ids import job_id
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import Instant, format_timestamp, parse_timestamp
+from tidewheel.nouns.jobs.model import job_of
+from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.runs import Overlap
 from tidewheel.schedules.describe import to_zone
 

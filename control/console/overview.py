@@ -20,10 +20,10 @@ from tidewheel.control.console.view import Failed, View, page_now, part, read_fi
 from tidewheel.control.console.words import counted, percent
 from tidewheel.control.reads.activity import ActivityFigures, UpcomingJobs, read_activity, read_upcoming
 from tidewheel.control.reads.backlog import OpenRuns, read_open_runs
-from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.control.reads.now import Now, read_now_of
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.nouns.freezes.reads import frozen_spans
+from tidewheel.nouns.jobs.reads import list_jobs
 from tidewheel.nouns.runs.model import PageFilter
 from tidewheel.nouns.runs.reads import list_runs
 from tidewheel.runs import FINAL

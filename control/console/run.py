@@ -21,12 +21,12 @@ from tidewheel.control.console.words import target
 from tidewheel.control.explain.job_timeline import why_late
 from tidewheel.control.reads.fleet import AbleExecutors, able_executors
 from tidewheel.control.reads.stored import Payload, read_run_payload
-from tidewheel.control.reads.versions import job_at
 from tidewheel.control.reads.waits import WaitCode
 from tidewheel.errors import UnknownRun
 from tidewheel.jobs.values import RESERVED
 from tidewheel.nouns.freezes.model import FreezeChange
 from tidewheel.nouns.freezes.reads import freeze_changes
+from tidewheel.nouns.jobs.versions import job_at
 from tidewheel.nouns.runs.detail import claims_of
 from tidewheel.nouns.runs.operations import Runs
 from tidewheel.nouns.runs.places import MessagePlace, RunWhere, stored_places

@@ -11,11 +11,11 @@ from tidewheel.control.console.words import agreed, between, counted, number, re
 from tidewheel.control.explain.recent import Unfired
 from tidewheel.control.explain.text import paused_by
 from tidewheel.control.explain.upcoming import Upcoming
-from tidewheel.control.reads.jobs import JobDetail
 from tidewheel.control.reads.resuming import Resumption
 from tidewheel.control.reads.waits import Wait
 from tidewheel.control.words import duration
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.nouns.jobs.model import JobDetail
 from tidewheel.nouns.runs.model import RunDetail, RunSummary
 from tidewheel.nouns.workflows.graph import is_met
 from tidewheel.runs import DEAD_LETTERED, RunState

@@ -13,13 +13,13 @@ from tidewheel.control.console.words import NONE, counted, pretty
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.explain.upcoming import Upcoming, UpcomingOccurrence, upcoming
-from tidewheel.control.reads.jobs import JobDetail
-from tidewheel.control.reads.versions import changes as changes_of
 from tidewheel.errors import FieldError, Refused
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.nouns.jobs.model import JobDetail
+from tidewheel.nouns.jobs.versions import changes as changes_of
 from tidewheel.postgres.session import Conn
 
 _SHOWN = 10

@@ -8,16 +8,24 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
-from tidewheel.control.console.spec_fields import FIELDS, SCHEDULES, TARGETS, SpecField, json_text, text_of, value_of
 from tidewheel.errors import FieldError, UndecodableMessage
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import as_object, read_object
+from tidewheel.jobs.targets import TARGETS
+from tidewheel.nouns.jobs.fields import (
+    FIELDS,
+    NOTHING,
+    SCHEDULES,
+    SpecField,
+    json_text,
+    put,
+    text_of,
+    value_of,
+)
 
 Job = Mapping[str, object]
 _KEYS = ("concurrency_key", "ordering_key")
 _EMPTIED = ("labels", "retry", *_KEYS, "dedupe")  # objects that an emptied form leaves out
-NOTHING = object()
-"""In place of a value that is not there: None is a value in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +139,6 @@ def at_path(job: Job, path: Sequence[str]) -> object:
             return NOTHING
         value = below[name]
     return value
-
-
-def put(job: dict[str, object], path: Sequence[str], value: object) -> None:
-    """Set the value at a path, or remove it with `NOTHING`."""
-    for name in path[:-1]:
-        below = as_object(job.get(name))
-        job[name] = below = {} if below is None else below
-        job = below
-    if value is NOTHING:
-        job.pop(path[-1], None)
-    else:
-        job[path[-1]] = value
 
 
 def normalised(job: Job) -> dict[str, object]:

@@ -16,10 +16,10 @@ from psycopg.rows import class_row
 from tidewheel.activity import quantile, unpack
 from tidewheel.control.explain.explanation import MISFIRE_AFTER
 from tidewheel.control.explain.recent import Unfired, unfired_between
-from tidewheel.control.reads.job_days import read_counted_days
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.nouns.freezes.reads import freeze_changes
+from tidewheel.nouns.jobs.statistics import read_counted_days
 from tidewheel.nouns.runs.model import STATUSES, RunDetail
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

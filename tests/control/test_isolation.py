@@ -24,7 +24,6 @@ from tidewheel.control.client.client import Client
 from tidewheel.control.client.connection import Connection, begin_for_tenant
 from tidewheel.control.reads.activity import read_activity, slowest_runs
 from tidewheel.control.reads.backfills import backfills
-from tidewheel.control.reads.jobs import list_jobs
 from tidewheel.control.reads.now import read_now_of
 from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.control.reads.run_changes import read_run_changes
@@ -32,6 +31,7 @@ from tidewheel.ids import job_id
 from tidewheel.migrations.row_security import TENANT_ROLE
 from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import freeze_changes, list_freezes, preview_thaw
+from tidewheel.nouns.jobs.reads import list_jobs
 from tidewheel.postgres.pg_binary import Field, FieldDumper
 from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, connect
 from tidewheel.postgres.statements import Statements, trusted

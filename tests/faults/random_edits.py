@@ -20,10 +20,10 @@ from tests.fixtures.reader import Seen, TopicReader
 from tests.fixtures.services import Fleet
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
-from tidewheel.control.client.results import Job
 from tidewheel.errors import InvalidInput, TidewheelError
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.nouns.jobs.model import Job
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RunCompleted
 

@@ -13,9 +13,9 @@ from tests.tidewheel.jobs.submitting import refused_job, submitted
 from tests.transitions.acts import about, apply_batch, requests, submit, trigger
 from tidewheel.control.client.bulk_load import BulkLoader, JobText
 from tidewheel.control.client.client import Client
-from tidewheel.control.reads.jobs import show_job
 from tidewheel.errors import InvalidInput
 from tidewheel.jobs.targets import HttpTargetSpec
+from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.redaction import CREDENTIAL_HEADERS, REDACTED
 from tidewheel.schemas.codec import decode, encode_fields
 from tidewheel.schemas.generated.records import JobDefinition

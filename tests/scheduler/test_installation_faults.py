@@ -17,9 +17,9 @@ from tests.scheduler.test_loop import running
 from tests.transitions.acts import apply_batch, lifecycle, submission
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import OccurrenceOutcome
-from tidewheel.control.reads.jobs import show_job
 from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
+from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.postgres.faults import MAX_ALIKE
 from tidewheel.process.faults import faults
 from tidewheel.scheduler.firing import fire

@@ -6,7 +6,7 @@ nothing can undo needs `--yes`.
 
 import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, is_dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -39,6 +39,7 @@ from tidewheel.control.cli.tables import Cell
 from tidewheel.control.instants import read_instant
 from tidewheel.errors import refuse
 from tidewheel.nouns.operation import Call, Noun, Operation, Parameter, as_document, field_values, operations
+from tidewheel.settings.connections import Connections
 
 _KINDS: Mapping[str, Any] = {
     "after": After,
@@ -68,7 +69,7 @@ class Shown:
 
     found: Any
     arguments: Mapping[str, Any]
-    options: Mapping[str, Any]  # the values of all flags
+    options: Mapping[str, Any]  # all that was given, by the names of arguments and flags
     zone: str | None
     tenant: str
     output: Output
@@ -182,15 +183,13 @@ class _Command:
     def _call(self, tenant: str) -> Generator[Call]:
         if self.declared.route.startswith("GET"):
             read = SimpleNamespace(tenant=tenant, all_tenants=True, snapshot=lambda all_tenants=False: reading())
+            read.installation = Connections.load()  # as far as reads need it
             yield cast("Call", read)
             return
         from tidewheel.control.client.connection import Connection  # imports all of intake, which no list needs
 
-        connection = Connection(checked_url(), tenant=tenant, actor=process_actor(Door.CLI))
-        try:
+        with closing(Connection(checked_url(), tenant=tenant, actor=process_actor(Door.CLI))) as connection:
             yield connection
-        finally:
-            connection.close()
 
     def _print_dry_run(self, found: Any, output: Output) -> None:  # noqa: ANN401 - as the operation returns it
         if output is not Output.TEXT:

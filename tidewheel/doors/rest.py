@@ -20,7 +20,7 @@ from tidewheel.control.api.bodies import ELSEWHERE, read_body
 from tidewheel.control.api.callers import Caller, caller, ensure_all_tenants
 from tidewheel.control.api.json_schemas import body_of, schema_of
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.queries import Cursors, PageQuery, read_number, read_query
+from tidewheel.control.api.queries import Cursors, PageQuery, read_key, read_number, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.doors.address import after_of, next_cursor, query_of, singular, title
@@ -46,10 +46,10 @@ class Route:
 def add_routes(
     router: APIRouter, noun: type[Noun], routes: Mapping[str, Route], reads: Workers, writes: Workers
 ) -> None:
-    """Add the routes of a noun's operations; `routes` has the documentation of each."""
-    for name, declared in operations(noun).items():
+    """Add the routes of operations of a noun; `routes` has the documentation of each."""
+    for declared, route in ((operations(noun)[name], route) for name, route in routes.items()):
         workers = reads if declared.route.startswith("GET") else writes
-        _endpoint_of(noun, declared).add_to(router, routes[name], workers)  # type: ignore[arg-type] # a class has a hash
+        _endpoint_of(noun, declared).add_to(router, route, workers)  # type: ignore[arg-type] # a class has a hash
 
 
 class _Endpoint:
@@ -128,6 +128,8 @@ _endpoint_of = cache(_Endpoint)  # a model costs milliseconds to make, and sever
 
 
 def _path_value(request: Request, each: Parameter) -> object:
+    if each.accepts(str):
+        return read_key(request)
     value = request.path_params[each.spoken]
     return (read_number(value) or 0) if each.accepts(int) else value  # 0: no row has it
 

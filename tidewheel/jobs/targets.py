@@ -207,7 +207,6 @@ class TargetType:
     flag: str
     sets: str
     metavar: str
-    help: str
 
     @property
     def kind(self) -> str:
@@ -226,27 +225,11 @@ class TargetType:
 
 
 _TYPES = (
-    TargetType(
-        model=HandlerTargetSpec, flag="--handler", sets="name", metavar="NAME", help="Target: a handler, by its name."
-    ),
-    TargetType(model=HttpTargetSpec, flag="--url", sets="url", metavar="URL", help="Target: an HTTP endpoint."),
-    TargetType(
-        model=KafkaTargetSpec, flag="--kafka-topic", sets="topic", metavar="TOPIC", help="Target: a Kafka topic."
-    ),
-    TargetType(
-        model=ShellTargetSpec,
-        flag="--shell",
-        sets="argv",
-        metavar="'WORD …'",
-        help="Target: a program and its arguments as one text; no shell reads it.",
-    ),
-    TargetType(
-        model=LambdaTargetSpec,
-        flag="--lambda",
-        sets="function",
-        metavar="FUNCTION",
-        help="Target: an AWS Lambda function, by its name or ARN.",
-    ),
+    TargetType(model=HandlerTargetSpec, flag="--handler", sets="name", metavar="NAME"),
+    TargetType(model=HttpTargetSpec, flag="--url", sets="url", metavar="URL"),
+    TargetType(model=KafkaTargetSpec, flag="--kafka-topic", sets="topic", metavar="TOPIC"),
+    TargetType(model=ShellTargetSpec, flag="--shell", sets="argv", metavar="'WORD …'"),
+    TargetType(model=LambdaTargetSpec, flag="--lambda", sets="function", metavar="FUNCTION"),
 )
 TARGETS: Mapping[str, TargetType] = MappingProxyType({target.kind: target for target in _TYPES})
 

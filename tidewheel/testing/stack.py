@@ -16,13 +16,13 @@ from psycopg.rows import class_row
 from tidewheel import task_token_keys
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.control.client.client import Client
-from tidewheel.control.client.results import Job
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.executor.handlers import registered
 from tidewheel.executor.runners.runner import capabilities, target_kinds
 from tidewheel.ids import RunId, job_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.kafka.topics import DEFAULT_QUEUE, Topics
+from tidewheel.nouns.jobs.model import Job
 from tidewheel.nouns.runs.model import Run
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements

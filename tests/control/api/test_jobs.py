@@ -15,7 +15,7 @@ from tests.control.api.answering import ApiClient, answer_of, answering, enter, 
 from tests.fixtures.database import Database
 from tests.transitions.acts import HANDLER, begun, submit, succeed
 from tidewheel.control.api import bodies
-from tidewheel.control.reads import jobs as reads
+from tidewheel.nouns.jobs import reads
 
 SPEC: dict[str, Any] = {"schedule": "@every 1h", "target": HANDLER}
 

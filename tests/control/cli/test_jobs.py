@@ -159,7 +159,7 @@ def test_invalid_value_is_refused_with_its_field(
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("- a\n- b\n", "neither a JSON object nor a YAML mapping"),
+        ("- a\n- b\n", "it is not a mapping"),
         ("key: a\nkey: b\n", "the name 'key' is given twice"),
         ("1: a\n", "the name '1' is not text"),
         ("key: [\n", "it is not valid YAML at line 2, column 1: "),

@@ -10,9 +10,9 @@ from tests.control.console.pages import console, fields_of, key_of, posted, sign
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
 from tidewheel.control.client.client import Client
-from tidewheel.control.reads.jobs import show_job
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.nouns.jobs.reads import show_job
 
 
 def actions(database: Database) -> list[str]:

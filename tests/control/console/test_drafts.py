@@ -10,7 +10,7 @@ from tests.control.console.browser import Tab, needs_chromium, tab
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
 from tidewheel.control.console.spec_form import at_path
-from tidewheel.control.reads.versions import job_at
+from tidewheel.nouns.jobs.versions import job_at
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 

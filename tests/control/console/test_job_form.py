@@ -15,11 +15,11 @@ from tests.control.console.test_page_costs import MOST_BYTES
 from tests.fixtures.database import Database
 from tests.transitions.acts import about, apply_batch, submit
 from tidewheel.control.client.client import Client
-from tidewheel.control.console.spec_fields import FIELDS
-from tidewheel.control.reads.jobs import show_job
-from tidewheel.control.reads.versions import job_at
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
+from tidewheel.nouns.jobs.fields import FIELDS
+from tidewheel.nouns.jobs.reads import show_job
+from tidewheel.nouns.jobs.versions import job_at
 from tidewheel.schedules.zones import zone_names
 
 HOSTILE = '<script>alert(1)</script>"\u202e'

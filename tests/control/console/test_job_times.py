@@ -16,8 +16,8 @@ from tests.control.explain.explaining import calendar, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.transitions.acts import begin, begun, claim, end, ending, submit, succeed, trigger
 from tidewheel.control.cli.job_files import read_job
-from tidewheel.control.reads.jobs import show_job
 from tidewheel.ids import job_id, run_id
+from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.runs import Cause, RunState
 
 BERLIN = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}

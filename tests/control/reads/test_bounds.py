@@ -11,13 +11,13 @@ from tests.control.api.answering import answering
 from tests.fixtures.history import OPEN, RUNS, Large
 from tidewheel.control.reads.audit_log import list_audit_log
 from tidewheel.control.reads.fleet import list_executors
-from tidewheel.control.reads.jobs import list_jobs, show_job
 from tidewheel.control.reads.run_changes import read_run_changes
-from tidewheel.control.reads.versions import versions
 from tidewheel.nouns.api_keys.reads import list_api_keys
 from tidewheel.nouns.batches.reads import list_batches
 from tidewheel.nouns.dead_letters.reads import group_dead_letters, list_dead_letters
 from tidewheel.nouns.freezes.reads import list_freezes
+from tidewheel.nouns.jobs.reads import list_jobs, show_job
+from tidewheel.nouns.jobs.versions import versions
 from tidewheel.nouns.limits.reads import list_blocked_keys, list_keys, list_limits
 from tidewheel.nouns.runs.detail import show_run
 from tidewheel.nouns.runs.model import PageFilter, RunPage

@@ -12,9 +12,9 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.explain.explanation import OccurrenceOutcome
-from tidewheel.control.reads.jobs import show_job
 from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import count_freezable
+from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.scheduler.freezing import Thaws
 
 MINUTE = timedelta(minutes=1)

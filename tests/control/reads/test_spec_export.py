@@ -6,7 +6,7 @@ import pytest
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import about, apply_batch, submit
-from tidewheel.control.reads.jobs import show_job
+from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.schemas.generated.records import ReplyStatus
 
 

@@ -5,8 +5,9 @@ import pytest
 from tests.control.explain.explaining import done, t
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import submit
-from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.errors import InvalidInput, UnknownJob
+from tidewheel.nouns.jobs.model import Change, Version
+from tidewheel.nouns.jobs.versions import diff, versions
 
 CRON = "0 8 * * *"
 

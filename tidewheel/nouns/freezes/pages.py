@@ -17,7 +17,6 @@ from tidewheel.control.console.urls import Urls, local_path
 from tidewheel.control.console.view import View
 from tidewheel.control.console.words import agreed, counted, number
 from tidewheel.control.reads.fleet import list_executors
-from tidewheel.control.reads.jobs import JobPage, list_jobs
 from tidewheel.doors.address import query_of
 from tidewheel.errors import FieldError, refuse
 from tidewheel.nouns.freezes.model import Freezable, Freeze, FreezeSummary, FrozenScope
@@ -29,6 +28,8 @@ from tidewheel.nouns.freezes.reads import (
     list_freezes,
     standing_freezes,
 )
+from tidewheel.nouns.jobs.model import JobPage
+from tidewheel.nouns.jobs.reads import list_jobs
 from tidewheel.nouns.operation import operations
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
@@ -232,8 +233,8 @@ def _to(query: BackQuery, urls: Urls) -> str:
 def _jobs_of(connection: Conn, tenant: str, scope: FrozenScope, *, occurs: bool = False) -> JobPage:
     """Return the jobs of a scope of one tenant, or only those that have a further occurrence."""
     return list_jobs(
-        connection, tenant, prefix=scope.key_prefix or "", labels=scope.labels, queue=scope.queue, occurs=occurs,
-        limit=1,
+        connection, tenant, prefix=scope.key_prefix, labels=dict(scope.labels or {}), queue=scope.queue,
+        occurs=occurs, limit=1,
     )  # fmt: skip
 
 

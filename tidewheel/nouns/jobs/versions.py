@@ -19,6 +19,7 @@ from tidewheel.jobs.headers import without_literal_credentials
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.spec_cache import submitted_form
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.nouns.jobs.model import Change, Version
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.redaction import redact_query
@@ -29,44 +30,6 @@ _READ_VERSIONS = _SQL["read_versions"]
 _READ_TWO_VERSIONS = _SQL["read_two_versions"]
 MAX_VERSIONS = 100  # of one page: each is read with its payload, at most 256 KiB
 _LATEST = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One field that differs.
-
-    Args:
-        path: The dotted path from the job, such as `schedule.cron`.
-        before: The old value; None if the field was not given.
-        after: The new value; None if the field is not given.
-    """
-
-    path: str
-    before: object
-    after: object
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """One version of a job.
-
-    Args:
-        number: Its number.
-        effective_at: It counts for instants later than this.
-        until: And up to this one; None while it is current.
-        retired_at: When the job was deleted under it.
-        payload_sha256: The hash of its payload.
-        payload_bytes: The length of its payload.
-        changes: Its changes against the version before; empty for the first.
-    """
-
-    number: int
-    effective_at: datetime
-    until: datetime | None
-    retired_at: datetime | None
-    payload_sha256: str
-    payload_bytes: int
-    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)

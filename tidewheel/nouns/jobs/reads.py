@@ -7,8 +7,8 @@ or waiting for the end of its run has no next occurrence from its timer.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Annotated, cast
+from datetime import datetime
+from typing import Unpack, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -16,15 +16,13 @@ from psycopg.types.json import Jsonb
 
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.stored import UNREADABLE, read_definition, read_stored_json, readable
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.values import format_second
-from tidewheel.nouns.freezes.model import Freeze
 from tidewheel.nouns.freezes.reads import freezes_of
-from tidewheel.nouns.runs.model import STATUSES
+from tidewheel.nouns.jobs.model import JobDetail, JobFilter, JobPage, JobSummary, LastRun
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -41,152 +39,27 @@ LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
 LOOKED_AT_WITH_VERSIONS = 10_000  # each needs its row of job_versions
 
 
-@dataclass(frozen=True, slots=True)
-class LastRun:
-    """A job's latest run whose instant has come.
-
-    Args:
-        run_id: Its id.
-        state: Its state; `scheduled` is a queued one whose time is ahead.
-        scheduled_at: Its nominal instant.
-        started_at: When its last attempt began.
-        finished_at: When it ended.
-        duration: From `started_at` to `finished_at`.
-        reason: The reason of a skip or a cancellation, or the timeout that fired.
-        error_type: The error type of its last attempt.
-    """
-
-    run_id: UUID
-    state: Annotated[str, one_of(STATUSES)]
-    scheduled_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    duration: timedelta | None
-    reason: str | None
-    error_type: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class JobSummary:
-    """A job as lists show it.
-
-    Args:
-        key: Unique in its tenant.
-        job_id: Derived from tenant and key.
-        version: The current version.
-        kind: The kind of its schedule: `once`, `interval`, `fixed_delay`, `cron`, `manual` or `after`.
-        schedule: Its schedule in the stored form, with all defaults.
-        timezone: The zone of a cron schedule.
-        labels: Its labels as submitted.
-        paused: True if it is paused.
-        paused_until: When the pause ends by itself.
-        finished_at: When the scheduler found no occurrence left.
-        hold_reason: The reason why its timer is held: `pause`, `quarantine`, `run` or `freeze`.
-        next_at: The next occurrence; None if there is none, or the timer is held.
-        postponed_until: When a scheduler tries again to fire a job that failed for a cause outside of its own data.
-        last_run: The latest run whose instant has come.
-    """
-
-    key: str
-    job_id: UUID
-    version: int
-    kind: str
-    schedule: Mapping[str, object]
-    timezone: str | None
-    labels: Mapping[str, str]
-    paused: bool
-    paused_until: datetime | None
-    finished_at: datetime | None
-    hold_reason: str | None
-    next_at: datetime | None
-    postponed_until: datetime | None
-    last_run: LastRun | None
-
-
-@dataclass(frozen=True, slots=True)
-class JobPage:
-    """Jobs in the order of their keys.
-
-    Args:
-        next_cursor: The key to continue after; None on the last page.
-        total: How many all pages have, or a lower bound.
-        at_least: True if there may be more than `total`.
-    """
-
-    jobs: tuple[JobSummary, ...]
-    next_cursor: str | None
-    total: int
-    at_least: bool
-
-
-@dataclass(frozen=True, slots=True)
-class JobDetail:
-    """A job with all its details.
-
-    Args:
-        summary: The job as in lists.
-        job: The job as submitted, before defaults, with its payload; it can be submitted again.
-        effective_at: When the current version came into force.
-        created_at: When the job was first submitted.
-        paused_by: The author of the pause.
-        pause_reason: The reason of the pause.
-        paused_at: When it was paused.
-        consecutive_failures: How many runs in a row have failed.
-        error: The error that quarantined it, while it is quarantined.
-        quarantined_at: When that was.
-        freezes: The standing freezes that name its runs.
-    """
-
-    summary: JobSummary
-    job: Mapping[str, object]
-    effective_at: datetime
-    created_at: datetime
-    paused_by: str | None
-    pause_reason: str | None
-    paused_at: datetime | None
-    consecutive_failures: int
-    error: str | None
-    quarantined_at: datetime | None
-    freezes: tuple[Freeze, ...] = ()
-
-
 def list_jobs(
-    connection: Conn,
-    tenant: str,
-    *,
-    prefix: str = "",
-    labels: Mapping[str, str] | None = None,
-    paused: bool | None = None,
-    finished: bool | None = None,
-    kind: str | None = None,
-    lane: str | None = None,
-    queue: str | None = None,
-    quarantined: bool | None = None,
-    unwell: bool | None = None,
-    occurs: bool = False,
-    after: str = "",
-    limit: int = 50,
-) -> JobPage:
+    connection: Conn, tenant: str, *, occurs: bool = False, after: str = "", limit: int = 50,
+    **filters: Unpack[JobFilter],
+) -> JobPage:  # fmt: skip
     """Return a page of a tenant's jobs, in the order of their keys.
 
     A page looks at 20,000 jobs at most. With a filter that few match, it may be short, or empty, and have a cursor.
 
     Args:
-        unwell: True for quarantined jobs, and those of the newest 500 failures whose last run within 7 days failed.
         occurs: True for jobs whose schedule has a further occurrence only: no manual ones.
+        **filters: Without those that are None. `unwell` looks at the newest 500 failures of the last 7 days.
     """
     require_tenant(connection, tenant)
-    columns: dict[str, object] = {
-        "tenant": tenant, "prefix": prefix, "beyond": _beyond(prefix), "labels": Jsonb(dict(labels or {})),
-        "paused": paused, "finished": finished, "kind": kind, "lane": lane, "queue": queue,
-        "quarantined": quarantined, "unwell": unwell, "occurs": occurs,
+    given: dict[str, object] = {name: value for name, value in filters.items() if value is not None}
+    prefix, labels = filters.get("prefix") or "", filters.get("labels") or {}
+    columns = {
+        **dict.fromkeys(JobFilter.__annotations__), **given, "tenant": tenant, "prefix": prefix,
+        "beyond": _beyond(prefix), "labels": Jsonb(dict(labels)), "occurs": occurs,
     }  # fmt: skip
-    is_narrow = (
-        bool(labels)
-        or occurs
-        or any(each is not None for each in (paused, finished, kind, lane, queue, quarantined, unwell))
-    )
-    look = LOOKED_AT if lane is None and queue is None else min(LOOKED_AT, LOOKED_AT_WITH_VERSIONS)
+    is_narrow = bool(labels) or occurs or not given.keys() <= {"prefix", "labels"}
+    look = LOOKED_AT if not given.keys() & {"lane", "queue"} else min(LOOKED_AT, LOOKED_AT_WITH_VERSIONS)
     # Without a filter each row matches: none is read beyond those that are counted, and those of the page.
     counting = look if is_narrow else max(COUNTED, limit) + 1
     counted = found = _find(connection, columns, "", limit=limit + 1, look=counting)
@@ -213,7 +86,7 @@ def list_children(connection: Conn, tenant: str, key: str, *, limit: int) -> lis
 def show_job(connection: Conn, tenant: str, key: str, *, as_stored: bool = False) -> JobDetail:
     """Return one job; `as_stored` keeps the secrets in its URL, for a change of it."""
     from tidewheel.control.explain.facts import read_job_error
-    from tidewheel.control.reads.versions import submitted_job  # here: a list of jobs needs no codec
+    from tidewheel.nouns.jobs.versions import submitted_job  # here: a list of jobs needs no codec
 
     with connection.cursor(row_factory=class_row(_JobDetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_JOB, {"job_id": job_id(tenant, key)}).fetchone()

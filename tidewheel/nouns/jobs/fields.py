@@ -1,4 +1,4 @@
-"""The fields of the form of a job: their groups, how each is typed, and what it means empty."""
+"""The table of a job's fields, for flags and for the form."""
 
 import json
 import re
@@ -16,20 +16,27 @@ from tidewheel.jobs.retry import DEFAULT_ATTEMPTS, RetryPolicy
 from tidewheel.jobs.schedule import CronSpec
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.strict_json import as_list, as_object, read_value
-from tidewheel.jobs.targets import HttpTargetSpec, KafkaTargetSpec
+from tidewheel.jobs.targets import TARGETS, HttpTargetSpec, KafkaTargetSpec
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import format_duration
-from tidewheel.runs import Overlap
 from tidewheel.schedules.policies import CatchUp
 
 SCHEDULES = ("cron", "interval", "fixed_delay", "once", "after", "manual")
-TARGETS = ("handler", "http", "kafka", "shell", "lambda")
-Kind = Literal["text", "span", "number", "json", "list", "pairs", "parents", "words", "flag", "zone"]
+Kind = Literal["text", "span", "number", "instant", "json", "list", "pairs", "parents", "words", "flag", "zone"]
 
 
-@dataclass(frozen=True, slots=True)
+_AS_TYPED: Mapping[Kind, tuple[str, str]] = {
+    "json": ("", "@FILE reads it from a file."),
+    "list": ("One per line.", "Repeatable."),
+    "pairs": ("One name=value per line.", "Repeatable."),
+    "parents": ("One parent per line: KEY, KEY=failure or KEY=always.", "KEY, KEY=failure or KEY=always; repeatable."),
+}
+"""How several values are typed in the form, and on the command line."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SpecField:
-    """A field of the form.
+    """A field of a job; one without a dot in its path has a flag of its name.
 
     Args:
         path: Its place in the job, which is its name in the form.
@@ -38,6 +45,8 @@ class SpecField:
         default: What holds while it is empty.
         meanings: What each of its values does, if it is a choice.
         rows: The lines of its text area; 0 for a single line.
+        named: Its flag, where that has another name.
+        metavar: What a flag takes; by default what its kind says.
     """
 
     path: str
@@ -49,11 +58,30 @@ class SpecField:
     help: str = ""
     meanings: Mapping[str, str] = field(default_factory=dict[str, str])
     rows: int = 0
+    named: str = ""
+    metavar: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
         """The parts of its path."""
         return tuple(self.path.split("."))
+
+    @property
+    def flag(self) -> str:
+        """Its flag; empty if only a file sets it."""
+        return self.named or ("" if "." in self.path else f"--{self.path.replace('_', '-')}")
+
+    @property
+    def caption(self) -> str:
+        """Its description in the form."""
+        return f"{self.help} {_AS_TYPED.get(self.kind, ('',))[0]}".strip()
+
+    @property
+    def flag_help(self) -> str:
+        """Its description on the command line."""
+        *rest, last = self.options or ("",)
+        words = f"{self.help.removesuffix('.')}: {', '.join(rest)} or {last}." if rest else self.help
+        return f"{words} {_AS_TYPED.get(self.kind, ('', ''))[1]}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +110,22 @@ def _default(model: type[StrictModel], name: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) if isinstance(value, str | int) else ""
 
 
-def _of(label: str, name: str, kind: Kind = "text", help: str = "", *, default: str | None = None) -> SpecField:
-    found = _default(JobSpec, name) if default is None else default
-    return SpecField(name, label, kind, default=found, help=help)
-
-
-def _choice(name: str, label: str, help: str = "", *, default: str | None = None) -> SpecField:
-    options = _options(JobSpec, name) if name != "overlap" else tuple(Overlap)
+def _of(
+    path: str, kind: Kind = "text", help: str = "", *, default: str | None = None, named: str = "", metavar: str = "",
+) -> SpecField:  # fmt: skip
+    """Return a field of a job, or of its `retry`, with the values and the default that the model has."""
+    start, _, name = path.rpartition(".")
+    model = RetryPolicy if start else JobSpec
+    found = _default(model, name) if default is None else default
     return SpecField(
-        name, label, options=options, default=_default(JobSpec, name) if default is None else default, help=help,
-        meanings=MEANINGS.get(name, {}),
+        path, name, kind, options=_options(model, name), default=found, help=help, meanings=MEANINGS.get(name, {}),
+        named=named, metavar=metavar,
     )  # fmt: skip
 
 
-def _retry(name: str, label: str, kind: Kind = "text", help: str = "", *, default: str | None = None) -> SpecField:
-    options = ("exponential", "fixed", "intervals") if name == "backoff" else ()
-    found = _default(RetryPolicy, name) if default is None else default
-    return SpecField(
-        f"retry.{name}", label, kind, options=options, default=found, help=help, meanings=MEANINGS.get(name, {})
-    )
+def _target(kind: str, name: str, typed: Kind = "text", help: str = "") -> SpecField:
+    found = TARGETS[kind]
+    return SpecField(f"target.{found.sets}", name, typed, only=kind, help=help, named=found.flag, metavar=found.metavar)
 
 
 _HELD: Mapping[str, str] = {
@@ -141,76 +166,81 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
 }
 """What each value of a choice does, by its field."""
 _INDENTED = 32_768  # characters up to which JSON is indented
-_LINES = "One per line."
 GROUPS: Sequence[Group] = (
     Group("Target and payload", (
-        SpecField("target.name", "handler", only="handler", help="The name of a Python handler."),
-        SpecField("target.url", "url", only="http", help="The payload is the body of the request."),
-        SpecField("target.method", "method", only="http", options=_options(HttpTargetSpec, "method"), default="POST"),
+        _target("handler", "handler", help="The name of a Python handler."),
+        _target("http", "url", help="An HTTP endpoint. The payload is the body of the request."),
+        SpecField("target.method", "method", only="http", options=_options(HttpTargetSpec, "method"), default="POST",
+                  named="--method", metavar="METHOD", help="The method of the request."),
         SpecField("target.headers", "headers", "json", only="http", rows=3,
                   help='A JSON object: {"X-Team": "billing", "Authorization": {"secret": "NAME"}}'),
         SpecField("target.async", "async", "flag", only="http", options=("true", "false"), default="false",
                   help="true: after a 202, the run stays open until its task token completes it."),
-        SpecField("target.topic", "topic", only="kafka"),
+        _target("kafka", "topic", help="A Kafka topic."),
         SpecField("target.key", "message key", only="kafka"),
         SpecField("target.await_reply", "await_reply", "flag", only="kafka", options=("true", "false"),
                   default=str(KafkaTargetSpec.model_fields["await_reply"].default).lower()),
-        SpecField("target.argv", "argv", "words", only="shell", help="Program and arguments; no shell reads them."),
+        _target("shell", "argv", "words", help="Program and arguments; no shell reads them."),
         SpecField("target.cwd", "cwd", only="shell"),
-        SpecField("target.function", "function", only="lambda", help="A function's name, or its ARN."),
+        _target("lambda", "function", help="An AWS Lambda function: its name or its ARN."),
         SpecField("target.region", "region", only="lambda"),
         SpecField("payload", "payload", "json", rows=8, help="Any JSON value, 256 KiB at most."),
     ), chooser="target", folded=False),
     Group("Schedule", (
-        SpecField("schedule.cron", "cron", "list", only="cron", rows=2, help="One per line, such as 30 2 * * *."),
+        SpecField("schedule.cron", "cron", "list", only="cron", rows=2, help="A cron expression, such as 30 2 * * *.",
+                  named="--cron", metavar="EXPR"),
         SpecField("schedule.timezone", "timezone", "zone", only="cron", default="UTC", help="Such as Europe/Berlin."),
         SpecField("schedule.dst_gap", "dst_gap", only="cron", options=_options(CronSpec, "dst_gap"),
-                  default="shift_forward", help="What happens at a local time that does not exist.",
+                  default="shift_forward", help="What happens at a local time that does not exist.", named="--dst-gap",
                   meanings=MEANINGS["dst_gap"]),
         SpecField("schedule.dst_overlap", "dst_overlap", only="cron", options=_options(CronSpec, "dst_overlap"),
-                  default="first", help="What happens at a local time that occurs twice.",
+                  default="first", help="What happens at a local time that occurs twice.", named="--dst-overlap",
                   meanings=MEANINGS["dst_overlap"]),
-        SpecField("schedule.interval", "interval", "span", only="interval", help="Such as 10s or 1h30m."),
+        SpecField("schedule.interval", "interval", "span", only="interval", help="An interval, such as 10s or 1h30m.",
+                  named="--every"),
         SpecField("schedule.anchor", "anchor", only="interval", help="Intervals count from this instant."),
         SpecField("schedule.fixed_delay", "fixed_delay", "span", only="fixed_delay",
-                  help="The time from the end of a run to the next run."),
-        SpecField("schedule.once", "once", only="once", help="An instant with its offset: 2026-12-24T08:00:00+01:00"),
-        SpecField("schedule.after", "after", "parents", only="after", rows=3,
-                  help="One parent per line: KEY, KEY=failure or KEY=always."),
-        _of("start_at", "start_at", help="No occurrence before this instant."),
-        _of("end_at", "end_at", help="No occurrence after this instant."),
-        _of("max_runs", "max_runs", "number", "The schedule ends after this many occurrences."),
-        _of("jitter", "jitter", "span", "The longest random delay: a duration, or a share such as 10%.", default="0s"),
+                  help="The time from the end of a run to the next run.", named="--fixed-delay"),
+        SpecField("schedule.once", "once", "instant", only="once", named="--at",
+                  help="Once, at this instant, such as 2026-12-24T08:00:00+01:00."),
+        SpecField("schedule.after", "after", "parents", only="after", rows=3, named="--after",
+                  help="After the runs of these jobs."),
+        _of("start_at", "instant", help="No occurrence before this instant."),
+        _of("end_at", "instant", help="No occurrence after this instant."),
+        _of("max_runs", "number", "The schedule ends after this many occurrences."),
+        _of("jitter", "span", "The longest random delay: a duration, or a share such as 10%.", default="0s"),
     ), chooser="schedule", folded=False),
     Group("Retries", (
-        _retry("max_attempts", "max_attempts", "number", "Includes the first attempt.", default=str(DEFAULT_ATTEMPTS)),
-        _retry("backoff", "backoff", help="How the delay between attempts grows.", default="exponential"),
-        _retry("initial", "initial", "span", "The delay before the second attempt."),
-        _retry("factor", "factor", "number", "Each delay is the previous delay times this factor."),
-        _retry("max", "max", "span", "The longest delay."),
-        _retry("jitter", "jitter", help="The random share of each delay.", default="10%"),
-        _retry("intervals", "intervals", "list", "Delays before attempts 2, 3, …: one per line.", default=""),
-        _retry("non_retryable", "non_retryable", "list", "Error types that end the run, one per line.", default=""),
-        _choice("delivery", "delivery", "What follows an attempt that may have started and did not succeed."),
-        _of("pause_on_failure", "pause_on_failure", "number", "The job is paused after this many failures in a row."),
-        _of("on_failure", "on_failure", help="The key of a job to trigger after a run that fails for good."),
+        _of("retry.max_attempts", "number", "The most attempts of a run, the first one included.",
+            default=str(DEFAULT_ATTEMPTS), named="--max-attempts"),
+        _of("retry.backoff", help="How the delay between attempts grows.", default="exponential"),
+        _of("retry.initial", "span", "The delay before the second attempt."),
+        _of("retry.factor", "number", "Each delay is the previous delay times this factor."),
+        _of("retry.max", "span", "The longest delay."),
+        _of("retry.jitter", help="The random share of each delay.", default="10%"),
+        _of("retry.intervals", "list", "Delays before the second attempt and later ones.", default=""),
+        _of("retry.non_retryable", "list", "Error types that end the run.", default=""),
+        _of("delivery", help="What follows an attempt that may have started and did not succeed."),
+        _of("pause_on_failure", "number", "The job is paused after this many failures in a row."),
+        _of("on_failure", help="The key of a job to trigger after a run that fails for good.", metavar="KEY"),
     )),
     Group("Timeouts", (
-        _of("start_to_close", "start_to_close", "span", "The longest time of one attempt."),
-        _of("schedule_to_start", "schedule_to_start", "span", "The longest time until the first attempt begins."),
-        _of("schedule_to_close", "schedule_to_close", "span",
+        _of("start_to_close", "span", "The longest time of one attempt."),
+        _of("schedule_to_start", "span", "The longest time until the first attempt begins."),
+        _of("schedule_to_close", "span",
             "The longest time from the scheduled time to the end of the run, with all attempts and the waits between."),
-        _of("heartbeat", "heartbeat", "span", "The longest time between two heartbeats of an attempt."),
+        _of("heartbeat", "span", "The longest time between two heartbeats of an attempt."),
     )),
     Group("Overlap and limits", (
-        _choice("overlap", "overlap", "If a run of the job is active.", default="skip if recurring, else allow_all"),
-        SpecField("concurrency_key.key", "concurrency key",
+        _of("overlap", help="If a run of the job is active.", default="skip if recurring, else allow_all"),
+        SpecField("concurrency_key.key", "concurrency key", named="--concurrency-key", metavar="KEY",
                   help="Runs of all jobs with this key share places. {payload.a} inserts a payload field."),
         SpecField("concurrency_key.at_once", "at_once", "number", default="1 without a rate",
                   help="How many runs with this key may be active at once."),
         SpecField("concurrency_key.rate", "rate", help="The most starts per time, such as 100/min."),
         SpecField("concurrency_key.burst", "burst", "number", help="The most starts at once after idle time."),
-        SpecField("ordering_key.key", "ordering key", help="Runs with this key run one after another."),
+        SpecField("ordering_key.key", "ordering key", help="Runs with this key run one after another.",
+                  named="--ordering-key", metavar="KEY"),
         SpecField("ordering_key.on_failure", "on_failure of the ordering key",
                   options=_options(OrderingKey, "on_failure"), default="block",
                   help="After a run with this key that fails or times out for good.",
@@ -224,27 +254,45 @@ GROUPS: Sequence[Group] = (
                   help="The longest time by which debounce delays a run."),
     )),
     Group("Missed and excluded occurrences", (
-        _choice("catch_up", "catch_up", "What becomes of occurrences that no scheduler fired in time."),
-        _choice("on_resume", "on_resume", "What becomes of occurrences that came due during a pause or a freeze."),
-        _of("window", "window", "span",
+        _of("catch_up", help="What becomes of occurrences that no scheduler fired in time."),
+        _of("on_resume", help="What becomes of occurrences that came due during a pause or a freeze."),
+        _of("window", "span",
             "How old a missed occurrence may be that fire_all, of catch_up or of on_resume, still fires, such as 6h."),
-        _of("exclude_calendars", "exclude_calendars", "list", f"No firing on their days. {_LINES}", default=""),
-        _of("include_calendars", "include_calendars", "list", f"Firing only on their days. {_LINES}", default=""),
-        _choice("on_excluded", "on_excluded", "What happens to an occurrence on an excluded day."),
+        _of("exclude_calendars", "list", "No firing on their days.", default="", named="--exclude-calendar",
+            metavar="NAME"),
+        _of("include_calendars", "list", "Firing only on their days.", default="", named="--include-calendar",
+            metavar="NAME"),
+        _of("on_excluded", help="What happens to an occurrence on an excluded day."),
     )),
     Group("Queue, lane and labels", (
-        _of("queue", "queue", help="Executors that serve this queue take its runs."),
-        _choice("lane", "lane", "The priority class. Each lane has its own topic."),
-        _of("priority", "priority", "number", "0 to 9: 9 starts first."),
-        SpecField("labels", "labels", "pairs", rows=2, help="One name=value per line."),
-        SpecField("description", "description", rows=2),
-        _of("history_limit", "history_limit", "number", "How many of the latest finished runs to keep."),
+        _of("queue", help="Executors that serve this queue take its runs.", metavar="NAME"),
+        _of("lane", help="The priority class of its runs, each with its own topic.", metavar="LANE"),
+        _of("priority", "number", "0 to 9: 9 starts first."),
+        SpecField("labels", "labels", "pairs", rows=2, named="--label", help="Labels of the job."),
+        SpecField("description", "description", rows=2, help="A text for people."),
+        _of("history_limit", "number", "How many of the latest finished runs to keep."),
     )),
 )  # fmt: skip
 """Grouped as in the definition of a job; what the form lacks, the JSON view has."""
 
 FIELDS: Sequence[SpecField] = tuple(field for group in GROUPS for field in group.fields)
 LABELS: Mapping[str, str] = {field.path: field.label for field in FIELDS}
+
+
+NOTHING = object()
+"""In place of a value that is not there: None is a value in JSON."""
+
+
+def put(job: dict[str, object], path: Sequence[str], value: object) -> None:
+    """Set the value at a path, or remove it with `NOTHING`."""
+    for name in path[:-1]:
+        below = as_object(job.get(name))
+        job[name] = below = {} if below is None else below
+        job = below
+    if value is NOTHING:
+        job.pop(path[-1], None)
+    else:
+        job[path[-1]] = value
 
 
 def text_of(field: SpecField, value: object) -> str:

@@ -1,4 +1,4 @@
-"""`client.jobs`: list and read jobs. Patch one by a JSON merge patch (RFC 7396), and release many.
+"""Patch a job by a JSON merge patch (RFC 7396), and release quarantined ones.
 
 A patch is merged with the stored version, and the result is submitted with `if_version` of that version, in one
 transaction. So a concurrent change is never overwritten. A `request_id` belongs to the patch, not to the submit that
@@ -18,9 +18,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.control.client.arguments import as_int
 from tidewheel.control.client.connection import Connection, drop_none, raise_rejection
-from tidewheel.control.reads.jobs import JobDetail, JobPage, list_jobs, show_job
 from tidewheel.errors import UnknownJob, VersionConflict, refuse
 from tidewheel.ids import job_id
 from tidewheel.intake.apply import apply_requests, first_reply
@@ -28,7 +26,7 @@ from tidewheel.intake.lifecycle import release_jobs
 from tidewheel.intake.request import ReceivedRequest, content_hash
 from tidewheel.jobs.parsing import own_request
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.jobs.validation import ensure_text_names
+from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -42,52 +40,6 @@ _BATCH = 200  # jobs released in one transaction: some tens of milliseconds
 _SHOWN = 10  # of a dry run
 _FIRST = UUID(int=0)
 OnProgress = Callable[[int], None]
-
-
-class Jobs:
-    """Reads of jobs; `Client.submit`, `patch` and `delete` change them."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def list(
-        self,
-        *,
-        prefix: str = "",
-        labels: Mapping[str, str] | None = None,
-        paused: bool | None = None,
-        finished: bool | None = None,
-        kind: str | None = None,
-        lane: str | None = None,
-        queue: str | None = None,
-        quarantined: bool | None = None,
-        unwell: bool | None = None,
-        after: str = "",
-        limit: int = 50,
-    ) -> JobPage:
-        """List a page of jobs, in the order of their keys.
-
-        Args:
-            labels: Only jobs with all of these.
-            paused: True for paused jobs only, False for all others.
-            finished: True for jobs without a further occurrence only, False for all others.
-            kind: Only schedules of this kind: `once`, `interval`, `fixed_delay`, `cron`, `manual` or `after`.
-            quarantined: True for quarantined jobs only, False for all others.
-            unwell: True for quarantined jobs and those that failed last.
-            after: The `next_cursor` of the page before.
-        """
-        ensure_text_names(labels, "labels")
-        with self._connection.snapshot() as connection:
-            return list_jobs(
-                connection, self._connection.tenant, prefix=prefix, labels=labels, paused=paused, finished=finished,
-                kind=kind, lane=lane, queue=queue, quarantined=quarantined, unwell=unwell, after=after,
-                limit=as_int(limit, "limit"),
-            )  # fmt: skip
-
-    def get(self, key: str) -> JobDetail:
-        """Return a job with its spec, state and last run; `job` in it can be submitted again."""
-        with self._connection.snapshot() as connection:
-            return show_job(connection, self._connection.tenant, key)
 
 
 def patch_job(

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from typing import Annotated
 from uuid import UUID
 
 from psycopg.rows import class_row
+from pydantic import Field
 
 from tidewheel.activity import quantile, unpack
 from tidewheel.errors import UnknownJob
@@ -27,74 +29,47 @@ MAX_DAYS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Quantiles of durations in seconds, each within 5 %; None without durations.
+    """Quantiles of durations in seconds, each within 5 %; None without durations."""
 
-    Args:
-        p50: The half of them is not longer.
-        p90: Nine tenths of them are not longer.
-        p99: Ninety-nine hundredths of them are not longer.
-    """
-
-    p50: float | None
-    p90: float | None
-    p99: float | None
+    p50: Annotated[float | None, Field(description="The half of them is not longer.")]
+    p90: Annotated[float | None, Field(description="Nine tenths of them are not longer.")]
+    p99: Annotated[float | None, Field(description="Ninety-nine hundredths of them are not longer.")]
 
 
 @dataclass(frozen=True, slots=True)
 class LongestRun:
-    """The run whose last attempt took the longest.
+    """The run whose last attempt took the longest."""
 
-    Args:
-        run_id: The run; it may be removed.
-        took: The duration of that attempt, in seconds.
-    """
-
-    run_id: UUID
-    took: float
+    run_id: Annotated[UUID, Field(description="The run; it may be removed.")]
+    took: Annotated[float, Field(description="The duration of that attempt, in seconds.")]
 
 
 @dataclass(frozen=True, slots=True)
 class JobDay:
-    """The runs of a job that ended on a day of UTC, or on several.
+    """The runs of a job that ended on a day of UTC, or on several."""
 
-    Args:
-        day: The day; the first one of a sum.
-        succeeded: The number of runs that succeeded.
-        failed: That failed.
-        timed_out: That timed out.
-        cancelled: That were cancelled.
-        skipped: That were skipped.
-        attempts: The number of their attempts.
-        duration: Of their last attempts.
-        lateness: From the time at which a last attempt might start to its start.
-        longest: The longest run; None if no run started, or if a release before 0.2 counted the day.
-    """
-
-    day: date
-    succeeded: int
-    failed: int
-    timed_out: int
-    cancelled: int
-    skipped: int
-    attempts: int
-    duration: Quantiles
-    lateness: Quantiles
-    longest: LongestRun | None
+    day: Annotated[date, Field(description="The day; the first one of a sum.")]
+    succeeded: Annotated[int, Field(description="The number of runs that succeeded.")]
+    failed: Annotated[int, Field(description="That failed.")]
+    timed_out: Annotated[int, Field(description="That timed out.")]
+    cancelled: Annotated[int, Field(description="That were cancelled.")]
+    skipped: Annotated[int, Field(description="That were skipped.")]
+    attempts: Annotated[int, Field(description="The number of their attempts.")]
+    duration: Annotated[Quantiles, Field(description="Of their last attempts.")]
+    lateness: Annotated[Quantiles, Field(description="From the time at which a last attempt might start to its start.")]
+    longest: Annotated[
+        LongestRun | None,
+        Field(description="The longest run; null if no run started, or if a release before 0.2 counted the day."),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatistics:
-    """The counted days of a job.
+    """The counted days of a job."""
 
-    Args:
-        key: The job's key.
-        days: Days with runs, the newest first.
-        total: All of them together; None without a day.
-    """
-
-    key: str
-    days: tuple[JobDay, ...]
-    total: JobDay | None
+    key: Annotated[str, Field(description="The job's key.")]
+    days: Annotated[tuple[JobDay, ...], Field(description="Days with runs, the newest first.")]
+    total: Annotated[JobDay | None, Field(description="All of them together; null without a day.")]
 
 
 @dataclass(frozen=True, slots=True)
