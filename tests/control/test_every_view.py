@@ -55,6 +55,12 @@ class Places:
         """Each run of the jobs with every field."""
         return [*self.made.runs.values()]
 
+    def routes(self) -> list[str]:
+        """Return the paths of the routes that read."""
+        document = self.client.get("/api/v1/openapi.json").json()
+        routes = [path for path, methods in document["paths"].items() if "get" in methods and path not in _NOT_READ]
+        return [path for path in routes if "{fingerprint}" not in path and "{executor_id}" not in path]
+
     def values(self, name: str) -> list[object]:
         """Return the values of a parameter of paths."""
         made, ids = self.made, self.ids
@@ -117,18 +123,16 @@ _ANSWERS = frozenset({HTTPStatus.OK, HTTPStatus.NOT_FOUND})  # a deleted job, a 
 
 
 def test_every_route_answers(places: Places) -> None:
-    document = places.client.get("/api/v1/openapi.json").json()
-    routes = [path for path, methods in document["paths"].items() if "get" in methods and path not in _NOT_READ]
-    routes = [path for path in routes if "{fingerprint}" not in path and "{executor_id}" not in path]
     failed: list[object] = []
-    for route in routes:
-        answers = [(path, places.client.get(path)) for path in _paths(places, route)]
+    for route in places.routes():
+        answers = [(path, places.client.get(path)) for path in route_paths(places, route)]
         assert any(answer.status_code == HTTPStatus.OK for _, answer in answers), (route, answers)
         failed += [(path, answer.text[:300]) for path, answer in answers if answer.status_code not in _ANSWERS]
     assert not failed, "\n".join(map(str, failed))
 
 
-def _paths(places: Places, route: str) -> Iterator[str]:
+def route_paths(places: Places, route: str) -> Iterator[str]:
+    """Yield the path of a route with each of the names in it."""
     names = [part.split("}")[0] for part in route.split("{")[1:]]
     step = 1 if route in {"/api/v1/runs/{run_id}", "/api/v1/runs/{run_id}/attempts"} else _STEP
     for values in product(*(places.values(name)[:: step if name == "run_id" else 1] for name in names)):
