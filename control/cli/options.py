@@ -43,6 +43,16 @@ def confirm(question: str, *, yes: bool) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
+def confirm_by_name(name: str, what: str, remedy: str, *, yes: bool) -> None:
+    """Let a name be typed on a terminal before an act that nothing undoes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        refuse("--yes", f"is missing: {what}", f"{remedy}, then add --yes")
+    if typer.prompt(f"{what[0].upper()}{what[1:]}. Type {name} to delete it", err=True) != name:
+        refuse("NAME", "this is not its name", f"type {name}, or add --yes")
+
+
 def complete_key(context: typer.Context, incomplete: str) -> list[str]:
     """Return the keys of jobs that begin with a text, for a shell; none if no database answers."""
     from tidewheel.control.reads.jobs import list_jobs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from tidewheel.audit import ALL_TENANTS
-from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, reading, requesting
+from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, confirm_by_name, reading, requesting
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -182,7 +182,7 @@ def resume(name: Name, output: OutputOption = Output.TEXT) -> None:
 def delete(
     name: Name,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Confirm the deletion; needed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the name; needed without a terminal.")] = False,
     grace: Annotated[
         str, typer.Option(metavar="DURATION", help="Time in which --undo takes the deletion back; 0s for none.")
     ] = "1d",
@@ -197,9 +197,8 @@ def delete(
         text = "stays" if kept else "unchanged: no deletion was requested"
         print_result([f"tenant {name}: {text}"], {"tenant": now, "unchanged": not kept}, output)
         return
-    if not yes:
-        remedy = f"look with `tidewheel admin tenant usage {name}`, then add --yes"
-        refuse("--yes", "is missing: the jobs and runs of a deleted tenant do not come back", remedy)
+    what, look = "the jobs and runs of a deleted tenant do not come back", f"`tidewheel admin tenant usage {name}`"
+    confirm_by_name(name, what, f"look with {look}", yes=yes)
     try:
         span = parse_duration(grace)
     except InvalidValue as error:
