@@ -21,6 +21,7 @@ from psycopg import DatabaseError, IsolationLevel
 
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.instants import SECONDS, read_instant
+from tidewheel.control.reads.stored import show_damaged
 from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, TidewheelError, refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_duration
@@ -100,6 +101,7 @@ def reading() -> Generator[Conn]:
     try:
         session.connection().isolation_level = IsolationLevel.REPEATABLE_READ
         with session.transaction() as connection:
+            show_damaged(connection, shows=True)
             yield connection
     finally:
         session.close()

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, TypedDict
 
-from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from tidewheel.control.reads.job_position import read_job_position
+from tidewheel.control.reads.stored import rows_as
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownCancellation
 from tidewheel.ids import job_id
@@ -120,13 +120,13 @@ def cancellations(connection: Conn, tenant: str, *, after: int | None = None, li
     """Return a page of a tenant's cancellations, the newest first."""
     require_tenant(connection, tenant)
     columns: dict[str, object] = {"tenant": tenant, "before": _LAST if after is None else after, "limit": limit}
-    with connection.cursor(row_factory=class_row(Cancellation), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(Cancellation), binary=True) as cursor:
         return cursor.execute(_LIST_CANCELLATIONS, columns).fetchall()
 
 
 def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellation:
     """Return one cancellation, or raise UnknownCancellation."""
-    with connection.cursor(row_factory=class_row(Cancellation), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(Cancellation), binary=True) as cursor:
         found = cursor.execute(_READ_CANCELLATION, {"id": number, "tenant": tenant}).fetchone()
     if found is None:
         raise UnknownCancellation(number)

@@ -12,7 +12,7 @@ from psycopg.rows import class_row
 from tidewheel.control.reads.retry_chain import RelatedRun, RetryChain, retry_chain_of
 from tidewheel.control.reads.run_stages import RunStage, run_stages
 from tidewheel.control.reads.runs import RunRow, RunSummary, summary_of
-from tidewheel.control.reads.stored import read_definition
+from tidewheel.control.reads.stored import read_definition, rows_as
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import UnknownRun
 from tidewheel.jobs.payload import JSON_CONTENT
@@ -149,7 +149,7 @@ class RunDetail:
 
 def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
     """Return one run, or raise UnknownRun."""
-    with connection.cursor(row_factory=class_row(_RunDetailRow), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(_RunDetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
     if row is None:
         raise UnknownRun(str(run_id))
@@ -196,7 +196,7 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
 
 def show_failed_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
     """Return what is left of a failed run whose day retention has dropped, or raise UnknownRun."""
-    with connection.cursor(row_factory=class_row(_FailedRunRow), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(_FailedRunRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_FAILED_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
     if row is None:
         raise UnknownRun(str(run_id))

@@ -184,23 +184,28 @@ def _joined(names: Mapping[str, str], by: str) -> set[str]:
 
 def test_every_list_and_show_of_the_command_line_answers(places: Places) -> None:
     assert {words for words, _ in every_command()} == set(_COMMANDS) | _joined(_NO_VIEWS, " ")
+    fine = {0, ExitCode.NOT_FOUND}
+    failed: list[object] = []
+    for words in command_lines(places):
+        for output in ("table", "json"):
+            done = tidewheel(places.made.database, *words, "--output", output)
+            if done.code not in fine and done.err:  # `status` has found something wrong: 1
+                failed.append((words, output, done.code, done.err[:300]))
+    assert not failed, "\n".join(map(str, failed))
+
+
+def command_lines(places: Places) -> Iterator[list[str]]:
+    """Yield each command that reads, with each of the names in it."""
     names = {
         "{key}": "key", _RUN: "run_id", _ROOT: "root_run_id", "{backfill}": "backfill_id", "{batch}": "batch_id",
         "{work}": "work_id",
     }  # fmt: skip
     letter = places.made.database.value("SELECT max(id) FROM dead_letters WHERE run_id IS NOT NULL")
-    fine = {0, ExitCode.NOT_FOUND}
-    failed: list[object] = []
     for command, given in _COMMANDS.items():
         for arguments in given:
             name = next((names[each] for each in arguments if each in names), None)
             for value in [letter] if name is None else places.values(name)[:: _STEP if name == "run_id" else 1]:
-                words = [str(value) if each.startswith("{") else each for each in arguments]
-                for output in ("table", "json"):
-                    done = tidewheel(places.made.database, *command.split(), *words, "--output", output)
-                    if done.code not in fine and done.err:  # `status` has found something wrong: 1
-                        failed.append((command, words, output, done.code, done.err[:300]))
-    assert not failed, "\n".join(map(str, failed))
+                yield [*command.split(), *(str(value) if each.startswith("{") else each for each in arguments)]
 
 
 _STEP = 7  # of the runs: a prime to the number of states, so that each job and each state occur
