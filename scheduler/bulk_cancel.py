@@ -22,7 +22,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, Session, read_ids
+from tidewheel.postgres.session import Conn, Session, read_ids, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Cause, Move, RunState, sources
 from tidewheel.transitions.cancel_signals import request_cancel
@@ -158,7 +158,7 @@ class BulkCancel:
             self._session.transaction() as connection,
             connection.cursor(row_factory=class_row(OpenCancellation), binary=True) as cursor,
         ):
-            found = cursor.execute(_FIND_CANCELLATIONS, {"deletion": TENANT_DELETED}).fetchall()
+            found = readable_rows(cursor.execute(_FIND_CANCELLATIONS, {"deletion": TENANT_DELETED}))
         self._positions = {
             one.id: self._positions.get(one.id) or _ScanPosition(signalling=one.include_started) for one in found
         }
@@ -215,7 +215,7 @@ class BulkCancel:
             columns |= {"after_id": position.run_id, "after_at": position.scheduled_at}
             find = _FIND_CANCELLED if columns["job_id"] is None else _FIND_CANCELLED_OF_JOB
             with connection.cursor(row_factory=class_row(Candidate), binary=True) as cursor:
-                return cursor.execute(find, columns).fetchall()
+                return readable_rows(cursor.execute(find, columns))
 
     def _job(self, connection: Conn, position: _ScanPosition, columns: Mapping[str, object]) -> UUID | None:
         """Return the current job of a scan by labels, or move on to the next one."""

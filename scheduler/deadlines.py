@@ -22,7 +22,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_binary import uuids
-from tidewheel.postgres.session import Conn, RowsLocked, Session
+from tidewheel.postgres.session import Conn, RowsLocked, Session, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import OWNED, AttemptOutcome, Cause, Move, RunState, sources
@@ -123,7 +123,7 @@ class Deadlines:
             self._session.transaction() as connection,
             connection.cursor(row_factory=class_row(OverdueRun), binary=True) as cursor,
         ):
-            found = cursor.execute(_FIND_OVERDUE_RUNS, columns).fetchall()
+            found = readable_rows(cursor.execute(_FIND_OVERDUE_RUNS, columns))
         try:
             return self._apply(found)
         except Unavailable:

@@ -18,7 +18,7 @@ from psycopg.rows import class_row
 from tidewheel.errors import Unavailable
 from tidewheel.outbox import append
 from tidewheel.postgres.low_water import BEGINNING
-from tidewheel.postgres.session import Conn, Session, rows_of
+from tidewheel.postgres.session import Conn, Session, readable_rows, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.fallbacks import Step, work
@@ -119,7 +119,7 @@ def _lock_due(connection: Conn, batch: FireBatch) -> list[LockedTimer]:
         "per_shard": -(-batch.limit // max(len(batch.shards), 1)),
     }
     with connection.cursor(row_factory=rows_of(LockedTimer._make), binary=True) as cursor:
-        locked = cursor.execute(_LOCK_DUE_TIMERS, columns).fetchall()
+        locked = readable_rows(cursor.execute(_LOCK_DUE_TIMERS, columns))
     if not all(timer.definition for timer in locked):
         locked = _with_large(connection, locked)
     # In the order of the indexes that are written next.

@@ -24,7 +24,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import instants, uuids
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import Conn, Session, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import HOLDS, Move, RunState, sources
 from tidewheel.schedules.decision import SkipReason
@@ -90,7 +90,9 @@ class Thaws:
         if monotonic_seconds() < self._next_poll:
             return False
         with self._session.transaction() as connection:
-            rows = cast("list[tuple[int, datetime | None]]", connection.execute(_FIND_THAWS, binary=True).fetchall())
+            rows = cast(
+                "list[tuple[int, datetime | None]]", readable_rows(connection.execute(_FIND_THAWS, binary=True))
+            )
         thawed = {number: at for number, at in rows if at is not None}
         more = self._settle([number for number, at in rows if at is None])
         more = (bool(thawed) and self._release(thawed)) or more

@@ -23,7 +23,7 @@ from tidewheel.jobs.values import RESERVED, format_timestamp
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.background import BackgroundQuery
 from tidewheel.postgres.low_water import FullScanPacer
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import Conn, Session, readable_rows
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import Move, sources
@@ -76,7 +76,7 @@ def find_unhandled(connection: Conn, *, min_age: timedelta = _MIN_AGE) -> list[U
     """Return the runs that are due for longer than `min_age` and that no live executor can handle."""
     columns = {"min_age": min_age, "silent_for": _DEAD_AFTER, "sources": sources(Move.CLAIM), "limit": _SCAN_RUNS}
     with connection.cursor(row_factory=class_row(Unhandled), binary=True) as cursor:
-        return cursor.execute(_FIND_UNHANDLED, columns).fetchall()
+        return readable_rows(cursor.execute(_FIND_UNHANDLED, columns))
 
 
 class UnhandledWatch:

@@ -18,6 +18,7 @@ from psycopg import DatabaseError, IsolationLevel
 
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.instants import SECONDS, read_instant
+from tidewheel.control.reads.stored import show_damaged
 from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, TidewheelError, refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import format_timestamp, parse_duration
@@ -38,6 +39,16 @@ def confirm(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         refuse("--yes", f"is missing: {question[0].lower()}{question[1:]}", "add --yes")
     typer.confirm(question, abort=True, err=True)
+
+
+def confirm_by_name(name: str, what: str, remedy: str, *, yes: bool) -> None:
+    """Let a name be typed on a terminal before an act that nothing undoes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        refuse("--yes", f"is missing: {what}", f"{remedy}, then add --yes")
+    if typer.prompt(f"{what[0].upper()}{what[1:]}. Type {name} to delete it", err=True) != name:
+        refuse("NAME", "this is not its name", f"type {name}, or add --yes")
 
 
 def complete_key(context: typer.Context, incomplete: str) -> list[str]:
@@ -87,6 +98,7 @@ def reading() -> Generator[Conn]:
     try:
         session.connection().isolation_level = IsolationLevel.REPEATABLE_READ
         with session.transaction() as connection:
+            show_damaged(connection, shows=True)
             yield connection
     finally:
         session.close()

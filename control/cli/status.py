@@ -28,6 +28,7 @@ from tidewheel.control.reads import fleet as read
 from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.status import COUNTED, FleetStatus, Service, age_text, read_intake_offsets, read_status
+from tidewheel.control.reads.stored import show_damaged
 from tidewheel.errors import MigrationError, NotRunning, SettingsError, Unavailable
 from tidewheel.extras import is_installed
 from tidewheel.jobs.strict_json import as_object
@@ -112,6 +113,7 @@ def _read(home: Path | None) -> _Found | SettingsError | MigrationError | Unavai
     try:
         with connect(_url(settings, home), "tidewheel-cli") as connection:
             require_current(connection)
+            show_damaged(connection, shows=True)
             installation = read_installation(connection, settings)
             fleet = read_status(connection, installation.shards)
             return _Found(fleet, *_requests_behind(connection, settings, installation.topics))

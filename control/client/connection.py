@@ -21,6 +21,7 @@ from tidewheel import task_token_keys
 from tidewheel.audit import Actor, Change, process_actor, record_change
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.enqueue import raise_if_rejected
+from tidewheel.control.reads.stored import show_damaged
 from tidewheel.errors import InstallationFault, Unavailable, UnknownJob, VersionConflict, refuse
 from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
 from tidewheel.intake.locks import RowLocked
@@ -120,6 +121,7 @@ class Connection:
         """Open a transaction that acts for the tenant, or for all; each statement sees the latest commits."""
         with self._session.transaction() as connection:
             self._begin(connection, None if all_tenants else self.tenant)
+            show_damaged(connection, shows=False)
             yield connection
 
     @contextmanager
@@ -127,6 +129,7 @@ class Connection:
         """Open a transaction in which every statement reads the same snapshot."""
         with self._session.transaction() as connection:
             self._begin(connection, None if all_tenants else self.tenant, _SET_REPEATABLE_READ)
+            show_damaged(connection, shows=True)
             yield connection
 
     @contextmanager

@@ -41,8 +41,6 @@ class BackfillResult:
     status: str | None = None
 
 
-
-
 def backfill_of(reply: Reply) -> BackfillResult:
     """Return the backfill of an accepted request."""
     backfill_id = UUID(reply.backfill_id) if reply.backfill_id else None

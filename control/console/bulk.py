@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast, get_type_hints
 from uuid import UUID
 
+from pydantic import create_model
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
@@ -19,7 +20,9 @@ from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part
 from tidewheel.control.reads.backfills import BackfillProgress, backfill, backfills
 from tidewheel.control.reads.fleet import is_scheduler_alive
+from tidewheel.control.reads.stored import readable
 from tidewheel.ids import job_id
+from tidewheel.jobs.strict_json import as_list
 from tidewheel.jobs.values import parse_timestamp
 from tidewheel.nouns.dead_letters.model import DeadLetterFilter
 from tidewheel.nouns.dead_letters.operations import DeadLetters
@@ -35,6 +38,10 @@ from tidewheel.postgres.session import Conn
 _OF_EACH = 50
 _COUNTED = 10  # redrives that left dead letters, or will: so many are counted, those under way first
 _ACCOUNTED = timedelta(days=1)  # after the end: later, retention removes dead letters, and deleted jobs
+_FIELDS: dict[str, Any] = {
+    name: (hint, None) for name, hint in get_type_hints(DeadLetterFilter, include_extras=True).items()
+}
+_Letters = create_model("_Letters", **_FIELDS)
 _LISTED = 200  # dead letters of a redrive, of which the rejected ones are left out
 _CHOSEN = 10  # of the dead letters that a redrive names one by one
 
@@ -91,14 +98,18 @@ class BulkWorkPage:
             frozen = _is_frozen(reading, caller.tenant, row)
         work = self.paces.seen(read, now)
         asked = _filter(row)
-        chosen = asked.get("ids", [])[:_CHOSEN]
-        times = {name: parse_timestamp(asked[name]) for name in ("since", "until") if name in asked}
+        chosen = [each for each in as_list(asked.get("ids")) or () if isinstance(each, int)][:_CHOSEN]
+        times = {name: _instant(asked.get(name), f"work {number}") for name in ("since", "until")}
         letters = DeadLetters(connection).list(ids=chosen, redriven=True).dead_letters if chosen else ()
         stalled = _is_stalled(connection, [work])
         return View(
             {"now": now, "work": work, "row": row, "stalled": stalled, "letters": letters, "frozen": frozen,
              "times": times, "creates_runs": isinstance(row, StoredWork) and _creates_runs(row)}
         )  # fmt: skip
+
+
+def _instant(text: Any, row: str) -> datetime | None:  # noqa: ANN401 - as it is stored
+    return None if text is None else readable("filter", row, lambda: parse_timestamp(text), None)
 
 
 def read_work(connection: Connection, caller: Caller, request: Request) -> Work:
@@ -152,12 +163,15 @@ def _taken(connection: Conn, tenant: str, row: StoredWork) -> tuple[int, int]:
     left = row.matched_count - row.processed
     if row.matched_count > COUNTED or left <= 0:
         return 0, 0
-    found = list_dead_letters(connection, tenant, _letters_of(row), limit=_LISTED)
+    letters = readable("filter", f"work {row.work_id}", lambda: _letters_of(row), None)
+    if letters is None:
+        return 0, 0
+    found = list_dead_letters(connection, tenant, letters, limit=_LISTED)
     if found.at_least:
         return 0, 0
     rest = found.total - row.rejected_count
     if found.total <= _LISTED and row.rejected_count == len(row.rejections):
-        rejected = {each["id"] for each in row.rejections}  # some may be purged meanwhile
+        rejected = {each.get("id") for each in row.rejections}  # some may be purged meanwhile
         rest = sum(letter.id not in rejected for letter in found.dead_letters)
     rest = min(max(rest, 0), left)
     return left - rest, rest
@@ -167,7 +181,10 @@ def _letters_of(row: StoredWork) -> DeadLetterFilter:
     """Return the filter of the dead letters that a redrive has not redriven."""
     given = _filter(row)
     names = [name for name in DeadLetterFilter.__annotations__ if name in given]
-    return {**{name: given[name] for name in names}, "key": given.get("job"), "redriven": False}  # type: ignore[typeddict-item]
+    read = _Letters.model_validate(
+        {**{name: given[name] for name in names}, "key": given.get("job"), "redriven": False}
+    )
+    return cast("DeadLetterFilter", read.model_dump(exclude_unset=True))
 
 
 def _filter(row: BackfillProgress | Cancellation | StoredWork) -> Mapping[str, Any]:
@@ -182,7 +199,7 @@ def _is_frozen(connection: Conn, tenant: str, row: BackfillProgress | Cancellati
     if isinstance(row, Cancellation) or row.finished_at or not _creates_runs(row):
         return False
     if "job" in row.filter:
-        return bool(freezes_of(connection, tenant, job_id(tenant, _filter(row)["job"])))
+        return bool(freezes_of(connection, tenant, job_id(tenant, str(row.filter["job"]))))
     freezes = standing_freezes(connection, tenant)
     return any(not each.narrow() for each in freezes)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tidewheel.control.console.words import NO_REASON, agreed, counted, number
 from tidewheel.control.reads.backfills import ENDS, BackfillSummary
+from tidewheel.jobs.strict_json import as_list
 from tidewheel.nouns.runs.model import Cancellation
 from tidewheel.nouns.works.model import COUNTED
 from tidewheel.nouns.works.model import Work as StoredWork
@@ -212,8 +213,8 @@ def filter_words(row: Cancellation | StoredWork) -> Iterator[str]:
         return
     given: Mapping[str, Any] = row.filter
     yield from [f"job {given['job']}"] if "job" in given else []
-    yield from [given["error_type"]] if "error_type" in given else []
-    yield from [given["status"].replace("_", " ")] if "status" in given else []
+    yield from [str(given["error_type"])] if "error_type" in given else []
+    yield from [str(given["status"]).replace("_", " ")] if "status" in given else []
     yield from ["messages"] if given.get("kind") == "message" else []
-    yield from [counted(len(given["ids"]), "dead letter")] if given.get("ids") else []
+    yield from [counted(len(ids), "dead letter")] if (ids := as_list(given.get("ids"))) else []
     yield from (f"{name} {given[name]}" for name in ("queue", "lane") if name in given)

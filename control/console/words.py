@@ -219,13 +219,13 @@ def text_of(value: bytes) -> str:
         return "\n".join(f"{digits:54} {text}" for digits, text in rows)
 
 
-def state(text: str) -> str:
-    """Return a state in words.
+def state(text: str | None) -> str:
+    """Return a state in words; of a damaged row it may be absent.
 
     >>> state("timed_out")
     'timed out'
     """
-    return text.replace("_", " ")
+    return "unknown" if text is None else text.replace("_", " ")
 
 
 def reason_words(reason: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.control.reads.stored import show_damaged
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.redaction import redact
 from tidewheel.settings.connections import Connections
@@ -67,6 +68,7 @@ class Context:
         """Open a connection whose statements are limited in time; `options` are as `-c name=value`."""
         url = self.url or self.settings.database()
         with connect(url, "tidewheel-doctor", options=f"{_STATEMENT_LIMIT} {options}") as connection:
+            show_damaged(connection, shows=True)
             yield connection
 
 

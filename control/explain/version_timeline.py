@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
+from functools import partial
 from uuid import UUID
 
 from psycopg.rows import class_row
 
 from tidewheel.control.explain.explanation import VersionInForce
+from tidewheel.control.reads.stored import legible
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.calendars import is_occurrence
@@ -148,10 +150,13 @@ def read_version_timeline(
     with connection.cursor(row_factory=class_row(VersionRow), binary=True) as reading:
         columns = {"job_id": job_id, "at": at, "limit": MAX_NEIGHBOURS}
         rows = reading.execute(_READ_VERSIONS_NEAR, columns).fetchall()
-    names = {(tenant, name) for row in rows for name in _calendars(row.policy_json)}
+    policies = [
+        legible("policy", f"version {row.version}", partial(policies_from_text, row.policy_json)) for row in rows
+    ]
+    names = {(tenant, name) for each in policies for name in each.calendars}
     known = read_day_sets(connection, names)
     # A calendar that only old versions name may be deleted: its days are no longer stored.
-    included = {(tenant, name) for row in rows for name in policies_from_text(row.policy_json).include}
+    included = {(tenant, name) for each in policies for name in each.include}
     days = {pair: known.get(pair, _EVERY_DAY if pair in included else DaySet()) for pair in names}
     version_spans = tuple(
         _version_span(
@@ -165,11 +170,7 @@ def read_version_timeline(
     return VersionTimeline(version_spans, frozenset(name for _, name in names - known.keys()))
 
 
-def _calendars(policy: str) -> tuple[str, ...]:
-    return policies_from_text(policy).calendars
-
-
 def _version_span(row: VersionRow, following: VersionRow | None, days: DaySets, place: TimerPosition) -> VersionSpan:
     until = row.retired_at or (following.effective_at if following else None)
-    state = timer_state(place, days)
+    state = legible("schedule", f"version {row.version}", lambda: timer_state(place, days))
     return VersionSpan(row, until, state.schedule, state.effective, state.policies, days, place)

@@ -11,13 +11,14 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.errors import ScheduleRefused
+from tidewheel.control.reads.stored import readable
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_binary import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, on_resume
 from tidewheel.schedules.decision import SkipReason
+from tidewheel.schedules.policies import Policies, policies_from_text
 from tidewheel.schedules.schedule import TICK, FixedDelay
 from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
@@ -98,7 +99,7 @@ def resumption(connection: Conn, statement: LiteralString, columns: Mapping[str,
     """Return what the end of a hold does to the timers that a statement reads."""
     with connection.cursor(row_factory=class_row(_HeldTimer), binary=True) as cursor:
         found = cursor.execute(statement, columns).fetchall()
-    timers, now = found[:MAX_JOBS], read_now(connection)
+    timers, now = [each for each in found[:MAX_JOBS] if _policies(each)], read_now(connection)
     inputs = read_decision_inputs(connection, timers)
     decided = [each for timer in timers if (each := _decide(timer, inputs, now)) is not None]
     jobs = sorted((each for each in decided if each.fires or each.skips), key=lambda each: -each.skips)
@@ -130,9 +131,9 @@ def _words(fires: int, skips: int, losing: int, hold: str, *, at_least: bool) ->
 
 def _decide(timer: _HeldTimer, inputs: DecisionInputs, now: datetime) -> ResumedJob | None:
     """Return the job of a timer; None if its schedule cannot be read: firing sets the job aside."""
-    try:
-        state = timer_state(timer, inputs.day_sets, inputs.of(timer))
-    except ScheduleRefused:
+    row = f"job {timer.key}"
+    state = readable("schedule", row, lambda: timer_state(timer, inputs.day_sets, inputs.of(timer)), None)
+    if state is None:
         return None
     decision = on_resume(state, now=now)
     fires, exact = _fires(state, decision.next_at, now)
@@ -140,6 +141,10 @@ def _decide(timer: _HeldTimer, inputs: DecisionInputs, now: datetime) -> Resumed
     lost = [skip for skip in decision.skips if skip.reason not in _UNWANTED]
     exact = exact and all(skip.exact for skip in lost)
     return ResumedJob(timer.key, fires, sum(skip.occurrences for skip in lost), at_least=not exact)
+
+
+def _policies(timer: _HeldTimer) -> Policies | None:
+    return readable("policy", f"job {timer.key}", lambda: policies_from_text(timer.policy_json), None)
 
 
 def _fires(state: TimerState, first: datetime | None, now: datetime) -> tuple[int, bool]:

@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 from typing import Annotated, cast
 from uuid import UUID
 
-from psycopg.rows import class_row
 from pydantic import Field
 
 from tidewheel.control.reads.backlog import HeldLane, held_findings, read_held_lanes
 from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.control.reads.stored import rows_as
 from tidewheel.control.reads.waits import LEASE, start_executor
 from tidewheel.jobs.values import format_duration, format_second
 from tidewheel.nouns.freezes.model import Freeze
@@ -142,7 +142,7 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
 def read_services(connection: Conn) -> tuple[Service, ...]:
     """Return the processes of all services; one that died is among them for a day."""
     columns = {"lease": LEASE, "silent_after": timedelta(seconds=SILENT_SECONDS)}
-    with connection.cursor(row_factory=class_row(Service), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(Service), binary=True) as cursor:
         return tuple(cursor.execute(_READ_SERVICES, columns))
 
 

@@ -5,6 +5,7 @@ their own. A pause makes no run wait, for it holds timers alone. Nor does a miss
 the run a second later.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -16,7 +17,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 from pydantic import Field
 
-from tidewheel.control.reads.stored import read_definition
+from tidewheel.control.reads.stored import read_definition, rows_as
 from tidewheel.ids import job_id
 from tidewheel.jobs.values import RESERVED, format_second
 from tidewheel.nouns.freezes.model import Freeze
@@ -144,7 +145,7 @@ def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
     claimable = [facts.run_id for facts in found if facts.state in _CLAIMABLE]
     freezes: dict[UUID, list[Freeze]] = {}
     if claimable:
-        with connection.cursor(row_factory=class_row(_FrozenRun), binary=True) as cursor:
+        with connection.cursor(row_factory=rows_as(_FrozenRun), binary=True) as cursor:
             for row in cursor.execute(_FIND_FREEZES_OF_RUNS, {"run_ids": claimable}):
                 freezes.setdefault(row.run_id, []).append(row.freeze)
     last = _last_attempts(connection, [facts for facts in found if facts.state == RunState.RETRYING])
@@ -331,6 +332,9 @@ def _key(facts: WaitFacts, key: str) -> Wait:
 
 
 def _rate(facts: WaitFacts, per_second: float, now: datetime) -> Wait:
+    remedy = "raise the rate by `tidewheel admin tenant limits NAME --triggers-per-second`"
+    if not 0 < per_second < math.inf:
+        return Wait(WaitCode.TENANT_RATE, "held by the rate of its tenant, which cannot be read", remedy)
     ring = Ring(per_second, facts.rate_first_bucket or 0, [*(facts.rate_used or ())])
     ring.forget_past(now)
     ahead = facts.rate_ahead or 0
@@ -342,7 +346,6 @@ def _rate(facts: WaitFacts, per_second: float, now: datetime) -> Wait:
         f"held by the rate of its tenant, {per_second:g} runs a second: {counted} held runs are before it,"
         f" and it goes on {'after' if more else 'at about'} {_at(until)}"
     )
-    remedy = "raise the rate by `tidewheel admin tenant limits NAME --triggers-per-second`"
     return Wait(WaitCode.TENANT_RATE, words, remedy, until=None if more else until)
 
 

@@ -55,6 +55,12 @@ class Places:
         """Each run of the jobs with every field."""
         return [*self.made.runs.values()]
 
+    def routes(self) -> list[str]:
+        """Return the paths of the routes that read."""
+        document = self.client.get("/api/v1/openapi.json").json()
+        routes = [path for path, methods in document["paths"].items() if "get" in methods and path not in _NOT_READ]
+        return [path for path in routes if "{fingerprint}" not in path and "{executor_id}" not in path]
+
     def values(self, name: str) -> list[object]:
         """Return the values of a parameter of paths."""
         made, ids = self.made, self.ids
@@ -117,18 +123,16 @@ _ANSWERS = frozenset({HTTPStatus.OK, HTTPStatus.NOT_FOUND})  # a deleted job, a 
 
 
 def test_every_route_answers(places: Places) -> None:
-    document = places.client.get("/api/v1/openapi.json").json()
-    routes = [path for path, methods in document["paths"].items() if "get" in methods and path not in _NOT_READ]
-    routes = [path for path in routes if "{fingerprint}" not in path and "{executor_id}" not in path]
     failed: list[object] = []
-    for route in routes:
-        answers = [(path, places.client.get(path)) for path in _paths(places, route)]
+    for route in places.routes():
+        answers = [(path, places.client.get(path)) for path in route_paths(places, route)]
         assert any(answer.status_code == HTTPStatus.OK for _, answer in answers), (route, answers)
         failed += [(path, answer.text[:300]) for path, answer in answers if answer.status_code not in _ANSWERS]
     assert not failed, "\n".join(map(str, failed))
 
 
-def _paths(places: Places, route: str) -> Iterator[str]:
+def route_paths(places: Places, route: str) -> Iterator[str]:
+    """Yield the path of a route with each of the names in it."""
     names = [part.split("}")[0] for part in route.split("{")[1:]]
     step = 1 if route in {"/api/v1/runs/{run_id}", "/api/v1/runs/{run_id}/attempts"} else _STEP
     for values in product(*(places.values(name)[:: step if name == "run_id" else 1] for name in names)):
@@ -180,23 +184,28 @@ def _joined(names: Mapping[str, str], by: str) -> set[str]:
 
 def test_every_list_and_show_of_the_command_line_answers(places: Places) -> None:
     assert {words for words, _ in every_command()} == set(_COMMANDS) | _joined(_NO_VIEWS, " ")
+    fine = {0, ExitCode.NOT_FOUND}
+    failed: list[object] = []
+    for words in command_lines(places):
+        for output in ("table", "json"):
+            done = tidewheel(places.made.database, *words, "--output", output)
+            if done.code not in fine and done.err:  # `status` has found something wrong: 1
+                failed.append((words, output, done.code, done.err[:300]))
+    assert not failed, "\n".join(map(str, failed))
+
+
+def command_lines(places: Places) -> Iterator[list[str]]:
+    """Yield each command that reads, with each of the names in it."""
     names = {
         "{key}": "key", _RUN: "run_id", _ROOT: "root_run_id", "{backfill}": "backfill_id", "{batch}": "batch_id",
         "{work}": "work_id",
     }  # fmt: skip
     letter = places.made.database.value("SELECT max(id) FROM dead_letters WHERE run_id IS NOT NULL")
-    fine = {0, ExitCode.NOT_FOUND}
-    failed: list[object] = []
     for command, given in _COMMANDS.items():
         for arguments in given:
             name = next((names[each] for each in arguments if each in names), None)
             for value in [letter] if name is None else places.values(name)[:: _STEP if name == "run_id" else 1]:
-                words = [str(value) if each.startswith("{") else each for each in arguments]
-                for output in ("table", "json"):
-                    done = tidewheel(places.made.database, *command.split(), *words, "--output", output)
-                    if done.code not in fine and done.err:  # `status` has found something wrong: 1
-                        failed.append((command, words, output, done.code, done.err[:300]))
-    assert not failed, "\n".join(map(str, failed))
+                yield [*command.split(), *(str(value) if each.startswith("{") else each for each in arguments)]
 
 
 _STEP = 7  # of the runs: a prime to the number of states, so that each job and each state occur

@@ -295,3 +295,21 @@ def test_loaded_installation_is_upgraded_rolled_back_and_upgraded_again(
     print(f"\nupgrade from {release.name}: {json.dumps(figures)}")  # noqa: T201 - with -s
     assert max(pauses.values()) < LONGEST_PAUSE, figures
     assert max(waits) < LONGEST_LOCK_WAIT, figures
+
+
+def test_key_with_the_scope_execute_opens_nothing_of_the_release_before(fleet: Fleet, release: Path) -> None:
+    migrate(fleet.database.url)
+    with Client(fleet.database.url) as client:
+        keys = {scope: client.api_keys.create(scope, [scope]).key for scope in ("read", "execute")}
+    port = free_port()
+    api = fleet.start("api", release=release, API_PORT=str(port), API_TOKEN="of-executors-alone")
+    fleet.until(lambda: serves(api), "the API of the release serves")
+
+    def opened(method: str, path: str, scope: str) -> bool:
+        headers, url = {"Authorization": f"Bearer {keys[scope]}"}, f"http://127.0.0.1:{port}/api/v1/{path}"
+        answer = httpx.request(method, url, json={}, headers=headers, timeout=30, trust_env=False)
+        return answer.status_code not in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+
+    assert opened("GET", "jobs", "read")
+    for method, path in (("GET", "jobs"), ("POST", "jobs"), ("GET", "keys"), ("POST", "executors")):
+        assert not opened(method, path, "execute"), path

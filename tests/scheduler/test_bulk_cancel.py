@@ -162,6 +162,17 @@ def test_cancellations_are_advanced_in_rotation(database: Database) -> None:
     assert [progress(database, number) for number in numbers] == [(9, True), (9, True)]
 
 
+@pytest.mark.parametrize("damage", ["infinity", "-infinity", "294000-01-01Z"])
+def test_cancellation_or_run_that_cannot_be_read_stops_no_other(with_job: Database, damage: str) -> None:
+    number, others = cancel(with_job, key="job"), [trigger(with_job) for _ in range(3)]
+    with_job.execute("UPDATE cancellations SET created_before = %s WHERE id = %s", [damage, number])
+    runs = [trigger(with_job) for _ in range(3)]
+    with_job.execute("UPDATE job_runs SET scheduled_at = %s WHERE run_id = %s", [damage, others[0]])
+    cancel(with_job, key="job")
+    step_until_idle(with_job)
+    assert states(with_job, [*others[1:], *runs]) == ["cancelled"] * 5
+
+
 @pytest.mark.usefixtures("few_at_once")
 def test_running_attempts_are_stopped_before_other_runs_end(with_job: Database) -> None:
     for _ in range(9):

@@ -11,6 +11,8 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, job_runs, lifecycle, submission, submit
 from tidewheel.ids import job_id
+from tidewheel.postgres.low_water import BEGINNING
+from tidewheel.scheduler.poller import _probe  # pyright: ignore[reportPrivateUsage]
 from tidewheel.schemas.generated.records import ReplyStatus
 
 SECOND = timedelta(seconds=1)
@@ -58,6 +60,23 @@ def test_poisoned_job_is_quarantined_and_others_fire(due: ClockedDatabase, chang
     due.advance(SECOND)
     assert fire_due(due) == 2
     assert due.count("quarantine") == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "scheduled_at = '-infinity'", "scheduled_at = '294000-01-01Z'", "due_at = '-infinity'",
+        "catch_up_end = 'infinity'", "repeats_until = '294000-01-01Z'",
+    ],
+)  # fmt: skip
+def test_instant_that_python_does_not_have_stops_no_other_timer(due: ClockedDatabase, change: LiteralString) -> None:
+    due.execute(sql.SQL("UPDATE timers SET {} WHERE job_id = %s").format(sql.SQL(change)), [POISON])
+    due.advance(timedelta(hours=1))
+    shards = range(due.installation.shards)
+    now, found = _probe(due.session(), shards, [BEGINNING] * len(shards))
+    assert any(at is not None and at <= now for at in found.values())
+    fire_due(due)
+    assert keys_fired(due) >= {"before", "zzz"}
 
 
 @pytest.mark.parametrize("change", POISONS.values(), ids=POISONS)

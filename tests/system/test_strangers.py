@@ -193,7 +193,38 @@ def test_prepared_transaction_that_holds_the_key_of_claims_stops_none(tmp_path: 
             other.execute("ROLLBACK PREPARED 'theirs'")
 
 
-@pytest.mark.parametrize("table", ["claims_lock", "kept_since_lock", "retention_lock", "archive_lock", "restore_lock"])
+def test_every_statement_that_takes_an_advisory_key_goes_on_without_it() -> None:
+    """Those that wait ask first whether a stranger has the key; `all_keys_taken` takes each of them."""
+    known = {*key_names(), "tidewheel jobs of "}
+    for name, statement in statements_with("pg_(?:try_)?advisory_"):
+        waits = re.search(r"pg_advisory_(?!unlock)", statement)
+        assert not waits or "{{tidewheel.no_stranger(" in statement, name
+        numbers = re.findall(r"%\(key_ids?\)s", statement)  # of `rate_key_id`, which `all_keys_taken` takes too
+        assert numbers or {*KEY.findall(statement)} & known, name
+
+
+def test_no_function_of_the_database_takes_an_advisory_key(fresh_database: Database) -> None:
+    taking = "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND prosrc ~ 'advisory_'"
+    assert fresh_database.rows(taking) == []
+
+
+def statements_with(pattern: str) -> list[tuple[str, str]]:
+    """Return the named statements of all services that match, without their comments."""
+    found: list[tuple[str, str]] = []
+    for path in ROOT.glob("*/**/queries.sql"):
+        for block in re.split(r"^-- (?:name|part): ", path.read_text(), flags=re.MULTILINE)[1:]:
+            text = "\n".join(line for line in block.splitlines()[1:] if not line.startswith("--"))
+            found += [(f"{path.parent.name}: {block.splitlines()[0]}", text)] if re.search(pattern, text) else []
+    assert found
+    return found
+
+
+def locked_tables() -> list[str]:
+    taking = r"LOCK TABLE (\w+)|DELETE FROM (\w+_lock) WHERE false"
+    return sorted({a or b for _, text in statements_with(taking) for a, b in re.findall(taking, text)})
+
+
+@pytest.mark.parametrize("table", locked_tables())
 @pytest.mark.parametrize("mode", ["ROW EXCLUSIVE", "SHARE ROW EXCLUSIVE", "ACCESS SHARE"])
 def test_a_role_without_rights_locks_no_table(stranger_url: str, table: str, mode: LiteralString) -> None:
     with psycopg.connect(stranger_url) as other, pytest.raises(psycopg.errors.InsufficientPrivilege):

@@ -6,15 +6,17 @@ the data is psycopg's own, and the caller quarantines the row. An error that an 
 `InstallationFault`, which is an `Unavailable`: no row is its cause.
 """
 
+import logging
 import re
 import select
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import LiteralString, TypeAlias, TypeVar, cast
 from uuid import UUID
 
 import psycopg
-from psycopg import Connection
+from psycopg import Connection, Cursor
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import Diagnostic
 from psycopg.pq import Conninfo, TransactionStatus
@@ -32,6 +34,7 @@ _RESTAMP_EVENTS = Statements("tidewheel")["restamp_events"]
 
 Conn: TypeAlias = Connection[tuple[object, ...]]
 R = TypeVar("R")
+_LOG = logging.getLogger(__name__)
 
 # A statement planned against an empty table is kept as a generic plan, and the next burst takes 80 times as long
 # (392 ms against 4.9 ms for one claim: docs/adr/0009); so every statement is planned for what it meets.
@@ -116,6 +119,7 @@ class OwnConnection(Connection[tuple[object, ...]]):
         settings: The server settings that were set after connecting, through a pooler; None without one.
         committing: What `Session.transaction` calls once its transaction has committed.
         on_block: Called before the transaction blocks claims until its end.
+        shows_damaged: Whether its transaction reads what Python does not have as what is nearest.
     """
 
     tenant: str | None = None
@@ -123,6 +127,7 @@ class OwnConnection(Connection[tuple[object, ...]]):
     settings: str | None = None
     committing: Sequence[Callable[[], None]] = ()
     has_events: bool = False
+    knows_damaged = shows_damaged = False
     on_block: Callable[[], None] | None = None
 
     def at_commit(self, act: Callable[[], None]) -> None:
@@ -446,6 +451,30 @@ def rows_of(make: Callable[[Iterable[object]], R]) -> RowFactory[R]:
         return make
 
     return row_maker
+
+
+def readable_rows(cursor: Cursor[R]) -> list[R]:
+    """Return the rows of a statement but those that Python cannot hold.
+
+    These have an instant before year 1, or after 9999. It is for rows that one transaction works off together: a
+    damaged one must not stop the others.
+    """
+    try:
+        return cursor.fetchall()
+    except psycopg.DataError:
+        found: list[R] = []
+    for place in range(cursor.rowcount):
+        cursor.scroll(place, mode="absolute")
+        try:
+            found += [row] if (row := cursor.fetchone()) is not None else []
+        except psycopg.DataError as error:
+            _leave_out(str(error))
+    return found
+
+
+@lru_cache(maxsize=100)  # each error is logged once, and again after a hundred others
+def _leave_out(error: str) -> None:
+    _LOG.error("a stored row cannot be read and is left alone, the others are worked off: %s", error)
 
 
 def read_ids(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> set[UUID]:

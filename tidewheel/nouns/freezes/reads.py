@@ -9,6 +9,7 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from tidewheel.control.reads.resuming import MAX_JOBS, Resumption, resumption
+from tidewheel.control.reads.stored import rows_as
 from tidewheel.errors import UnknownFreeze
 from tidewheel.nouns.freezes.model import MAX_WAITING, Freezable, Freeze, FreezeChange, FreezeSummary, FrozenScope
 from tidewheel.postgres.session import Conn
@@ -42,7 +43,7 @@ def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> l
         "limit": MAX_WAITING,
         "look": _LOOKED_AT,
     }
-    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(_Row), binary=True) as cursor:
         rows = cursor.execute(_LIST_FREEZES, columns).fetchall()
     return [FreezeSummary(row.freeze, row.jobs, row.open_runs, row.waiting, row.held) for row in rows]
 
@@ -74,20 +75,20 @@ def frozen_spans(
 def standing_freezes(connection: Conn, tenant: str, limit: int = _STANDING) -> tuple[Freeze, ...]:
     """Return the standing freezes of a tenant and of the fleet, the oldest first, without counts."""
     columns: dict[str, object] = {"tenant": tenant, "limit": limit}
-    with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(Freeze), binary=True) as cursor:
         return tuple(cursor.execute(_FIND_STANDING_FREEZES, columns))
 
 
 def all_freezes(connection: Conn) -> tuple[Freeze, ...]:
     """Return the standing freezes of all tenants and of the fleet, the oldest first, without counts."""
-    with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(Freeze), binary=True) as cursor:
         return tuple(cursor.execute(_LIST_ALL_FREEZES))
 
 
 def freezes_of(connection: Conn, tenant: str, job_id: UUID, queue: str | None = None) -> tuple[Freeze, ...]:
     """Return the standing freezes of a job's runs, the oldest first; by default in its current queue."""
     columns: dict[str, object] = {"tenant": tenant, "queue": queue, "job_id": job_id}
-    with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(Freeze), binary=True) as cursor:
         return tuple(cursor.execute(_FIND_FREEZES_OF, columns))
 
 

@@ -11,12 +11,11 @@ from datetime import datetime
 from typing import Unpack, cast
 from uuid import UUID
 
-from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.reads.job_position import read_job_position
-from tidewheel.control.reads.stored import UNREADABLE, read_definition, read_stored_json, readable
+from tidewheel.control.reads.stored import UNREADABLE, read_definition, read_stored_json, readable, rows_as
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
@@ -66,7 +65,7 @@ def list_jobs(
     if after:
         found = _find(connection, columns, after, limit=limit + 1, look=look if is_narrow else limit + 1)
     more = len(found.job_ids) > limit
-    with connection.cursor(row_factory=class_row(_JobRow), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(_JobRow), binary=True) as cursor:
         rows = cursor.execute(_LIST_JOBS, {"job_ids": found.job_ids[:limit]}).fetchall()
     page = tuple(_summary(connection, tenant, row) for row in rows)
     return JobPage(
@@ -88,7 +87,7 @@ def show_job(connection: Conn, tenant: str, key: str, *, as_stored: bool = False
     from tidewheel.control.explain.facts import read_job_error
     from tidewheel.nouns.jobs.versions import submitted_job  # here: a list of jobs needs no codec
 
-    with connection.cursor(row_factory=class_row(_JobDetailRow), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(_JobDetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_JOB, {"job_id": job_id(tenant, key)}).fetchone()
     if row is None:
         deleted_at = read_job_position(connection, tenant, key).deleted_at

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
 from uuid import UUID
 
-from psycopg.rows import class_row, dict_row
+from psycopg.rows import class_row
 
-from tidewheel.control.reads.stored import read_definition
+from tidewheel.control.reads.stored import documents_as, read_definition
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import UnknownRun
 from tidewheel.jobs.payload import JSON_CONTENT
@@ -154,7 +154,7 @@ def claims_of(run: RunDetail) -> tuple[ClaimMessage, ...]:
 
 
 def _row(connection: Conn, statement: LiteralString, tenant: str, run_id: UUID) -> dict[str, Any]:
-    with connection.cursor(row_factory=dict_row, binary=True) as cursor:
+    with connection.cursor(row_factory=documents_as(RunDetail), binary=True) as cursor:
         row = cursor.execute(statement, {"run_id": run_id, "tenant": tenant}).fetchone()
     if row is None:
         raise UnknownRun(str(run_id))

@@ -176,8 +176,9 @@ def find_places(
 
 def _outbox(connection: Conn, installation: Installation, row: _Row, run_id: UUID) -> tuple[PendingMessage, ...]:
     number = slice_of(row.shard, installation.shards)
+    lanes = [row.lane, OutboxLane.EVENTS]
     columns: dict[str, object] = {
-        "slice_lanes": [slice_lane_of(number, lane) for lane in (row.lane, OutboxLane.EVENTS)],
+        "slice_lanes": [slice_lane_of(number, lane) for lane in lanes if lane in set(OutboxLane)],
         "instants": [at for at in (row.publish_at, row.finished_at) if at is not None],
         "run_id": str(run_id).encode(),
     }

@@ -18,6 +18,7 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from tidewheel.control.reads.job_position import read_job_position
+from tidewheel.control.reads.stored import rows_as
 from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import UnknownCancellation, refuse
 from tidewheel.ids import first_run_id, instant_of, job_id, order_id
@@ -318,14 +319,14 @@ def list_cancellations(
     """Return a page of a tenant's cancellations, the newest first."""
     require_tenant(connection, tenant)
     columns: dict[str, object] = {"tenant": tenant, "before": after or _LAST_NUMBER, "limit": limit + 1}
-    with connection.cursor(row_factory=class_row(Cancellation), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(Cancellation), binary=True) as cursor:
         found = cursor.execute(_LIST_CANCELLATIONS, columns).fetchall()
     return Page(found[:limit], found[limit - 1].cancellation_id if len(found) > limit else None)
 
 
 def show_cancellation(connection: Conn, tenant: str, number: int) -> Cancellation:
     """Return one cancellation, or raise UnknownCancellation."""
-    with connection.cursor(row_factory=class_row(Cancellation), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(Cancellation), binary=True) as cursor:
         found = cursor.execute(_READ_CANCELLATION, {"id": number, "tenant": tenant}).fetchone()
     if found is None:
         raise UnknownCancellation(number)

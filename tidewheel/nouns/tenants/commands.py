@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from tidewheel.audit import ALL_TENANTS
-from tidewheel.control.cli.options import DEFAULT_TENANT, read_duration, requesting
+from tidewheel.control.cli.options import DEFAULT_TENANT, confirm_by_name, read_duration, requesting
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -128,7 +128,7 @@ class _LimitsCommand(command):
 def delete(
     name: Name,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Confirm the deletion; needed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for the name; needed without a terminal.")] = False,
     grace: Annotated[
         str, typer.Option(metavar="DURATION", help="Time in which --undo takes the deletion back; 0s for none.")
     ] = "1d",
@@ -136,9 +136,9 @@ def delete(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Delete a tenant with its jobs, runs and all else, a day later; --undo takes that back."""
-    if not (yes or undo):
-        remedy = f"look with `tidewheel admin tenant usage {name}`, then add --yes"
-        refuse("--yes", "is missing: the jobs and runs of a deleted tenant do not come back", remedy)
+    if not undo:
+        what, look = "the jobs and runs of a deleted tenant do not come back", f"`tidewheel admin tenant usage {name}`"
+        confirm_by_name(name, what, f"look with {look}", yes=yes)
     span = read_duration(grace, "--grace")
     with requesting(DEFAULT_TENANT) as client:
         found = client.tenants.undelete(name) if undo else client.tenants.delete(name, grace=span)

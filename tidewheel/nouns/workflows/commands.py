@@ -39,7 +39,7 @@ def drawing(nodes: Sequence[WorkflowNode]) -> Iterator[str]:
     while waiting:
         node, lead, follow = waiting.pop()
         yield f"{lead}{_SIGNS.get(node.state, _OTHER_SIGN)} {node.key}  {node.state}{_beside(node)}"
-        children = beneath.get(node.key, [])
+        children = beneath.pop(node.key, [])  # once, also if damaged keys make a circle
         for number, child in reversed(list(enumerate(children, start=1))):
             last = number == len(children)
             waiting.append((child, follow + ("└─ " if last else "├─ "), follow + ("   " if last else "│  ")))

@@ -119,7 +119,7 @@ def _facts(work: Work, zone: str | None) -> Iterator[tuple[str, str | None]]:
     yield "reason", work.reason
     yield "created", moment(work.created_at, zone)
     yield "ended", moment(work.finished_at, zone) if work.finished_at else None
-    yield "rejections", "\n".join(f"{each['id']}: {_problems(each['errors'])}" for each in work.rejections)
+    yield "rejections", "\n".join(f"{each.get('id')}: {_problems(each.get('errors'))}" for each in work.rejections)
 
 
 def _value(value: object) -> str:

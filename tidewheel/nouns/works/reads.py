@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 from uuid import UUID
 
-from psycopg.rows import class_row
-
+from tidewheel.control.reads.stored import rows_as
 from tidewheel.errors import UnknownWork
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.works.model import Work
@@ -23,7 +22,7 @@ P = TypeVar("P")
 def list_works(connection: Conn, tenant: str, *, limit: int = 100) -> list[Work]:
     """Return a tenant's works, the newest first."""
     require_tenant(connection, tenant)
-    with connection.cursor(row_factory=class_row(Work), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(Work), binary=True) as cursor:
         return cursor.execute(_LIST_WORKS, {"tenant": tenant, "limit": limit}).fetchall()
 
 
@@ -33,7 +32,7 @@ def show_work(connection: Conn, tenant: str, work_id: UUID) -> Work:
     Raises:
         UnknownWork: The tenant has no work of this id.
     """
-    with connection.cursor(row_factory=class_row(Work), binary=True) as cursor:
+    with connection.cursor(row_factory=rows_as(Work), binary=True) as cursor:
         found = cursor.execute(_SHOW_WORK, {"tenant": tenant, "work_id": work_id}).fetchone()
     if found is None:
         raise UnknownWork(str(work_id))
