@@ -24,7 +24,7 @@ from tidewheel.control.api.bearer import Guard
 from tidewheel.control.api.cancellations import CancellationsApi
 from tidewheel.control.api.connections import connection_type
 from tidewheel.control.api.executors import ExecutorsApi
-from tidewheel.control.api.fleet import DoctorApi, FleetApi, StatusApi
+from tidewheel.control.api.fleet import FleetApi
 from tidewheel.control.api.health import HealthApi
 from tidewheel.control.api.job_times import JobTimesApi
 from tidewheel.control.api.jobs import JobsApi
@@ -105,12 +105,10 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         RunPlacesApi(pools.reads, settings),
         BackfillsApi(pools.reads, pools.writes),
         CancellationsApi(pools.reads, pools.writes),
-        FleetApi(pools.reads),
+        FleetApi(pools.reads, doctor, installation.shards),
         TenantsApi(pools.reads, pools.writes),
         RunEventsApi(pools.streams, stop),
         NowApi(pools.reads, installation.shards),
-        StatusApi(pools.reads, installation.shards),
-        DoctorApi(pools.reads, doctor),
         LimitsApi(pools.reads, pools.writes),
         OrderingKeysApi(pools.reads, pools.writes),
         KeysApi(pools.reads, pools.writes),
