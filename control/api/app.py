@@ -19,7 +19,6 @@ from starlette.responses import Response
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.ask import AskApi
-from tidewheel.control.api.backfills import BackfillsApi
 from tidewheel.control.api.bearer import Guard
 from tidewheel.control.api.cancellations import CancellationsApi
 from tidewheel.control.api.connections import connection_type
@@ -50,6 +49,8 @@ from tidewheel.errors import SettingsError
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.reaper import Reaper
 from tidewheel.message_signatures import MessageKeys
+from tidewheel.nouns.audit_log.operations import AuditLog
+from tidewheel.nouns.audit_log.routes import AUDIT_LOG
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.batches.routes import BATCHES
 from tidewheel.nouns.dead_letters.operations import DeadLetters
@@ -75,6 +76,7 @@ NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (Workflows, WORKFLOWS),
     (FailedRuns, FAILED_RUNS),
     (Works, WORKS),
+    (AuditLog, AUDIT_LOG),
 )
 """The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
@@ -103,7 +105,6 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         AskApi(pools.reads),
         RunsApi(pools.reads, pools.writes, settings.archive),
         RunPlacesApi(pools.reads, settings),
-        BackfillsApi(pools.reads, pools.writes),
         CancellationsApi(pools.reads, pools.writes),
         FleetApi(pools.reads, doctor, installation.shards),
         TenantsApi(pools.reads, pools.writes),

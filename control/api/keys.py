@@ -1,4 +1,4 @@
-"""Keys and the audit log: `/api/v1/keys`, `/api/v1/audit-log`. Both by the code of the command line."""
+"""Keys: `/api/v1/keys`. By the code of the command line."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -7,27 +7,25 @@ from http import HTTPStatus
 from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
-from tidewheel.audit import MAX_OBJECT
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import answer
 from tidewheel.control.api.bodies import read_body
 from tidewheel.control.api.callers import Admin, Caller, ensure_all_tenants, ensure_shows_key
 from tidewheel.control.api.json_schemas import body_of
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.queries import Cursors, Flag, PageQuery, TenantQuery, Text, Whole, read_query
+from tidewheel.control.api.queries import Cursors, Flag, PageQuery, TenantQuery, Text, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.api_keys import DEFAULT_LIFETIME, MAX_LIFETIME, MAX_RATE, ApiKeys, NewApiKey
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.api_keys import ApiKeySummary, list_api_keys
-from tidewheel.control.reads.audit_log import AuditEntry, AuditFilter, list_audit_log
 from tidewheel.errors import UnknownApiKey
 from tidewheel.jobs.validation import StrictModel
-from tidewheel.jobs.values import MAX_ELEMENTS, Instant, Key, Queue, one_line, span
+from tidewheel.jobs.values import MAX_ELEMENTS, Instant, Key, Queue, span
 
 _KEYS = "/api/v1/keys"
 
@@ -40,28 +38,6 @@ class KeysQuery(PageQuery):
     """
 
     all_tenants: Flag = False
-
-
-class AuditQuery(PageQuery):
-    """Filter of the audit log.
-
-    Attributes:
-        all_tenants: True for the entries of every tenant and of the whole installation.
-        since: Only entries of this instant or later.
-        until: Only entries before this instant.
-        actor: Only those of this key, user, message or named person.
-        object: Only those of this object, such as job/nightly.
-        action: Only this action, such as job.submit.
-        door: Only by this door.
-    """
-
-    all_tenants: Flag = False
-    since: Instant | None = None
-    until: Instant | None = None
-    actor: Text | None = None
-    object: Annotated[str, AfterValidator(one_line(MAX_OBJECT))] | None = None
-    action: Text | None = None
-    door: Literal["rest", "kafka", "cli", "client", "console"] | None = None
 
 
 class KeyBody(StrictModel):
@@ -100,16 +76,8 @@ class RevokedKey:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditLogPage:
-    """Entries of the audit log, the newest first. A page may be empty and have a cursor."""
-
-    entries: tuple[AuditEntry, ...]
-    next_cursor: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class KeysApi:
-    """Calls about keys and the audit log."""
+    """Calls about keys."""
 
     reads: Workers
     writes: Workers
@@ -123,8 +91,6 @@ class KeysApi:
               sent={"name": "ci", "scopes": ["write"], "lifetime": "90d"})  # fmt: skip
         route("POST", f"{_KEYS}/{{key_id}}:revoke", self.revoke_key, query=TenantQuery, answer=RevokedKey,
               example={"unchanged": False})  # fmt: skip
-        route("GET", "/api/v1/audit-log", self.list_audit_log, query=AuditQuery, answer=AuditLogPage,
-              example=examples.AUDIT_LOG)  # fmt: skip
 
     async def list_keys(self, request: Request, caller: Admin) -> Response:
         """List keys, the newest first, each with its last use."""
@@ -175,25 +141,6 @@ class KeysApi:
             return RevokedKey(unchanged=not ApiKeys(connection).revoke(key_id, all_tenants=caller.all_tenants))
 
         return await answer(self.writes, caller, change)
-
-    async def list_audit_log(self, request: Request, caller: Admin) -> Response:
-        """List changes and operations with their actors, the newest first."""
-        query = read_query(request, AuditQuery)
-        tenant = _tenant(caller, all_tenants=query.all_tenants)
-        cursors = Cursors.of(request, query, caller.tenant)
-        place = cursors.read(Instant, Whole)
-        after = None if place is None else (place[0], place[1])
-        fits: AuditFilter = {
-            "since": query.since, "until": query.until, "actor": query.actor, "object": query.object,
-            "action": query.action, "door": query.door,
-        }  # fmt: skip
-
-        def read(connection: Connection) -> AuditLogPage:
-            with connection.snapshot(all_tenants=tenant is None) as reading:
-                page = list_audit_log(reading, tenant, after=after, limit=query.limit, **fits)
-            return AuditLogPage(tuple(page.entries), cursors.write(*page.next or [None]))
-
-        return await answer(self.reads, caller, read)
 
 
 def _tenant(caller: Caller, *, all_tenants: bool) -> str | None:

@@ -13,8 +13,6 @@ from tidewheel.audit import Actor
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.api_keys import ApiKeys
 from tidewheel.control.client.arguments import as_seconds
-from tidewheel.control.client.audit_log import AuditLog
-from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.jobs import Jobs
@@ -25,7 +23,7 @@ from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
 from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.control.client.tenants import Tenants
-from tidewheel.control.reads.backfills import BackfillProgress
+from tidewheel.nouns.audit_log.operations import AuditLog
 from tidewheel.nouns.batches.model import Batch
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
@@ -119,28 +117,6 @@ class AsyncTaskTokens(_Part[TaskTokens]):
     complete = _call(TaskTokens.complete)
     fail = _call(TaskTokens.fail)
     heartbeat = _call(TaskTokens.heartbeat)
-
-
-class AsyncBackfills(_Part[Backfills]):
-    """`Client.backfills` for coroutines."""
-
-    get = _call(Backfills.get)
-    pause = _call(Backfills.pause)
-    resume = _call(Backfills.resume)
-    cancel = _call(Backfills.cancel)
-
-    async def wait(
-        self,
-        backfill_id: UUID,
-        *,
-        timeout: float | None = None,
-        on_progress: Callable[[BackfillProgress], None] | None = None,
-    ) -> BackfillProgress:
-        """See `Backfills.wait`."""
-        polling = Polling("backfill", backfill_id, timeout, on_progress)
-        while polling.goes_on(found := await self.get(backfill_id), found.summary):
-            await asyncio.sleep(POLL_SECONDS)
-        return found
 
 
 class AsyncWorkflows(_Part[Workflows]):
@@ -290,7 +266,6 @@ class AsyncClient(_Part[Client]):
         self.dead_letters = AsyncDeadLetters(client.dead_letters, self._thread)
         self.works = AsyncWorks(client.works, self._thread)
         self.task_tokens = AsyncTaskTokens(client.task_tokens, self._thread)
-        self.backfills = AsyncBackfills(client.backfills, self._thread)
         self.workflows = AsyncWorkflows(client.workflows, self._thread)
         self.batches = AsyncBatches(client.batches, self._thread)
         self.calendars = AsyncCalendars(client.calendars, self._thread)

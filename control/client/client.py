@@ -12,8 +12,6 @@ from uuid import UUID
 from tidewheel.audit import Actor
 from tidewheel.control.client.api_keys import ApiKeys
 from tidewheel.control.client.arguments import as_document, as_int
-from tidewheel.control.client.audit_log import AuditLog
-from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
@@ -32,6 +30,7 @@ from tidewheel.control.reads.job_days import MAX_DAYS, JobStatistics, job_statis
 from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.nouns.audit_log.operations import AuditLog
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
@@ -66,7 +65,6 @@ class Client:
         self.dead_letters = DeadLetters(self._connection)
         self.works = Works(self._connection)
         self.task_tokens = TaskTokens(self._connection)
-        self.backfills = Backfills(self._connection)
         self.workflows = Workflows(self._connection)
         self.batches = Batches(self._connection)
         self.calendars = Calendars(self._connection)

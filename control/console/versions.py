@@ -15,11 +15,12 @@ from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, part, read_filters
-from tidewheel.control.reads.audit_log import AuditEntry, list_audit_log
 from tidewheel.control.reads.jobs import JobDetail, show_job
 from tidewheel.control.reads.versions import Version, job_at, versions
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
+from tidewheel.nouns.audit_log.model import AuditEntry
+from tidewheel.nouns.audit_log.reads import list_audit_log
 from tidewheel.postgres.session import Conn
 
 _PATHS = 6  # changed fields that a row names

@@ -18,7 +18,6 @@ from uuid import UUID
 import typer
 from typer.models import OptionInfo
 
-from tidewheel.api_keys import Scope
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
@@ -177,7 +176,7 @@ class _Command:
 
     @contextmanager
     def _call(self, tenant: str) -> Generator[Call]:
-        if self.declared.scope is Scope.READ:
+        if self.declared.route.startswith("GET"):
             read = SimpleNamespace(tenant=tenant, all_tenants=True, snapshot=lambda all_tenants=False: reading())
             yield cast("Call", read)
             return

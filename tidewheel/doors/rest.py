@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import IDEMPOTENCY_KEY, LOCATION, accepted, answer, call, idempotency_key
 from tidewheel.control.api.bodies import ELSEWHERE, read_body
 from tidewheel.control.api.callers import Caller, caller, ensure_all_tenants
@@ -49,7 +48,7 @@ def add_routes(
 ) -> None:
     """Add the routes of a noun's operations; `routes` has the documentation of each."""
     for name, declared in operations(noun).items():
-        workers = reads if declared.scope is Scope.READ else writes
+        workers = reads if declared.route.startswith("GET") else writes
         _endpoint_of(noun, declared).add_to(router, routes[name], workers)  # type: ignore[arg-type] # a class has a hash
 
 

@@ -10,7 +10,6 @@ import pytest
 from tests.control.api.answering import answering
 from tests.fixtures.history import OPEN, RUNS, Large
 from tidewheel.control.reads.api_keys import list_api_keys
-from tidewheel.control.reads.audit_log import list_audit_log
 from tidewheel.control.reads.cancellations import cancellations
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.jobs import list_jobs, show_job
@@ -20,6 +19,7 @@ from tidewheel.control.reads.run_detail import show_run
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.control.reads.tenants import list_tenants, tenant_usage
 from tidewheel.control.reads.versions import versions
+from tidewheel.nouns.audit_log.reads import list_audit_log
 from tidewheel.nouns.batches.reads import list_batches
 from tidewheel.nouns.dead_letters.reads import group_dead_letters, list_dead_letters
 from tidewheel.nouns.freezes.reads import list_freezes
