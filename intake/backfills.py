@@ -56,11 +56,6 @@ _CHANGES: dict[type, tuple[tuple[BackfillState, ...], BackfillState]] = {
     BackfillResume: ((BackfillState.PAUSED,), BackfillState.RUNNING),
     BackfillCancel: ((BackfillState.RUNNING, BackfillState.PAUSED), BackfillState.CANCELLED),
 }  # the states that a request changes, and the new one
-_EVENTS = {
-    BackfillState.PAUSED: "job.backfill_paused",
-    BackfillState.RUNNING: "job.backfill_resumed",
-    BackfillState.CANCELLED: "job.backfill_cancelled",
-}
 
 MAX_UNFINISHED = 100
 """Unfinished backfills of one job: the scheduler reads each several times a second."""
@@ -90,14 +85,6 @@ class _BackfilledJob:
     last_created_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class _RangeCount:
-    """The occurrences of a range."""
-
-    occurrences: int
-    expected: int
-
-
 def apply_backfills(writing: Writing, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Apply backfills."""
     ids = sorted({received.job_id for received in batch})
@@ -125,16 +112,16 @@ def _accept(writing: Writing, received: ReceivedRequest, job: _BackfilledJob | N
     _ensure_not_too_many(job, request)
     if job.is_ordered and request.overlap not in {None, Overlap.ALLOW_ALL}:
         refuse("overlap", "the job has an ordering_key", "leave it out: ordered runs start one after another")
-    found = _find_occurrences(connection, job.job_id, job.version, request, now=now)
+    _, expected = found = _find_occurrences(connection, job.job_id, job.version, request, now=now)
     if request.dry_run:
-        return _accepted(received, job, occurrences=found.expected)
+        return _accepted(received, job, occurrences=expected)
     backfill = _backfill(backfill_id, received, job, found, _created_at(job, now))
     connection.execute(_ADD_BACKFILL, asdict(backfill))
     key, why = job.key, request.reason
     append_backfill_event(
         connection, writing.installation, "job.backfill_started", backfill, job_key=key, now=now, reason=why
     )
-    return _accepted(received, job, occurrences=found.expected, backfill_id=str(backfill_id))
+    return _accepted(received, job, occurrences=expected, backfill_id=str(backfill_id))
 
 
 def _accepted(received: ReceivedRequest, job: _BackfilledJob, **facts: object) -> Reply:
@@ -159,7 +146,7 @@ def _created_at(job: _BackfilledJob, now: datetime) -> datetime:
 
 
 def _backfill(
-    backfill_id: UUID, received: ReceivedRequest, job: _BackfilledJob, found: _RangeCount, created_at: datetime
+    backfill_id: UUID, received: ReceivedRequest, job: _BackfilledJob, found: tuple[int, int], created_at: datetime
 ) -> Backfill:
     request = received.of(JobBackfill)
     newest_first = request.order == "newest_first"
@@ -177,8 +164,8 @@ def _backfill(
         overlap=request.overlap,
         newest_first=newest_first,
         max_concurrent=request.max_concurrent,
-        occurrences=found.occurrences,
-        expected_count=found.expected,
+        occurrences=found[0],
+        expected_count=found[1],
         cursor_at=request.to_at if newest_first else request.from_at,
         request_id=request.request_id,
         traceparent=received.traceparent,
@@ -227,15 +214,16 @@ def _write(writing: Writing, backfill: Backfill, state: BackfillState, *, job_ke
         )  # fmt: skip
         ended = (cast("UUID", run) for (run,) in rows)
         writing.finish([RunEnd(run, 0, RunState.CANCELLED, reason=reason or _REASON) for run in ended])
+    kind = f"job.backfill_{'resumed' if state is BackfillState.RUNNING else state}"
     append_backfill_event(
-        writing.connection, writing.installation, _EVENTS[state], backfill, job_key=job_key, now=now, reason=reason
+        writing.connection, writing.installation, kind, backfill, job_key=job_key, now=now, reason=reason
     )
 
 
 def _find_occurrences(
     connection: Conn, job_id: UUID, version: int, request: JobBackfill, *, now: datetime
-) -> _RangeCount:
-    """Count the occurrences that a backfill would run, within bounds, or refuse its range."""
+) -> tuple[int, int]:
+    """Return how many occurrences a range has, within bounds, and how many would run; or refuse the range."""
     _ensure_known(connection, job_id, request)
     current = _range(connection, job_id, request, version)
     if request.to_at > now:
@@ -249,7 +237,7 @@ def _find_occurrences(
     if not count:
         _refuse_empty(requested, current, request, now)
     missing = count if request.what == "all" else _missing(connection, job_id, requested, request, count)
-    return _RangeCount(count, missing)
+    return count, missing
 
 
 def _missing(connection: Conn, job_id: UUID, requested: Range, request: JobBackfill, count: int) -> int:

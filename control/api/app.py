@@ -19,12 +19,10 @@ from starlette.responses import Response
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.ask import AskApi
-from tidewheel.control.api.audit_log import AuditLogApi
-from tidewheel.control.api.backfills import BackfillsApi
 from tidewheel.control.api.bearer import Guard
 from tidewheel.control.api.connections import connection_type
 from tidewheel.control.api.executors import ExecutorsApi
-from tidewheel.control.api.fleet import DoctorApi, FleetApi, StatusApi
+from tidewheel.control.api.fleet import FleetApi
 from tidewheel.control.api.health import HealthApi
 from tidewheel.control.api.jobs import JobsApi
 from tidewheel.control.api.key_check import KeyCheck
@@ -46,6 +44,8 @@ from tidewheel.executor.reaper import Reaper
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.nouns.api_keys.operations import ApiKeys
 from tidewheel.nouns.api_keys.routes import API_KEYS
+from tidewheel.nouns.audit_log.operations import AuditLog
+from tidewheel.nouns.audit_log.routes import AUDIT_LOG
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.batches.routes import BATCHES
 from tidewheel.nouns.dead_letters.operations import DeadLetters
@@ -87,6 +87,7 @@ NOUNS: Sequence[tuple[type[Noun], Mapping[str, Route]]] = (
     (JobTimes, JOB_TIMES),
     (Occurrences, OCCURRENCES),
     (OneJob, ONE_JOB),
+    (AuditLog, AUDIT_LOG),
 )
 """The nouns whose routes are derived."""
 _ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
@@ -113,13 +114,9 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         JobsApi(pools.reads, pools.writes),
         AskApi(pools.reads),
         RunsApi(pools.reads, pools.writes, settings),
-        BackfillsApi(pools.reads, pools.writes),
-        FleetApi(pools.reads),
+        FleetApi(pools.reads, doctor, installation.shards),
         RunEventsApi(pools.streams, stop),
         NowApi(pools.reads, installation.shards),
-        StatusApi(pools.reads, installation.shards),
-        DoctorApi(pools.reads, doctor),
-        AuditLogApi(pools.reads),
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),
     )

@@ -37,19 +37,8 @@ OCCURRENCE: dict[str, Json] = {
     "last_at": None, "occurrences": 1, "exact": True, "notes": [], "overridden": False,
 }  # fmt: skip
 BACKFILL: dict[str, Json] = {
-    "backfill_id": "019d3a1c-7f00-8123-8456-789abcdef013", "occurrences": 7, "unchanged": False, "status": None,
+    "backfill_id": "019d3a1c-7f00-8123-8456-789abcdef013", "occurrences": 7, "unchanged": False,
 }  # fmt: skip
-BACKFILL_CHANGE: Json = {**BACKFILL, "occurrences": None, "status": "paused"}
-_BACKFILL: dict[str, Json] = {
-    "backfill_id": BACKFILL["backfill_id"], "key": "nightly", "job_id": JOB_ID, "state": "running",
-    "first_at": "2026-11-01T01:00:00Z", "last_at": "2026-11-07T01:00:00Z", "what": "missing_only", "versions": "as_of",
-    "job_version": 3, "overlap": None, "newest_first": False, "max_concurrent": 10, "occurrences": 7,
-    "expected_count": 7, "created_count": 3, "existing_count": 0, "cursor_at": "2026-11-04T01:00:00Z",
-    "request_id": None, "reason": None, "created_at": AT, "finished_at": None,
-    "ending": False,
-}  # fmt: skip
-BACKFILLS: Json = {"backfills": [_BACKFILL]}
-BACKFILL_PROGRESS: Json = {"summary": _BACKFILL, "runs": {"running": 1, "succeeded": 2}}
 RELEASED: Json = {"released": 1, "matched": 1, "first": [
     {"job_id": JOB_ID, "key": "nightly", "error": "no such zone", "created_at": AT}]}  # fmt: skip
 VERSIONS: Json = {"next_cursor": None, "versions": [
@@ -173,11 +162,6 @@ STATUS: Json = {
         "evidence": "no relay has a row in processes", "remedy": "tidewheel service relay",
     }],
 }  # fmt: skip
-AUDIT_LOG: Json = {"next_cursor": None, "entries": [{
-    "id": 7, "at": AT, "tenant": "default", "door": "rest", "actor_kind": "key", "actor": "ci", "verified": True,
-    "named": "anna", "key_id": "k3v9x0a1bc", "action": "job.submit", "object": "job/nightly", "request_id": None,
-    "version_before": 2, "version_after": 3, "objects": 1, "result": "accepted", "reason": None,
-}]}  # fmt: skip
 NOW: Json = {
     "as_of": AT, "findings": [{
         "kind": "failing_job", "severity": "error", "words": "its last 14 runs failed", "evidence": "HTTPStatusError",

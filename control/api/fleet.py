@@ -53,9 +53,11 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class FleetApi:
-    """Calls about the whole installation."""
+    """Calls about the whole installation, for callers with the rights of all tenants."""
 
     reads: Workers
+    doctor: Doctor
+    shards: int
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
@@ -64,6 +66,13 @@ class FleetApi:
              example=examples.EXECUTORS)  # fmt: skip
         read("/api/v1/shards", self.list_shards, scope=Scope.READ, query=TenantQuery, answer=Shards,
              example=examples.SHARDS)  # fmt: skip
+        read("/api/v1/status", self.get_status, scope=Scope.ADMIN, query=TenantQuery, answer=FleetStatus,
+             example=examples.STATUS)  # fmt: skip
+        route = partial(
+            add_route, router, scope=Scope.ADMIN, query=TenantQuery, answer=Diagnosis, example=examples.DIAGNOSIS
+        )
+        route("GET", _DOCTOR, self.get_diagnosis)
+        route("POST", f"{_DOCTOR}:run", self.run_doctor)
 
     async def list_executors(self, request: Request, caller: Reader) -> Response:
         """List executors with their handlers, for a caller with the rights of all tenants."""
@@ -87,25 +96,9 @@ class FleetApi:
 
         def read(connection: Connection) -> Shards:
             with connection.snapshot(all_tenants=True) as reading:
-                return Shards(tuple(list_shards(reading, connection.installation.shards)))
+                return Shards(tuple(list_shards(reading, self.shards)))
 
         return await answer(self.reads, caller, read)
-
-
-@dataclass(frozen=True, slots=True)
-class DoctorApi:
-    """Calls about the checks of doctor."""
-
-    reads: Workers
-    doctor: Doctor
-
-    def add_to(self, router: APIRouter) -> None:
-        """Add the routes."""
-        route = partial(
-            add_route, router, scope=Scope.ADMIN, query=TenantQuery, answer=Diagnosis, example=examples.DIAGNOSIS
-        )
-        route("GET", _DOCTOR, self.get_diagnosis)
-        route("POST", f"{_DOCTOR}:run", self.run_doctor)
 
     async def get_diagnosis(self, request: Request, caller: Admin) -> Response:
         """Return the last diagnosis of this process, for a caller with the rights of all tenants."""
@@ -125,21 +118,6 @@ class DoctorApi:
 
         found = await self.doctor.run(await call(self.reads, caller, read), _WAIT_SECONDS)
         return Response(encoded(found), media_type="application/json")
-
-
-@dataclass(frozen=True, slots=True)
-class StatusApi:
-    """The call about the fleet."""
-
-    reads: Workers
-    shards: int
-
-    def add_to(self, router: APIRouter) -> None:
-        """Add the route."""
-        add_route(
-            router, "GET", "/api/v1/status", self.get_status, scope=Scope.ADMIN, query=TenantQuery, answer=FleetStatus,
-            example=examples.STATUS,
-        )  # fmt: skip
 
     async def get_status(self, request: Request, caller: Admin) -> Response:
         """Return services with their heartbeats, what is due and not done, and what is wrong."""

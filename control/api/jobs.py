@@ -32,7 +32,6 @@ from tidewheel.control.api.answers import (
     idempotency_key,
     location,
 )
-from tidewheel.control.api.backfills import BACKFILLS
 from tidewheel.control.api.bearer import SPEND
 from tidewheel.control.api.bodies import ELSEWHERE, read_body, read_document, read_verb
 from tidewheel.control.api.callers import Caller, Operator, Reader, Writer
@@ -66,6 +65,7 @@ from tidewheel.nouns.jobs.model import JobDetail, JobFilter, JobPage, Kind, Lane
 from tidewheel.nouns.jobs.operations import JOB, JOBS
 from tidewheel.nouns.jobs.reads import list_jobs, show_job
 from tidewheel.nouns.jobs.versions import MAX_VERSIONS, versions
+from tidewheel.nouns.works.operations import WORKS
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
 _MOST_JOBS = 500  # of one bulk: about as many fit into a body, and one transaction
@@ -367,7 +367,7 @@ class JobsApi:
         """Run the occurrences of a past range."""
         sent, request_id = await read_verb(request, "job.backfill", key=read_key(request)), idempotency_key(request)
         result = await call(self.writes, caller, lambda each: backfill_of(each.request(sent, request_id)))
-        return accepted(caller, result, BACKFILLS, "backfill_id")
+        return accepted(caller, result, WORKS, "backfill_id")
 
     async def release_jobs(self, request: Request, caller: Operator) -> Response:
         """Release quarantined jobs."""

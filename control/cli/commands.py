@@ -179,24 +179,16 @@ COMMANDS: Mapping[str, Command | Group] = {
         },
     ),
     "work": Group(
-        "Bulk work: redrives, purges and retries by filter.",
+        "Bulk work: redrives, purges, retries by filter and backfills.",
         {
             "list": Command(_WORKS, "list_works", "List bulk work, the newest first."),
             "show": Command(_WORKS, "show", "Show bulk work: its filter, its progress, and what could not be done."),
             "pause": Command(_WORKS, "pause", "Pause bulk work until it is resumed; what it has done stays."),
             "resume": Command(_WORKS, "resume", "Resume bulk work."),
-            "cancel": Command(_WORKS, "cancel", "Stop bulk work; what it has done stays."),
-        },
-    ),
-    "backfill": Group(
-        "Backfills of past ranges.",
-        {
-            "list": Command("backfills", "list_backfills", "List backfills, the newest first."),
-            "show": Command("backfills", "show_backfill", "Show a backfill: its range, progress and runs."),
-            "pause": Command("backfills", "pause_backfill", "Create no further run of a backfill until it is resumed."),
-            "resume": Command("backfills", "resume_backfill", "Resume a backfill."),
             "cancel": Command(
-                "backfills", "cancel_backfill", "Stop a backfill and cancel its runs that have not started."
+                _WORKS,
+                "cancel",
+                "Stop bulk work; what it has done stays. Runs of a backfill that have not started are cancelled.",
             ),
         },
     ),
@@ -462,8 +454,8 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "connect", "psql", "Open psql on the database; further arguments are psql's.", passes_arguments=True
             ),
             "changes": Command(
-                "audit_log",
-                "audit_log",
+                "tidewheel.nouns.audit_log.commands",
+                "list_all",
                 "List changes and operations with actor, door, result and reason, the newest first.",
             ),
             "executors": Command(

@@ -1,6 +1,6 @@
-"""`--wait` and `--follow`: wait for a run or a backfill that a command has started, or shows.
+"""`--wait` and `--follow`: wait for a run that a command has started, or shows.
 
-An interrupt ends the command and leaves the run or the backfill going.
+An interrupt ends the command and leaves the run going.
 """
 
 from contextlib import suppress
@@ -10,13 +10,12 @@ from uuid import UUID
 import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.output import Output, has_colour, print_document, progress_bar
+from tidewheel.control.cli.output import Output, has_colour, print_document
 from tidewheel.control.cli.tables import cell_text, state_text
 from tidewheel.runs import RunState
 
 if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
-    from tidewheel.control.reads.backfills import BackfillProgress
     from tidewheel.nouns.runs.model import Run
 
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until it has ended; exit code 1 unless it succeeded.")]
@@ -57,9 +56,3 @@ def print_ended_run(run: "Run", document: dict[str, object], output: Output) -> 
         print_document({**document, **ended, "result": run.result}, output)
     if run.state != RunState.SUCCEEDED:
         raise typer.Exit(ExitCode.FAILED)
-
-
-def wait_for_backfill(client: "Client", backfill_id: UUID) -> "BackfillProgress":
-    """Wait until a backfill has ended, with a progress bar."""
-    with progress_bar("backfilling", client.backfills.get(backfill_id).summary.occurrences) as show:
-        return client.backfills.wait(backfill_id, on_progress=lambda progress: show(progress.processed))

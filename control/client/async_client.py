@@ -10,14 +10,12 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 from uuid import UUID
 
 from tidewheel.audit import Actor
-from tidewheel.control.client.audit_log import AuditLog
-from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.client.task_tokens import TaskTokens
-from tidewheel.control.reads.backfills import BackfillProgress
 from tidewheel.nouns.api_keys.operations import ApiKeys
+from tidewheel.nouns.audit_log.operations import AuditLog
 from tidewheel.nouns.batches.model import Batch
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
@@ -112,28 +110,6 @@ class AsyncTaskTokens(_Part[TaskTokens]):
     complete = _call(TaskTokens.complete)
     fail = _call(TaskTokens.fail)
     heartbeat = _call(TaskTokens.heartbeat)
-
-
-class AsyncBackfills(_Part[Backfills]):
-    """`Client.backfills` for coroutines."""
-
-    get = _call(Backfills.get)
-    pause = _call(Backfills.pause)
-    resume = _call(Backfills.resume)
-    cancel = _call(Backfills.cancel)
-
-    async def wait(
-        self,
-        backfill_id: UUID,
-        *,
-        timeout: float | None = None,
-        on_progress: Callable[[BackfillProgress], None] | None = None,
-    ) -> BackfillProgress:
-        """See `Backfills.wait`."""
-        polling = Polling("backfill", backfill_id, timeout, on_progress)
-        while polling.goes_on(found := await self.get(backfill_id), found.summary):
-            await asyncio.sleep(POLL_SECONDS)
-        return found
 
 
 class AsyncWorkflows(_Part[Workflows]):
@@ -283,7 +259,6 @@ class AsyncClient(_Part[Client]):
         self.dead_letters = AsyncDeadLetters(client.dead_letters, self._thread)
         self.works = AsyncWorks(client.works, self._thread)
         self.task_tokens = AsyncTaskTokens(client.task_tokens, self._thread)
-        self.backfills = AsyncBackfills(client.backfills, self._thread)
         self.workflows = AsyncWorkflows(client.workflows, self._thread)
         self.batches = AsyncBatches(client.batches, self._thread)
         self.calendars = AsyncCalendars(client.calendars, self._thread)

@@ -11,8 +11,6 @@ from uuid import UUID
 
 from tidewheel.audit import Actor
 from tidewheel.control.client.arguments import as_document, as_int
-from tidewheel.control.client.audit_log import AuditLog
-from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
@@ -23,6 +21,7 @@ from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.nouns.api_keys.operations import ApiKeys
+from tidewheel.nouns.audit_log.operations import AuditLog
 from tidewheel.nouns.batches.operations import Batches
 from tidewheel.nouns.dead_letters.operations import DeadLetters
 from tidewheel.nouns.freezes.operations import Freezes
@@ -65,7 +64,6 @@ class Client(OneJob, Occurrences):
         self.dead_letters = DeadLetters(self._connection)
         self.works = Works(self._connection)
         self.task_tokens = TaskTokens(self._connection)
-        self.backfills = Backfills(self._connection)
         self.workflows = Workflows(self._connection)
         self.batches = Batches(self._connection)
         self.calendars = Calendars(self._connection)

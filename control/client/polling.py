@@ -14,7 +14,7 @@ POLL_SECONDS = 0.5  # each poll of a backfill counts the states of its runs
 
 
 class Work(Protocol):
-    """A run, a backfill, a batch or bulk work."""
+    """A run, a batch or bulk work."""
 
     @property
     def state(self) -> str:

@@ -26,25 +26,23 @@ class Triggered:
 
 @dataclass(frozen=True, slots=True)
 class BackfillResult:
-    """A backfill after a request.
+    """A backfill after its request.
 
     Args:
-        backfill_id: Its id; None after a dry run, which creates none.
-        occurrences: How many of its range are to be run; None for other requests than its creation.
-        unchanged: True if the request changed nothing.
-        status: Its state; None after its creation.
+        backfill_id: Its id in `client.works`; None after a dry run, which creates none.
+        occurrences: How many of its range are to be run.
+        unchanged: True if an earlier delivery of the request has created it.
     """
 
     backfill_id: UUID | None
     occurrences: int | None
     unchanged: bool
-    status: str | None = None
 
 
 def backfill_of(reply: Reply) -> BackfillResult:
     """Return the backfill of an accepted request."""
     backfill_id = UUID(reply.backfill_id) if reply.backfill_id else None
-    return BackfillResult(backfill_id, reply.occurrences, reply.unchanged, reply.backfill_status)
+    return BackfillResult(backfill_id, reply.occurrences, reply.unchanged)
 
 
 def triggered(reply: Reply) -> Triggered:

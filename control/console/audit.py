@@ -2,24 +2,27 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import BeforeValidator
 from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.audit import ALL_TENANTS
-from tidewheel.control.api.audit_log import AuditQuery
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.api.queries import Cursors, Whole
+from tidewheel.control.api.queries import Cursors, PageQuery
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.instants import read_instant
-from tidewheel.control.reads.audit_log import AuditEntry, AuditFilter, AuditPage, list_audit_log
+from tidewheel.doors.address import after_of, next_cursor, query_of
 from tidewheel.ids import job_id
-from tidewheel.jobs.values import Instant
+from tidewheel.nouns.audit_log.model import AuditEntry
+from tidewheel.nouns.audit_log.model import AuditLogPage as Entries
+from tidewheel.nouns.audit_log.operations import AuditLog
+from tidewheel.nouns.audit_log.reads import list_audit_log
+from tidewheel.nouns.operation import operations
 
 _ACTIONS = (
     "job.submit", "job.delete", "job.pause", "job.resume", "run.cancel", "run.retry", "freeze", "thaw", "calendar.put",
@@ -32,7 +35,15 @@ def _instant(value: object) -> object:
     return read_instant(value, "since", "UTC") if isinstance(value, str) else value
 
 
-class AuditFilters(AuditQuery):
+_LIST = operations(AuditLog)["list"]
+_MADE, _NAMES = query_of(_LIST, _LIST.parameters)
+if TYPE_CHECKING:
+    _Query = PageQuery
+else:
+    _Query = _MADE
+
+
+class AuditFilters(_Query):
     """Filters of the page, which takes instants as people write them."""
 
     since: Annotated[datetime, BeforeValidator(_instant)] | None = None
@@ -50,20 +61,15 @@ class AuditLogPage:
         """List entries, the newest first: those of every tenant, unless the address names one."""
         query, errors = read_filters(request, AuditFilters)
         tenant = None if caller.all_tenants and "tenant" not in request.query_params else caller.tenant
-        fits: AuditFilter = {
-            "since": query.since, "until": query.until, "actor": query.actor, "object": query.object,
-            "action": query.action, "door": query.door,
-        }  # fmt: skip
+        given = {name: getattr(query, spoken) for name, spoken in _NAMES.items() if name != "all_tenants"}
 
-        def listed() -> tuple[AuditPage, str | None]:
+        def listed() -> tuple[Entries, str | None]:
             cursors = Cursors.of_list("audit", query, tenant or ALL_TENANTS)
-            place = cursors.read(Instant, Whole)
-            after = None if place is None else (place[0], place[1])
             with connection.snapshot(all_tenants=tenant is None) as reading:
-                page = list_audit_log(reading, tenant, after=after, limit=query.limit, **fits)
-            return page, cursors.write(*page.next or [None])
+                page = list_audit_log(reading, tenant, after=after_of(cursors, _LIST), **given)
+            return page, next_cursor(cursors, page.next_cursor)
 
-        def rows(page: AuditPage) -> dict[str, object]:
+        def rows(page: Entries) -> dict[str, object]:
             return {"rows": [(each, _link(each, caller, urls)) for each in page.entries], "every": tenant is None}
 
         now = page_now(connection)

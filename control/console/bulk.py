@@ -1,4 +1,4 @@
-"""Bulk work: backfills, cancellations by filter and works, and one of them with its progress."""
+"""Bulk work: cancellations by filter and works, and one of them with its progress."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +15,9 @@ from tidewheel.control.api.callers import Caller
 from tidewheel.control.api.queries import TenantQuery, read_number, read_query
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.paces import Paces
-from tidewheel.control.console.progress import KINDS, Work, of_backfill, of_cancellation, of_work, ordered
+from tidewheel.control.console.progress import KINDS, Work, of_cancellation, of_work, ordered
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import Failed, View, page_now, part
-from tidewheel.control.reads.backfills import BackfillProgress, backfill, backfills
 from tidewheel.control.reads.fleet import is_scheduler_alive
 from tidewheel.control.reads.stored import readable
 from tidewheel.ids import job_id
@@ -30,7 +29,7 @@ from tidewheel.nouns.dead_letters.reads import list_dead_letters
 from tidewheel.nouns.freezes.reads import freezes_of, standing_freezes
 from tidewheel.nouns.runs.model import Cancellation
 from tidewheel.nouns.runs.reads import list_cancellations, show_cancellation
-from tidewheel.nouns.works.model import COUNTED
+from tidewheel.nouns.works.model import COUNTED, INSTANTS
 from tidewheel.nouns.works.model import Work as StoredWork
 from tidewheel.nouns.works.reads import list_works, show_work
 from tidewheel.postgres.session import Conn
@@ -63,7 +62,7 @@ class BulkPage:
         del urls
         read_query(request, TenantQuery)
         now = page_now(connection)
-        parts = [part(partial(_newest, connection, caller, kind, now)) for kind in ("backfill", "cancellation", "work")]
+        parts = [part(partial(_newest, connection, caller, kind, now)) for kind in ("cancellation", "work")]
         read = [work for found in parts if not isinstance(found, Failed) for work in found]
         works = ordered([self.paces.seen(work, now) for work in read])
         ending = sum(work.state == "ending" for work in works)
@@ -77,7 +76,7 @@ class BulkPage:
 
 @dataclass(frozen=True, slots=True)
 class BulkWorkPage:
-    """The page of one backfill, cancellation or work.
+    """The page of one cancellation or work.
 
     Args:
         paces: What was read before.
@@ -91,15 +90,15 @@ class BulkWorkPage:
         """Read it."""
         del urls
         read_query(request, TenantQuery)
-        now, (kind, number) = page_now(connection), read_place(request)
+        now, (_, number) = page_now(connection), read_place(request)
         with connection.snapshot() as reading:
-            row = _row(reading, caller.tenant, kind, number)
+            row = _row(reading, caller.tenant, number)
             read = _read_work(reading, caller.tenant, row, now)
             frozen = _is_frozen(reading, caller.tenant, row)
         work = self.paces.seen(read, now)
-        asked = _filter(row)
-        chosen = [each for each in as_list(asked.get("ids")) or () if isinstance(each, int)][:_CHOSEN]
-        times = {name: _instant(asked.get(name), f"work {number}") for name in ("since", "until")}
+        given = _given(row)
+        chosen = [each for each in as_list(given.get("ids")) or () if isinstance(each, int)][:_CHOSEN]
+        times = {name: _instant(given[name], f"work {number}") for name in INSTANTS & given.keys()}
         letters = DeadLetters(connection).list(ids=chosen, redriven=True).dead_letters if chosen else ()
         stalled = _is_stalled(connection, [work])
         return View(
@@ -116,12 +115,12 @@ def read_work(connection: Connection, caller: Caller, request: Request) -> Work:
     """Return the bulk work that an address names.
 
     Raises:
-        UnknownBackfill: The tenant has none of this id; UnknownCancellation and UnknownWork likewise.
+        UnknownCancellation: The tenant has none of this id; UnknownWork likewise.
     """
-    kind, number = read_place(request)
+    _, number = read_place(request)
     now = page_now(connection)
     with connection.snapshot() as reading:
-        return _read_work(reading, caller.tenant, _row(reading, caller.tenant, kind, number), now)
+        return _read_work(reading, caller.tenant, _row(reading, caller.tenant, number), now)
 
 
 def read_place(request: Request) -> tuple[str, UUID | int]:
@@ -138,10 +137,8 @@ def read_place(request: Request) -> tuple[str, UUID | int]:
     raise HTTPException(404, f"there is no bulk work {kind} {text}; copy its address from the list")
 
 
-def _read_work(connection: Conn, tenant: str, row: BackfillProgress | Cancellation | StoredWork, now: datetime) -> Work:
+def _read_work(connection: Conn, tenant: str, row: Cancellation | StoredWork, now: datetime) -> Work:
     """Return the progress of a row, with the dead letters that others have taken from a redrive."""
-    if isinstance(row, BackfillProgress):
-        return of_backfill(row.summary, now)
     if isinstance(row, Cancellation):
         return of_cancellation(row, now)
     work = of_work(row, now)
@@ -152,10 +149,10 @@ def _read_work(connection: Conn, tenant: str, row: BackfillProgress | Cancellati
     return replace(work, gone=gone, kept=rest if row.state == "cancelled" else 0)
 
 
-def _row(connection: Conn, tenant: str, kind: str, number: UUID | int) -> BackfillProgress | Cancellation | StoredWork:
+def _row(connection: Conn, tenant: str, number: UUID | int) -> Cancellation | StoredWork:
     if isinstance(number, int):
         return show_cancellation(connection, tenant, number)
-    return backfill(connection, tenant, number) if kind == "backfill" else show_work(connection, tenant, number)
+    return show_work(connection, tenant, number)
 
 
 def _taken(connection: Conn, tenant: str, row: StoredWork) -> tuple[int, int]:
@@ -179,7 +176,7 @@ def _taken(connection: Conn, tenant: str, row: StoredWork) -> tuple[int, int]:
 
 def _letters_of(row: StoredWork) -> DeadLetterFilter:
     """Return the filter of the dead letters that a redrive has not redriven."""
-    given = _filter(row)
+    given = _given(row)
     names = [name for name in DeadLetterFilter.__annotations__ if name in given]
     read = _Letters.model_validate(
         {**{name: given[name] for name in names}, "key": given.get("job"), "redriven": False}
@@ -187,15 +184,13 @@ def _letters_of(row: StoredWork) -> DeadLetterFilter:
     return cast("DeadLetterFilter", read.model_dump(exclude_unset=True))
 
 
-def _filter(row: BackfillProgress | Cancellation | StoredWork) -> Mapping[str, Any]:
-    """Return the filter of a work; empty for other bulk work."""
-    return row.filter if isinstance(row, StoredWork) else {}
+def _given(row: Cancellation | StoredWork) -> Mapping[str, Any]:
+    """Return the filter and the facts of a work; empty for a cancellation."""
+    return {**row.filter, **row.facts} if isinstance(row, StoredWork) else {}
 
 
-def _is_frozen(connection: Conn, tenant: str, row: BackfillProgress | Cancellation | StoredWork) -> bool:
+def _is_frozen(connection: Conn, tenant: str, row: Cancellation | StoredWork) -> bool:
     """Return True if a freeze covers all the runs that bulk work creates."""
-    if isinstance(row, BackfillProgress):
-        return row.summary.finished_at is None and bool(freezes_of(connection, tenant, row.summary.job_id))
     if isinstance(row, Cancellation) or row.finished_at or not _creates_runs(row):
         return False
     if "job" in row.filter:
@@ -205,13 +200,11 @@ def _is_frozen(connection: Conn, tenant: str, row: BackfillProgress | Cancellati
 
 
 def _creates_runs(row: StoredWork) -> bool:
-    return row.kind == "retry" or (row.kind == "redrive" and row.filter.get("kind") != "message")
+    return row.kind in {"backfill", "retry"} or (row.kind == "redrive" and row.filter.get("kind") != "message")
 
 
 def _newest(connection: Connection, caller: Caller, kind: str, now: datetime) -> Sequence[Work]:
     with connection.snapshot() as reading:
-        if kind == "backfill":
-            return [of_backfill(each, now) for each in backfills(reading, caller.tenant, limit=_OF_EACH)]
         if kind == "cancellation":
             return [of_cancellation(each, now) for each in list_cancellations(reading, caller.tenant, limit=_OF_EACH)]
         rows = list_works(reading, caller.tenant, limit=_OF_EACH)

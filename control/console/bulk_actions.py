@@ -1,4 +1,4 @@
-"""Actions on bulk work: pause, resume and cancel a backfill or a work."""
+"""Actions on bulk work: pause, resume and cancel a work."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.callers import Caller
-from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.console.actions import Dialog, Done, Field, text_of
 from tidewheel.control.console.bulk import read_place, read_work
@@ -19,7 +18,7 @@ from tidewheel.control.console.forms import Form
 from tidewheel.control.console.progress import Work
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.words import number, state
-from tidewheel.control.reads.backfills import ENDS
+from tidewheel.nouns.works.model import ENDS
 from tidewheel.nouns.works.operations import Works
 
 Verb = Literal["pause", "resume", "cancel"]
@@ -94,7 +93,7 @@ class ChangeBulk:
         kind, found = read_place(request)
         _require_change(kind)
         assert isinstance(found, UUID)  # noqa: S101 - of these kinds
-        works = Backfills(connection) if kind == "backfill" else Works(connection)
+        works = Works(connection)
         reason = text_of(form, "reason")
         if self.verb == "resume":
             unchanged = works.resume(found).unchanged

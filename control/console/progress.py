@@ -1,4 +1,4 @@
-"""Progress of backfills, cancellations and works in one form, as pure functions of their rows.
+"""Progress of cancellations and works in one form, as pure functions of their rows.
 
 The rate is that since the acceptance, by the stored counts. Work that was paused meanwhile has the same rate: so the
 time left is shown only while it runs, and says about. Pages that are open have the rate of the last 30 s (`paces.py`).
@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from tidewheel.control.console.words import NO_REASON, agreed, counted, number
-from tidewheel.control.reads.backfills import ENDS, BackfillSummary
 from tidewheel.jobs.strict_json import as_list
+from tidewheel.jobs.values import parse_timestamp
 from tidewheel.nouns.runs.model import Cancellation
-from tidewheel.nouns.works.model import COUNTED
+from tidewheel.nouns.works.model import COUNTED, ENDS
 from tidewheel.nouns.works.model import Work as StoredWork
 from tidewheel.transitions.cancel_matches import LOOKED_AT
 
@@ -123,18 +123,18 @@ class Work:
         return f"{took}{rest}"
 
 
-def of_backfill(row: BackfillSummary, now: datetime) -> Work:
+def _of_backfill(row: StoredWork, now: datetime) -> Work:
     """Return the progress of a backfill: occurrences that are processed."""
-    about = [row.key, _range(row.first_at, row.last_at)]
-    need, rest = row.expected_count, row.occurrences - row.expected_count
+    given: Mapping[str, Any] = {**row.filter, **row.facts}
+    about = [given["job"], _range(parse_timestamp(given["from"]), parse_timestamp(given["to"]))]
+    need, rest = given["needed"], row.matched_count - given["needed"]
     needs = (
         f": {number(need)} {agreed(need, 'needs', 'need')} a run and {number(rest)} {agreed(rest, 'does', 'do')} not"
     )
-    about += [f"{counted(row.occurrences, 'occurrence')}{needs if rest > 0 else ''}"]
-    about += [f"at most {counted(row.max_concurrent, 'run')} open at once"]
-    state = "ending" if row.ending else row.state
-    done = row.created_count + row.existing_count
-    work = Work("backfill", str(row.backfill_id), state, about, done, row.occurrences, row.created_at,
+    about += [f"{counted(row.matched_count, 'occurrence')}{needs if rest > 0 else ''}"]
+    about += [f"at most {counted(given['max_concurrent'], 'run')} open at once"]
+    state = "ending" if given["ending"] else row.state
+    work = Work(row.kind, str(row.work_id), state, about, row.done_count, row.matched_count, row.created_at,
                 finished_at=row.finished_at, reason=row.reason)  # fmt: skip
     return _paced(work, now)
 
@@ -154,6 +154,8 @@ def of_cancellation(row: Cancellation, now: datetime) -> Work:
 
 def of_work(row: StoredWork, now: datetime) -> Work:
     """Return the progress of a work: things that are done or rejected."""
+    if row.kind == "backfill":
+        return _of_backfill(row, now)
     about = list(filter_words(row)) or ["all"]
     about += [f"at most {row.rate:g} per second"] if row.rate else []
     gone = row.matched_count - row.processed if row.state == "finished" and row.matched_count <= COUNTED else 0
@@ -165,7 +167,7 @@ def of_work(row: StoredWork, now: datetime) -> Work:
 
 def ordered(found: Sequence[Work]) -> list[Work]:
     """Return bulk work in the order of the page: what has not ended first, then the newest."""
-    newest = sorted(found, key=lambda each: each.created_at, reverse=True)
+    newest = sorted(sorted(found, key=lambda each: each.kind), key=lambda each: each.created_at, reverse=True)
     return sorted(newest, key=lambda each: each.finished_at is not None)
 
 

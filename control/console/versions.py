@@ -15,9 +15,10 @@ from tidewheel.control.console.jobs import hold_words
 from tidewheel.control.console.spec_check import changed_fields
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, part, read_filters
-from tidewheel.control.reads.audit_log import AuditEntry, list_audit_log
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
+from tidewheel.nouns.audit_log.model import AuditEntry
+from tidewheel.nouns.audit_log.reads import list_audit_log
 from tidewheel.nouns.jobs.model import JobDetail, Version
 from tidewheel.nouns.jobs.reads import show_job
 from tidewheel.nouns.jobs.versions import job_at, versions

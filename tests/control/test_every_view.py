@@ -69,9 +69,8 @@ class Places:
             "ref": [f"id:{job_id('default', key)}" for key in made.keys],
             "run_id": [*self.runs, *made.roots],
             "root_run_id": [*made.roots, ids["workflow"]],
-            "backfill_id": [*made.backfills, ids["backfill"]],
             "batch_id": [*made.batches],
-            "work_id": [*made.redrives, ids["redrive"]],
+            "work_id": [*made.redrives, *made.backfills, ids["redrive"], ids["backfill"]],
             "number": [*self._numbers()],
             "tenant": ["default", "acme", "paused"],
             "key_id": ["aaaaaaaaaa", "bbbbbbbbbb", "cccccccccc"],
@@ -149,7 +148,6 @@ _COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "admin executors": ((),), "admin shards list": ((),), "admin tenant list": ((),),
     "job list": ((), ("-n", "1")), "job show": (("{key}",),), "job next": (("{key}",),), "job stats": (("{key}",),),
     "explain": (("{key}",),), "job versions": (("{key}",),), "job diff": (("hourly/1", "1", "2"),),
-    "backfill list": ((),), "backfill show": (("{backfill}",),),
     "workflow list": ((),), "workflow show": ((_ROOT,),),
     "batch list": ((),), "batch show": (("{batch}",),),
     "admin calendar list": ((),), "admin calendar show": (("every-day",),),
@@ -166,7 +164,7 @@ _NO_VIEWS: Mapping[str, str] = {
     "": "dev serve up down doctor env migrate apply freeze thaw",
     "service": "intake scheduler relay executor api",
     "job": "create update pause resume release delete trigger backfill preview skip move unskip rollback",
-    "backfill": "pause resume cancel", "workflow": "pause resume cancel", "run": "cancel retry retry-failed",
+    "workflow": "pause resume cancel", "run": "cancel retry retry-failed",
     "dlq": "redrive purge",
     "work": "pause resume cancel", "batch": "submit add close resume cancel",
     "admin": "failover bench psql audit restore", "admin calendar": "put delete", "admin limit": "set rm",
@@ -197,8 +195,7 @@ def test_every_list_and_show_of_the_command_line_answers(places: Places) -> None
 def command_lines(places: Places) -> Iterator[list[str]]:
     """Yield each command that reads, with each of the names in it."""
     names = {
-        "{key}": "key", _RUN: "run_id", _ROOT: "root_run_id", "{backfill}": "backfill_id", "{batch}": "batch_id",
-        "{work}": "work_id",
+        "{key}": "key", _RUN: "run_id", _ROOT: "root_run_id", "{batch}": "batch_id", "{work}": "work_id",
     }  # fmt: skip
     letter = places.made.database.value("SELECT max(id) FROM dead_letters WHERE run_id IS NOT NULL")
     for command, given in _COMMANDS.items():
@@ -271,7 +268,7 @@ def test_page_of_a_batchs_run_names_the_batch(places: Places) -> None:
 def _page_paths(places: Places, name: str, path: str) -> Iterator[str]:
     kinds = {
         "{kind}/{id}": [
-            *(f"backfill/{each}" for each in places.values("backfill_id")),
+            *(f"backfill/{each}" for each in places.made.backfills),
             *(f"redrive/{each}" for each in places.values("work_id")),
             f"cancellation/{places.ids['cancellation']}",
         ],
@@ -320,7 +317,7 @@ _READS: Mapping[str, tuple[object, ...]] = {
     "runs.cancellation": (1,), "runs.cancellations": (), "runs.count": (), "runs.detail": (":run_id",),
     "runs.get": (":run_id",), "runs.list": (), "runs.logs": (":run_id",),
     "dead_letters.get": (":number",), "dead_letters.groups": (), "dead_letters.list": (),
-    "works.get": (":work_id",), "works.list": (), "backfills.get": (":backfill_id",),
+    "works.get": (":work_id",), "works.list": (),
     "workflows.get": (":root_run_id",), "workflows.list": (), "workflows.parents": (":run_id",),
     "batches.get": (":batch_id",), "batches.list": (),
     "calendars.get": ("every-day",), "calendars.list": (), "freezes.list": (),
@@ -336,7 +333,7 @@ _WRITES: Mapping[str, str] = {
     "runs": "cancel cancel_all cancel_matching retry retry_failed retry_now wait follow_logs",
     "dead_letters": "purge redrive",
     "works": "cancel pause resume wait", "task_tokens": "complete fail heartbeat",
-    "backfills": "cancel pause resume wait", "workflows": "cancel pause resume",
+    "workflows": "cancel pause resume",
     "batches": "add cancel close resume submit wait", "calendars": "delete put", "freezes": "freeze preview_thaw thaw",
     "limits": "remove set", "ordering_keys": "unblock",
     "tenants": "create delete grant_role keep limit pause resume revoke_role undelete", "api_keys": "create revoke",

@@ -23,7 +23,6 @@ from tidewheel.activity import Stage
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.connection import Connection, begin_for_tenant
 from tidewheel.control.reads.activity import read_activity, slowest_runs
-from tidewheel.control.reads.backfills import backfills
 from tidewheel.control.reads.now import read_now_of
 from tidewheel.control.reads.resuming import preview_resume
 from tidewheel.control.reads.run_changes import read_run_changes
@@ -32,6 +31,7 @@ from tidewheel.migrations.row_security import TENANT_ROLE
 from tidewheel.nouns.freezes.model import FrozenScope
 from tidewheel.nouns.freezes.reads import freeze_changes, list_freezes, preview_thaw
 from tidewheel.nouns.jobs.reads import list_jobs
+from tidewheel.nouns.works.reads import list_works
 from tidewheel.postgres.pg_binary import Field, FieldDumper
 from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, connect
 from tidewheel.postgres.statements import Statements, trusted
@@ -44,7 +44,7 @@ _POLICY = "(tenant = current_setting('tidewheel.tenant'::text, true))"
 _DAY = re.compile(r"_\d{8}$")
 _INSERT = re.compile(r"INSERT INTO (\w+) \(")
 
-_NOUNS = ("api_keys", "batches", "dead_letters", "freezes", "limits", "tenants", "workflows")
+_NOUNS = ("api_keys", "audit_log", "batches", "dead_letters", "freezes", "limits", "tenants", "workflows")
 _DOORS = ("tidewheel.control", "tidewheel.intake", *(f"tidewheel.nouns.{name}" for name in _NOUNS))
 _WITHOUT_TENANT = {"INSERT INTO outbox ("}
 # Their results differ from one execution to the next.
@@ -70,7 +70,8 @@ SELECT pg_restore_attribute_stats(
 _NOT_EXECUTED = {
     "it concerns all tenants, and runs as the owner of the tables": """
         nouns.freezes: list_all_freezes
-        control: find_api_key list_audit_log_of_all list_executors list_schedulers ping
+        nouns.audit_log: list_audit_log_of_all
+        control: find_api_key list_executors list_schedulers ping
         control: read_fleet_facts read_held_lanes read_intake_offsets read_queues read_services record_api_key_use
         nouns.tenants: list_tenants add_tenant change_limits free_name grant_role keep_tenant revoke_role
         nouns.tenants: schedule_deletion count_finished_runs count_open_runs count_tenant_jobs forget_job_room
@@ -177,7 +178,7 @@ def lived(clocked: ClockedDatabase, recording: Recording) -> Recording:
             freeze_changes(reading, MINE, _NOON, _NOON + span)
             preview_thaw(reading, FrozenScope(MINE, None, {"team": "a"}, None), only=MINE)
             preview_resume(reading, MINE, [job_id(MINE, "job")])
-            backfills(reading, MINE)
+            list_works(reading, MINE, "job")
             read_now_of(reading, MINE, 64, None, sees_slots=True)
             read_activity(reading, MINE, [_NOON - span, _NOON + span], tuple(Stage))
             slowest_runs(reading, MINE, _NOON - span, _NOON + span, 10)
@@ -264,10 +265,10 @@ def _plan(client: Client, database: ClockedDatabase) -> None:
         client.explain("hourly", _NOON + timedelta(hours=hours))
     filled = client.backfill("hourly", _NOON, _NOON + timedelta(hours=1), what="all")
     assert filled.backfill_id is not None
-    client.backfills.get(filled.backfill_id)
-    client.backfills.pause(filled.backfill_id)
-    client.backfills.resume(filled.backfill_id)
-    client.backfills.cancel(filled.backfill_id)
+    client.works.get(filled.backfill_id)
+    client.works.pause(filled.backfill_id)
+    client.works.resume(filled.backfill_id)
+    client.works.cancel(filled.backfill_id)
 
 
 def _operate(client: Client) -> None:

@@ -21,9 +21,9 @@ from tests.transitions.acts import (
     succeed,
 )
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.control.reads.backfills import backfills
 from tidewheel.errors import UnknownJob
 from tidewheel.jobs.parsing import RequestRefused, parse_request
+from tidewheel.nouns.works.reads import list_works
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -51,15 +51,13 @@ def refused(reply: Reply) -> tuple[str, str, str]:
 def test_new_backfill_is_stored_with_an_event(hourly: ClockedDatabase) -> None:
     reply = ask_backfill(hourly, NOON - 5 * HOUR, NOON, request_id="r-1", reason="the source was empty")
     assert (reply.status, reply.occurrences, reply.unchanged, reply.job_version) == ("accepted", 6, False, 1)
-    shown = progress(hourly, UUID(reply.backfill_id)).summary
-    assert (shown.state, shown.key, shown.occurrences, shown.expected_count, shown.created_count) == (
-        "running",
-        "job",
-        6,
-        6,
-        0,
-    )
-    assert (shown.first_at, shown.last_at, shown.created_at) == (NOON - 5 * HOUR, NOON, NOON)
+    shown = progress(hourly, UUID(reply.backfill_id))
+    assert (shown.state, shown.matched_count, shown.done_count, shown.created_at) == ("running", 6, 0, NOON)
+    assert {name: shown.filter[name] for name in ("job", "from", "to", "order", "versions")} == {
+        "job": "job", "from": "2026-11-20T07:00:00Z", "to": "2026-11-20T12:00:00Z", "order": "oldest_first",
+        "versions": "as_of",
+    }  # fmt: skip
+    assert shown.facts == {"needed": 6, "created": 0, "next_at": "2026-11-20T07:00:00Z", "ending": False, "runs": {}}
     [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_started.v1"]
     assert (event.reason, event.detail["occurrences"]) == ("the source was empty", "6")
     assert event.detail["backfill_id"] == reply.backfill_id
@@ -77,10 +75,10 @@ def test_repeated_backfill_request_is_idempotent(hourly: ClockedDatabase) -> Non
 def test_two_backfills_of_one_instant_have_different_ids(hourly: ClockedDatabase) -> None:
     apply_batch(hourly, asking(NOON - HOUR, NOON), asking(NOON - HOUR, NOON))
     with hourly.transaction() as connection:
-        second, first = backfills(connection, "default", "job")
-        assert backfills(connection, "default") == [second, first]
+        second, first = list_works(connection, "default", "job")
+        assert list_works(connection, "default") == [second, first]
         with pytest.raises(UnknownJob):
-            backfills(connection, "default", "other")
+            list_works(connection, "default", "other")
     assert second.created_at - first.created_at == timedelta(milliseconds=1)
 
 
@@ -252,7 +250,7 @@ def test_backfill_state_changes_are_idempotent_and_report_the_state(hourly: Cloc
     assert [said(kind) for kind in ("cancel", "pause", "resume")] == [("cancelled", True)] * 3
     kinds = [event.type.split(".")[3] for event in lifecycle(hourly) if "backfill" in event.type]
     assert kinds == ["backfill_started", "backfill_paused", "backfill_resumed", "backfill_cancelled"]
-    assert progress(hourly, made).summary.finished_at == NOON
+    assert progress(hourly, made).finished_at == NOON
 
 
 def test_backfill_of_another_tenant_cannot_be_changed(hourly: ClockedDatabase) -> None:
@@ -260,7 +258,7 @@ def test_backfill_of_another_tenant_cannot_be_changed(hourly: ClockedDatabase) -
     hourly.execute("INSERT INTO tenants (tenant) VALUES ('other')")
     assert move(hourly, "cancel", made, tenant="other").code == "unknown_backfill"
     assert move(hourly, "cancel", UUID(int=7)).code == "unknown_backfill"
-    assert progress(hourly, made).summary.state == "running"
+    assert progress(hourly, made).state == "running"
 
 
 def test_reversed_range_is_refused() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import about, apply_batch
-from tidewheel.control.reads.backfills import BackfillProgress, backfill
+from tidewheel.nouns.works.model import Work
+from tidewheel.nouns.works.reads import show_work
 from tidewheel.scheduler.backfill_loop import BackfillLoop, create_next_runs
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
@@ -53,9 +54,9 @@ def look(database: Database) -> int:
         session.close()
 
 
-def progress(database: Database, backfill_id: UUID) -> BackfillProgress:
+def progress(database: Database, backfill_id: UUID) -> Work:
     with database.transaction() as connection:
-        return backfill(connection, "default", backfill_id)
+        return show_work(connection, "default", backfill_id)
 
 
 def created_instants(database: Database) -> list[datetime]:

@@ -31,8 +31,8 @@ from tests.transitions.acts import (
 )
 from tests.transitions.graphs import drain_some, never
 from tests.transitions.stepping import in_background, until_blocked
-from tidewheel.control.reads.backfills import BackfillSummary
 from tidewheel.ids import job_id, run_id
+from tidewheel.nouns.works.model import Work
 from tidewheel.runs import Cause, RunState
 from tidewheel.scheduler.backfill_loop import create_next_runs
 
@@ -70,15 +70,15 @@ def finish(database: Database) -> list[UUID]:
     return [each.run_id for each in started]
 
 
-def through(database: Database, backfill_id: UUID) -> BackfillSummary:
+def through(database: Database, backfill_id: UUID) -> Work:
     """Create and finish runs until the backfill ends; return its progress."""
-    summary = progress(database, backfill_id).summary
+    summary = progress(database, backfill_id)
     for _ in range(200):
         if summary.state != "running":
             return summary
         make_batch(database, backfill_id)
         finish(database)
-        summary = progress(database, backfill_id).summary
+        summary = progress(database, backfill_id)
     raise AssertionError(summary)
 
 
@@ -88,9 +88,7 @@ def test_backfill_run_has_its_versions_columns_and_own_id(hourly: ClockedDatabas
     )
     assert make_batch(hourly, made) == 1
     [run] = job_runs(hourly)
-    expected = run_id(
-        job_id("default", "job"), NOON, Cause.BACKFILL, made.bytes, at=progress(hourly, made).summary.created_at
-    )
+    expected = run_id(job_id("default", "job"), NOON, Cause.BACKFILL, made.bytes, at=progress(hourly, made).created_at)
     assert (run.run_id, run.cause, run.scheduled_at, run.publish_at) == (expected, "backfill", NOON, NOON)
     [message] = requests(hourly)
     assert (message.cause, message.scheduled_at, message.job_version) == ("backfill", NOON, 1)
@@ -130,7 +128,7 @@ def test_backfill_runs_are_created_in_requested_order(
         assert make_batch(hourly, made) == 0
         finish(hourly)
     assert seen == list(instants)
-    assert progress(hourly, made).summary.state == "finished"
+    assert progress(hourly, made).state == "finished"
 
 
 def test_backfill_finishes_with_its_last_run(hourly: ClockedDatabase) -> None:
@@ -138,15 +136,16 @@ def test_backfill_finishes_with_its_last_run(hourly: ClockedDatabase) -> None:
     assert make_batch(hourly, made) == 5
     make_batch(hourly, made)
     stands = progress(hourly, made)
-    assert (stands.summary.state, stands.summary.cursor_at, stands.open, stands.processed) == ("running", None, 5, 5)
+    assert (stands.state, stands.facts["runs"], stands.processed) == ("running", {"queued": 5}, 5)
+    assert "next_at" not in stands.facts
     runs = claim(hourly, *(run.run_id for run in job_runs(hourly))).started
     end(hourly, ending(runs[0], RunState.FAILED, error_type="ValueError"))
     for run in runs[1:]:
         succeed(hourly, run)
     make_batch(hourly, made)
     stands = progress(hourly, made)
-    assert (stands.summary.state, stands.succeeded, stands.failed, stands.undone) == ("finished", 4, 1, 0)
-    assert stands.summary.finished_at == NOON
+    assert (stands.state, stands.facts["runs"]) == ("finished", {"succeeded": 4, "failed": 1})
+    assert stands.finished_at == NOON
     [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_finished.v1"]
     assert (event.detail["created_count"], event.detail["existing_count"]) == ("5", "0")
 
@@ -172,15 +171,15 @@ def test_missing_only_skips_recorded_instants(clocked: ClockedDatabase, order: s
     clocked.stop_clock(NOON - 1.5 * HOUR)
     fire_due(clocked)
     made = accept(clocked, NOON - 7 * HOUR, NOON - 1.5 * HOUR, order=order)
-    assert progress(clocked, made).summary.expected_count == 3
+    assert progress(clocked, made).facts["needed"] == 3
     succeed(clocked, first)
     summary = through(clocked, made)
     missing = [NOON - 5 * HOUR, NOON - 3 * HOUR, NOON - 2 * HOUR]
     assert sorted(created_instants(clocked)) == missing
-    assert (summary.created_count, summary.existing_count, summary.occurrences) == (3, 2, 5)
+    assert (summary.facts["created"], summary.done_count, summary.matched_count) == (3, 5, 5)
     # What this one has run is not missing for the next.
     again = accept(clocked, NOON - 7 * HOUR, NOON - 1.5 * HOUR)
-    assert through(clocked, again).created_count == 0
+    assert through(clocked, again).facts["created"] == 0
 
 
 def test_each_instant_runs_version_in_force_then(clocked: ClockedDatabase) -> None:
@@ -217,7 +216,7 @@ def test_current_version_is_the_one_at_acceptance(hourly: ClockedDatabase) -> No
 
 def test_max_concurrent_bounds_open_backfill_runs(hourly: ClockedDatabase) -> None:
     made = accept(hourly, NOON - 3 * DAY, NOON, max_concurrent=7)
-    while progress(hourly, made).summary.state == "running":
+    while progress(hourly, made).state == "running":
         look(hourly)
         assert len(job_runs(hourly)) <= 7
         some = [run.run_id for run in job_runs(hourly)][::2]
@@ -255,7 +254,7 @@ def test_backfill_runs_are_buffered_when_overlap_is_forbidden(clocked: ClockedDa
     assert (len(claimed.started), len(claimed.overlaps.buffered), claimed.overlaps.skipped) == (1, 4, set())
     succeed(clocked, claimed.started[0])
     assert through(clocked, made).state == "finished"
-    assert progress(clocked, made).succeeded == 5
+    assert progress(clocked, made).facts["runs"] == {"succeeded": 5}
 
 
 def test_newest_first_holds_with_buffered_runs(clocked: ClockedDatabase) -> None:
@@ -277,7 +276,7 @@ def test_requested_overlap_policy_applies(hourly: ClockedDatabase) -> None:
     succeed(hourly, claimed.started[0])
     make_batch(hourly, made)
     stands = progress(hourly, made)
-    assert (stands.summary.state, stands.succeeded, stands.undone) == ("finished", 1, 4)
+    assert (stands.state, stands.facts["runs"]) == ("finished", {"succeeded": 1, "skipped": 4})
 
 
 def test_paused_backfill_creates_nothing_and_resumes_at_cursor(hourly: ClockedDatabase) -> None:
@@ -305,7 +304,7 @@ def test_cancelled_backfill_ends_unstarted_runs_only(hourly: ClockedDatabase) ->
     assert make_batch(hourly, made) == 0
     succeed(hourly, begun)
     stands = progress(hourly, made)
-    assert (stands.summary.state, stands.succeeded, stands.undone, stands.open) == ("cancelled", 1, 2, 0)
+    assert (stands.state, stands.facts["runs"]) == ("cancelled", {"succeeded": 1, "cancelled": 2})
 
 
 def test_deleting_job_cancels_its_backfills(hourly: ClockedDatabase) -> None:
@@ -315,8 +314,8 @@ def test_deleting_job_cancels_its_backfills(hourly: ClockedDatabase) -> None:
     [first, second] = job_runs(hourly)
     apply_batch(hourly, about("job.delete"), submission(**HOURLY))
     assert make_batch(hourly, made) == 0
-    summary = progress(hourly, made).summary
-    assert (summary.state, summary.reason, summary.created_count) == ("cancelled", "job_deleted", 2)
+    summary = progress(hourly, made)
+    assert (summary.state, summary.reason, summary.done_count) == ("cancelled", "job_deleted", 2)
     assert [final_state(hourly, run.run_id) for run in (first, second)] == [("cancelled", "job_deleted")] * 2
     [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_cancelled.v1"]
     assert event.reason == "job_deleted"
@@ -326,10 +325,10 @@ def test_paused_backfill_is_cancelled_with_its_job(hourly: ClockedDatabase) -> N
     made = accept(hourly, *RANGE)
     move(hourly, "pause", made, reason="later")
     look(hourly)
-    assert progress(hourly, made).summary.state == "paused"
+    assert progress(hourly, made).state == "paused"
     apply_batch(hourly, about("job.delete"), submission(**HOURLY))
     look(hourly)
-    summary = progress(hourly, made).summary
+    summary = progress(hourly, made)
     assert (summary.state, summary.reason, summary.finished_at) == ("cancelled", "job_deleted", NOON)
 
 
@@ -342,11 +341,11 @@ def test_failing_backfill_is_paused_with_reason_and_others_continue(hourly: Cloc
         " 'skip', '' FROM jobs"
     )
     look(hourly)
-    summary = progress(hourly, bad).summary
+    summary = progress(hourly, bad)
     assert summary.state == "paused"
     assert summary.reason is not None
     assert summary.reason.startswith("ScheduleRefused")
-    assert progress(hourly, good).summary.created_count == 5
+    assert progress(hourly, good).done_count == 5
 
 
 def test_long_range_is_scanned_in_bounded_batches(hourly: ClockedDatabase) -> None:
@@ -357,8 +356,9 @@ def test_long_range_is_scanned_in_bounded_batches(hourly: ClockedDatabase) -> No
     assert [make_batch(hourly, made) for _ in range(11)] == [100] * 10 + [0]
     again = accept(hourly, NOON, NOON + timedelta(seconds=1000), max_concurrent=1000)
     make_batch(hourly, again)
-    summary = progress(hourly, again).summary
-    assert (summary.created_count, summary.existing_count, summary.cursor_at) == (0, 500, NOON + timedelta(seconds=500))
+    summary = progress(hourly, again)
+    assert (summary.facts["created"], summary.done_count) == (0, 500)
+    assert summary.facts["next_at"] == "2026-11-20T12:08:20Z"
 
 
 def test_two_schedulers_create_each_backfill_run_once(hourly: ClockedDatabase) -> None:

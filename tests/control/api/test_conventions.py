@@ -171,14 +171,17 @@ def test_backfill_is_followed_paused_resumed_and_cancelled(client: httpx.Client)
     client.put("/api/v1/jobs/hourly", json=HOURLY)
     asked = {**a_past_day(), "reason": "late data"}
     path = client.post("/api/v1/jobs/hourly:backfill", json=asked).headers["location"]
-    [listed] = answer_of(client.get("/api/v1/backfills?job=hourly"))["backfills"]
-    assert answer_of(client.get(path))["summary"] == listed
-    assert (listed["state"], listed["reason"], listed["occurrences"]) == ("running", "late data", 25)
+    [listed] = answer_of(client.get("/api/v1/works?job=hourly"))["works"]
+    found = answer_of(client.get(path))
+    assert found == {**listed, "facts": {**listed["facts"], "runs": {}}}
+    assert (listed["kind"], listed["state"], listed["reason"]) == ("backfill", "running", "late data")
+    assert (listed["matched_count"], listed["filter"]["job"]) == (25, "hourly")
     for verb, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
-        assert answer_of(client.post(f"{path}:{verb}", json={"reason": verb}))["status"] == state
-        assert answer_of(client.get(path))["summary"]["state"] == state
-    refusal(client.get(f"/api/v1/backfills/{ID}"), HTTPStatus.NOT_FOUND)
-    refusal(client.get("/api/v1/backfills?job=nope"), HTTPStatus.NOT_FOUND)
+        sent = {} if verb == "resume" else {"reason": verb}
+        assert answer_of(client.post(f"{path}:{verb}", json=sent))["status"] == state
+        assert answer_of(client.get(path))["state"] == state
+    refusal(client.get(f"/api/v1/works/{ID}"), HTTPStatus.NOT_FOUND)
+    refusal(client.get("/api/v1/works?job=nope"), HTTPStatus.NOT_FOUND)
 
 
 def test_pause_of_a_redrive_records_its_reason_and_refuses_other_fields(

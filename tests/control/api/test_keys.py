@@ -22,7 +22,7 @@ from tidewheel.api_keys import Scope, new_key
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import bodies, connections, key_check
 from tidewheel.control.client.client import Client
-from tidewheel.control.reads import audit_log
+from tidewheel.nouns.audit_log import reads
 from tidewheel.runs import RunState
 
 TOKEN = "correct-horse-battery"
@@ -304,7 +304,7 @@ def test_audit_log_pages_by_time_tenant_actor_and_object(door: ApiClient) -> Non
 def test_page_of_the_audit_log_that_looked_at_its_share_goes_on(
     door: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_log, "MAX_LOOK", 3)
+    monkeypatch.setattr(reads, "MAX_LOOK", 3)
     for number in range(8):
         submit(door.database, f"job-{number}")
     admin = with_key(created(door.database, "admin"))

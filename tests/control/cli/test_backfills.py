@@ -1,4 +1,4 @@
-"""`tidewheel job backfill` and `tidewheel backfill`, on a real database."""
+"""`tidewheel job backfill`, and `tidewheel work` for backfills, on a real database."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -31,49 +31,31 @@ def test_a_past_range_is_backfilled_shown_paused_resumed_and_cancelled(hourly: C
     made = json_output(hourly, "job", "backfill", "hourly", *RANGE, "--max-concurrent", 2, "--reason", "an outage")
     backfill_id = made["backfill_id"]
     assert (made["key"], made["occurrences"], made["unchanged"]) == ("hourly", 24, False)
-    [listed] = json_output(hourly, "backfill", "list", "hourly")["backfills"]
-    assert (listed["backfill_id"], listed["state"], listed["max_concurrent"]) == (backfill_id, "running", 2)
-    assert (listed["first_at"], listed["last_at"]) == ("2026-03-28T11:00:00Z", "2026-03-29T10:00:00Z")
-    assert tidewheel(hourly, "backfill", "pause", backfill_id).lines == [f"backfill {backfill_id}: paused"]
-    again = json_output(hourly, "backfill", "pause", backfill_id)
-    assert (again["unchanged"], again["status"]) == (True, "paused")
-    assert tidewheel(hourly, "backfill", "pause", backfill_id).lines == [
-        f"backfill {backfill_id}: unchanged: the backfill is already paused"
-    ]
-    assert json_output(hourly, "backfill", "show", backfill_id)["state"] == "paused"
-    assert not json_output(hourly, "backfill", "resume", backfill_id)["unchanged"]
-    assert tidewheel(hourly, "backfill", "cancel", backfill_id, "--reason", "no need").lines == [
-        f"backfill {backfill_id}: cancelled"
-    ]
-    for command in ("pause", "resume"):
-        too_late = tidewheel(hourly, "backfill", command, backfill_id)
-        assert (too_late.code, too_late.out) == (
-            ExitCode.REFUSED,
-            f"backfill {backfill_id}: unchanged: the backfill is cancelled\n",
-        )
-        assert '"status": "cancelled"' in tidewheel(hourly, "backfill", command, backfill_id, "--output", "json").out
-    assert tidewheel(hourly, "backfill", "cancel", backfill_id).code == 0
-    shown = tidewheel(hourly, "backfill", "show", backfill_id, "--tz", "Europe/Berlin").lines
+    [listed] = json_output(hourly, "work", "list", "--job", "hourly")["works"]
+    assert (listed["work_id"], listed["kind"], listed["state"]) == (backfill_id, "backfill", "running")
+    given = [listed["filter"][name] for name in ("from", "to", "max_concurrent")]
+    assert given == ["2026-03-28T11:00:00Z", "2026-03-29T10:00:00Z", 2]
+    for verb, did in (("pause", "paused"), ("resume", "resumed"), ("cancel", "cancelled")):
+        assert tidewheel(hourly, "work", verb, backfill_id).lines == [f"work {backfill_id}: {did}"]
+        again = json_output(hourly, "work", verb, backfill_id)
+        assert (again["unchanged"], again["status"]) == (True, "running" if verb == "resume" else did)
+    for verb in ("pause", "resume"):
+        too_late = tidewheel(hourly, "work", verb, backfill_id)
+        said = f"work {backfill_id}: unchanged: the work is cancelled\n"
+        assert (too_late.code, too_late.out) == (ExitCode.REFUSED, said)
+    shown = tidewheel(hourly, "work", "show", backfill_id, "--tz", "Europe/Berlin").lines
     assert any(line.startswith("state ") and line.endswith("cancelled") for line in shown)
     assert any("2026-03-28T11:00:00Z  Sat 2026-03-28T12:00:00+01:00 CET" in line for line in shown)
-    lines = tidewheel(hourly, "backfill", "list").lines
-    assert lines[0].split() == ["id", "key", "state", "processed", "runs"]
-    assert lines[1].split()[:3] == [backfill_id, "hourly", "cancelled"]
-
-
-def test_show_follows_a_backfill_to_its_end(hourly: ClockedDatabase) -> None:
-    backfill_id = json_output(hourly, "job", "backfill", "hourly", *RANGE)["backfill_id"]
-    assert tidewheel(hourly, "backfill", "cancel", backfill_id).code == 0
-    done = tidewheel(hourly, "backfill", "show", backfill_id, "--follow")
-    assert done.code == ExitCode.FAILED
-    assert ["state", "cancelled"] in [line.split() for line in done.out.splitlines()]
+    assert tidewheel(hourly, "work", "show", backfill_id, "--follow").code == ExitCode.FAILED
+    [_, line] = tidewheel(hourly, "work", "list").lines
+    assert line.split()[:3] == [backfill_id, "backfill", "hourly"]
 
 
 def test_dry_run_only_counts(hourly: ClockedDatabase) -> None:
     assert tidewheel(hourly, "job", "backfill", "hourly", *RANGE, "--dry-run").lines == ["24 occurrences would be run"]
     made = json_output(hourly, "job", "backfill", "hourly", *RANGE, "--dry-run", "--what", "all")
     assert (made["backfill_id"], made["occurrences"]) == (None, 24)
-    assert tidewheel(hourly, "backfill", "list").lines == ["no backfills"]
+    assert tidewheel(hourly, "work", "list").lines == ["no bulk work"]
 
 
 def test_repeated_request_returns_the_same_backfill(hourly: ClockedDatabase) -> None:
@@ -88,13 +70,8 @@ def test_invalid_backfill_request_is_refused(hourly: ClockedDatabase) -> None:
     [refusal] = tidewheel(hourly, *ask, *RANGE, "--what", "missing").refusals
     assert refusal.startswith("what: 'missing' is not valid; did you mean 'missing_only'?")
     for command in ("show", "pause", "resume", "cancel"):
-        refusals = tidewheel(hourly, "backfill", command, uuid4()).refusals
-        assert refusals[0].startswith("backfill_id: ")
-        assert tidewheel(hourly, "backfill", command, "b-1").code == 2
-
-
-def test_list_of_an_unknown_job_or_tenant_is_refused(hourly: ClockedDatabase) -> None:
-    [refusal] = tidewheel(hourly, "backfill", "list", "nope").refusals
-    assert refusal.startswith("key: tenant 'default' has no job 'nope'")
-    [refusal] = tidewheel(hourly, "backfill", "list", "--tenant", "nobody").refusals
-    assert refusal.startswith("tenant: there is no tenant 'nobody'")
+        refusals = tidewheel(hourly, "work", command, uuid4()).refusals
+        assert refusals[0].startswith("work_id: ")
+        assert tidewheel(hourly, "work", command, "b-1").code == 2
+    [refusal] = tidewheel(hourly, "work", "list", "--job", "nope").refusals
+    assert refusal.startswith("--job: tenant 'default' has no job 'nope'")

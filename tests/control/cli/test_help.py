@@ -13,12 +13,12 @@ import pytest
 from tests.control.cli.command import NO_DATABASE, find_command, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
-from tidewheel.control.api.backfills import BACKFILLS
 from tidewheel.control.cli.commands import Command, every_command
 from tidewheel.control.cli.examples import EXAMPLES
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.local.stack import StackInfo
 from tidewheel.migrations.runner import migrations
+from tidewheel.nouns.works.operations import WORKS
 from tidewheel.release import PROTOCOL
 
 ALL: dict[tuple[str, ...], Command] = {tuple(words.split()): command for words, command in every_command()}
@@ -75,7 +75,7 @@ def test_every_example_is_one_of_a_command() -> None:
 def test_version_and_help_import_no_command() -> None:
     last = migrations()[-1].name.removesuffix(".sql")
     assert imported("--version") == (f"tidewheel {version('tidewheel')}\nschema {last}\nprotocol {PROTOCOL}\n", [])
-    assert BACKFILLS.startswith(f"/api/v{PROTOCOL}/"), "the paths of the API have the protocol's version"
+    assert WORKS.startswith(f"/api/v{PROTOCOL}/"), "the paths of the API have the protocol's version"
     out, modules = imported("--help")
     assert "Show this message and exit." in out
     assert not [name for name in modules if below(name, (*NEVER_FOR_HELP, "pydantic"))]

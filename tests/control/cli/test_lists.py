@@ -36,7 +36,7 @@ def test_run_created_ahead_is_the_next_occurrence(clocked: ClockedDatabase) -> N
 
 
 def test_lists_of_an_unknown_tenant_are_refused(database: Database) -> None:
-    for noun in ("job", "admin calendar", "backfill"):
+    for noun in ("job", "admin calendar", "work"):
         [refusal] = tidewheel(database, *noun.split(), "list", "--tenant", "nobody").refusals
         assert refusal == "tenant: there is no tenant 'nobody'; name another tenant, or create this one"
         assert tidewheel(database, *noun.split(), "list").code == 0

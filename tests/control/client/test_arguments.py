@@ -131,7 +131,7 @@ def test_every_json_value_refuses_a_name_that_is_not_text(database: Database) ->
 def test_timeout_that_is_no_duration_is_refused(database: Database, timeout: float) -> None:
     some = UUID(int=1)
     with Client(database.url) as client:
-        for wait in (client.runs.wait, client.backfills.wait, client.batches.wait):
+        for wait in (client.runs.wait, client.works.wait, client.batches.wait):
             with pytest.raises(InvalidInput) as caught:
                 wait(some, timeout=timeout)
             assert [error.path for error in caught.value.errors] == ["timeout"]

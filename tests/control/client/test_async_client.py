@@ -14,7 +14,7 @@ from tidewheel.errors import UnknownJob
 from tidewheel.runs import RunState
 
 PARTS = (
-    "runs", "dead_letters", "works", "task_tokens", "backfills", "calendars", "freezes", "api_keys", "audit_log",
+    "runs", "dead_letters", "works", "task_tokens", "calendars", "freezes", "api_keys", "audit_log",
     "workflows", "batches", "limits", "ordering_keys", "tenants", "jobs",
 )  # fmt: skip
 

@@ -138,10 +138,10 @@ def test_pause_and_delete_name_a_backfill_and_do_to_it_what_they_say(pages: ApiC
         assert first
         assert second
         make_batch(database, second)
-        client.backfills.pause(first)
+        client.works.pause(first)
         assert "Its backfills end." in pages.get("/jobs/nightly/delete").text
         went_to(posted(pages, "/jobs/nightly/pause"))
-        states = [client.backfills.get(each).summary.state for each in (first, second)]
+        states = [client.works.get(each).state for each in (first, second)]
         assert states == ["paused", "running"]
         went_to(posted(pages, "/jobs/nightly/delete"))
         assert "2 end with their job&#39;s deletion." in pages.get("/bulk").text
@@ -162,7 +162,7 @@ def test_pause_and_delete_name_a_backfill_and_do_to_it_what_they_say(pages: ApiC
             dialog = pages.get(f"/bulk/backfill/{each}/cancel").text
             assert "Nothing would change. It ends with the job&#39;s deletion." in dialog
             assert make_batch(database, each) == 0
-            assert client.backfills.get(each).summary.state == "cancelled"
+            assert client.works.get(each).state == "cancelled"
 
 
 def test_versions_name_their_authors_and_lead_back(database: Database) -> None:

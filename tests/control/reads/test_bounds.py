@@ -9,10 +9,10 @@ import pytest
 
 from tests.control.api.answering import answering
 from tests.fixtures.history import OPEN, RUNS, Large
-from tidewheel.control.reads.audit_log import list_audit_log
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.run_changes import read_run_changes
 from tidewheel.nouns.api_keys.reads import list_api_keys
+from tidewheel.nouns.audit_log.reads import list_audit_log
 from tidewheel.nouns.batches.reads import list_batches
 from tidewheel.nouns.dead_letters.reads import group_dead_letters, list_dead_letters
 from tidewheel.nouns.freezes.reads import list_freezes

@@ -19,9 +19,10 @@ from tidewheel.control.console.listing import list_view
 from tidewheel.control.console.urls import Urls
 from tidewheel.control.console.view import View, page_now, read_filters
 from tidewheel.control.console.words import agreed, counted, state, when
-from tidewheel.control.reads.audit_log import AuditEntry, list_audit_log
 from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.doors.address import after_of, next_cursor, query_of
+from tidewheel.nouns.audit_log.model import AuditEntry
+from tidewheel.nouns.audit_log.reads import list_audit_log
 from tidewheel.nouns.operation import Page, operations
 from tidewheel.nouns.workflows.graph import Picture, depths, is_met, picture_of
 from tidewheel.nouns.workflows.model import Parent, Workflow, WorkflowNode, WorkflowSummary

@@ -9,14 +9,16 @@ from uuid import UUID
 import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import complete_key, requesting
+from tidewheel.control.cli.options import complete_key, requesting, utc_and_local
 from tidewheel.control.cli.output import Output, moment, print_document, print_facts, print_result, progress_bar
 from tidewheel.control.cli.tables import Cell
 from tidewheel.doors.cli import Flag, Shown, Table, command
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_list, as_object
-from tidewheel.nouns.works.model import COUNTED, Work
+from tidewheel.jobs.values import parse_timestamp
+from tidewheel.nouns.works.model import ENDS, INSTANTS, Work
 from tidewheel.nouns.works.operations import Works
+from tidewheel.runs import RunState
 from tidewheel.schedules.decision import BackfillState
 
 if TYPE_CHECKING:
@@ -52,18 +54,17 @@ def _read_rate(text: str) -> float:
 
 
 def follow(shown: Shown, work_id: UUID) -> None:
-    """Print a work once it has ended; exit with code 1 if it rejected anything or was cancelled."""
+    """Print a work once it has ended; exit with code 1 unless it did all, and its runs succeeded."""
     with requesting(shown.tenant) as client:
         work = _wait(client, work_id)
     _print(work, shown)
-    if work.rejected_count or work.state != BackfillState.FINISHED:
+    if work.rejected_count or work.state != BackfillState.FINISHED or _runs(work).keys() - {RunState.SUCCEEDED}:
         raise typer.Exit(ExitCode.FAILED)
 
 
 def _wait(client: "Client", work_id: UUID) -> Work:
     first = client.works.get(work_id)
-    total = first.matched_count
-    with progress_bar(first.kind, total if total <= COUNTED else None) as show:
+    with progress_bar(first.kind, first.matched_count if first.is_counted else None) as show:
         return client.works.wait(work_id, on_progress=lambda work: show(work.processed))
 
 
@@ -102,36 +103,47 @@ def _print(work: Work, shown: Shown) -> None:
 
 
 def _row(each: Work) -> tuple[Cell, ...]:
-    rejected = f"{each.rejected_count:,}"
     return (
-        str(each.work_id), each.kind, each.created_at, each.state, _done(each), rejected, _rate(each) or "",
-        each.reason or "",
+        str(each.work_id), each.kind, str(each.filter.get("job", "")), each.created_at, _state(each), _done(each),
+        f"{each.rejected_count:,}", _rate(each) or "", each.reason or "",
     )  # fmt: skip
 
 
 def _facts(work: Work, zone: str | None) -> Iterator[tuple[str, str | None]]:
     yield work.kind, str(work.work_id)
-    yield "state", work.state
+    yield "state", _state(work)
     yield "done", _done(work)
     yield "rejected", f"{work.rejected_count:,}" if work.rejected_count else None
     yield "rate", _rate(work)
-    yield "filter", "\n".join(f"{name}: {_value(value)}" for name, value in sorted(work.filter.items()))
+    yield "filter", "\n".join(f"{name}: {_value(name, value, zone)}" for name, value in sorted(work.filter.items()))
+    yield "runs", ", ".join(f"{count:,} {state}" for state, count in sorted(_runs(work).items()))
+    next_at = work.facts.get("next_at")
+    yield "next instant", _value("next_at", next_at, zone) if next_at else None
     yield "reason", work.reason
     yield "created", moment(work.created_at, zone)
     yield "ended", moment(work.finished_at, zone) if work.finished_at else None
     yield "rejections", "\n".join(f"{each.get('id')}: {_problems(each.get('errors'))}" for each in work.rejections)
 
 
-def _value(value: object) -> str:
+def _value(name: str, value: object, zone: str | None) -> str:
+    if name in INSTANTS:
+        return utc_and_local(parse_timestamp(str(value)), zone)
     parts = as_list(value)
     if parts is not None:
         return ", ".join(map(str, parts))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _runs(work: Work) -> dict[str, object]:
+    return as_object(work.facts.get("runs")) or {}
+
+
+def _state(work: Work) -> str:
+    return f"{work.state}, {ENDS}" if work.facts.get("ending") else work.state
+
+
 def _done(work: Work) -> str:
-    matched = work.matched_count
-    total = f"{matched:,}" if matched <= COUNTED else "more than were counted"
+    total = f"{work.matched_count:,}" if work.is_counted else "more than were counted"
     return f"{work.done_count:,} of {total}"
 
 
@@ -144,8 +156,11 @@ def _problems(errors: object) -> str:
     return "; ".join(f"{each['path']}: {each['problem']}; {each['remedy']}" for each in found)
 
 
-_WORKS = Table("work", ("id", "kind", "created", "state", "done", "rejected", "rate", "reason"), _row)
-_FLAGS = {"work_id": Flag(metavar="ID", help="The id that the command which started it has printed.")}
+_WORKS = Table("work", ("id", "kind", "job", "created", "state", "done", "rejected", "rate", "reason"), _row)
+_FLAGS = {
+    "work_id": Flag(metavar="ID", help="The id that the command which started it has printed."),
+    "key": Flag(metavar="KEY", complete=complete_key),
+}
 _FOLLOW = typer.Option("--follow", "-f", help="Continue until the work is finished.")
 
 RATE = Flag(metavar="N/s", help="Process at most this many a second; also N/m or N/h.", read=_read_rate)

@@ -12,7 +12,12 @@ from tidewheel.jobs.values import Reason
 
 T = TypeVar("T")
 
+INSTANTS = frozenset({"from", "to", "since", "until", "next_at"})
+"""The instants of a filter and of facts, which are texts."""
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
+ENDS = "ends with the job's deletion"
+"""What becomes of a backfill of a deleted job, until a scheduler cancels it."""
+
 Rate = Annotated[float, Field(ge=0.000_001, le=1_000_000)]
 WorkReason = Annotated[Reason | None, Field(description="Stored with the work.")]
 
@@ -38,6 +43,18 @@ class Work:
     reason: Annotated[str | None, Field(description="The reason of its request, pause or cancellation.")]
     created_at: Annotated[datetime, Field(description="When it was accepted.")]
     finished_at: Annotated[datetime | None, Field(description="When it was finished or cancelled.")]
+    facts: Annotated[
+        Mapping[str, object],
+        Field(
+            description="Of a backfill: how many runs it `needed` at first and has `created`, its next instant, whether"
+            " it is `ending` with its job, and, shown alone, `runs`: how many are in each state."
+        ),
+    ]
+
+    @property
+    def is_counted(self) -> bool:
+        """True if no more than `matched_count` matched."""
+        return self.matched_count != COUNTED + 1
 
     @property
     def processed(self) -> int:

@@ -9,14 +9,15 @@ from functools import partial
 from typing import Annotated, TypeVar
 from uuid import UUID, uuid4
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.client.arguments import as_id
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.errors import UnknownWork, refuse
 from tidewheel.ids import hashed_id
-from tidewheel.nouns.operation import Call, Noun, Rows, operation
+from tidewheel.jobs.values import Key
+from tidewheel.nouns.operation import Call, InDoors, Noun, Rows, operation
 from tidewheel.nouns.works.model import COUNTED, Started, Survey, Work, WorkChange, WorkReason
 from tidewheel.nouns.works.reads import list_works, show_work
 from tidewheel.postgres.database_clock import read_now
@@ -31,16 +32,17 @@ _WORK = f"{WORKS}/{{work_id:uuid}}"
 S = TypeVar("S", bound=Started)
 T = TypeVar("T")
 WorkId = Annotated[UUID, BeforeValidator(partial(as_id, name="work_id"))]
+_OfJob = Annotated[Key | None, Field(description="Only works of the job with this key."), InDoors("job")]
 
 
 class Works(Noun):
-    """Bulk work: redrives and purges of dead letters, retries of failed runs."""
+    """Bulk work: redrives and purges of dead letters, retries of failed runs, backfills."""
 
     @operation(f"GET {WORKS}", "list_works", scope=Scope.READ)
-    def list(self, *, limit: Rows = 50) -> list[Work]:
+    def list(self, *, key: _OfJob = None, limit: Rows = 50) -> list[Work]:
         """List bulk work, the newest first."""
         with self._call.snapshot() as connection:
-            return list_works(connection, self._call.tenant, limit=limit)
+            return list_works(connection, self._call.tenant, key, limit=limit)
 
     @operation(f"GET {_WORK}", "get_work", scope=Scope.READ)
     def get(self, work_id: WorkId) -> Work:
@@ -83,17 +85,17 @@ class Works(Noun):
 
     @operation(f"POST {_WORK}:cancel", "cancel_work", scope=Scope.OPERATE)
     def cancel(self, work_id: WorkId, *, reason: WorkReason = None) -> WorkChange:
-        """Stop bulk work; what it has done stays."""
+        """Stop bulk work; what it has done stays. Runs of a backfill that have not started are cancelled."""
         sources = (BackfillState.RUNNING, BackfillState.PAUSED)
         return self._change("cancel", work_id, sources, BackfillState.CANCELLED, reason)
 
     def _change(
         self, verb: str, work_id: UUID, sources: Collection[BackfillState], target: BackfillState, reason: str | None
     ) -> WorkChange:
-        def change(connection: Conn) -> WorkChange:
+        def change(connection: Conn) -> WorkChange | None:
             found = lock_work(connection, self._call.tenant, work_id)
             if found is None:
-                raise UnknownWork(str(work_id))
+                return None
             kind, state = found
             if state not in sources:
                 return WorkChange(state, unchanged=True)
@@ -102,8 +104,17 @@ class Works(Noun):
             return WorkChange(target, unchanged=False)
 
         done = self._call.write(change)
+        if done is None:
+            return self._change_backfill(verb, work_id, reason)
         self._call.notify(Channel.TIMERS)
         return done
+
+    def _change_backfill(self, verb: str, work_id: UUID, reason: str | None) -> WorkChange:
+        """Have intake change a backfill."""
+        self.get(work_id)  # no work has this id: an error
+        sent = {"type": f"backfill.{verb}", "backfill_id": str(work_id), "reason": reason}
+        reply = self._call.request(sent)
+        return WorkChange(str(reply.backfill_status), reply.unchanged)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 """Reads of works."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 from uuid import UUID
 
+from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.stored import rows_as
 from tidewheel.errors import UnknownWork
+from tidewheel.ids import run_range
 from tidewheel.nouns.tenants.reads import require_tenant
 from tidewheel.nouns.works.model import Work
 from tidewheel.postgres.session import Conn
@@ -14,20 +17,26 @@ from tidewheel.postgres.statements import Statements
 _SQL = Statements("tidewheel.nouns.works")
 _LIST_WORKS = _SQL["list_works"]
 _SHOW_WORK = _SQL["show_work"]
+_COUNT_BACKFILLED = _SQL["count_backfilled"]
 
 _SURVEYED = 25  # statements that count before a work starts: some seconds
 P = TypeVar("P")
 
 
-def list_works(connection: Conn, tenant: str, *, limit: int = 100) -> list[Work]:
-    """Return a tenant's works, the newest first."""
+def list_works(connection: Conn, tenant: str, key: str | None = None, *, limit: int = 100) -> list[Work]:
+    """Return a tenant's works, or those of one job, the newest first.
+
+    Raises:
+        UnknownJob: There is no such job and never was one.
+    """
     require_tenant(connection, tenant)
+    job_id = None if key is None else read_job_position(connection, tenant, key).job_id
     with connection.cursor(row_factory=rows_as(Work), binary=True) as cursor:
-        return cursor.execute(_LIST_WORKS, {"tenant": tenant, "limit": limit}).fetchall()
+        return cursor.execute(_LIST_WORKS, {"tenant": tenant, "job_id": job_id, "limit": limit}).fetchall()
 
 
 def show_work(connection: Conn, tenant: str, work_id: UUID) -> Work:
-    """Return one work.
+    """Return one work; a backfill with the states of the runs that are stored.
 
     Raises:
         UnknownWork: The tenant has no work of this id.
@@ -36,7 +45,13 @@ def show_work(connection: Conn, tenant: str, work_id: UUID) -> Work:
         found = cursor.execute(_SHOW_WORK, {"tenant": tenant, "work_id": work_id}).fetchone()
     if found is None:
         raise UnknownWork(str(work_id))
-    return found
+    if found.kind != "backfill":
+        return found
+    job_id = UUID(str(found.filter["job_id"]))
+    first, last = run_range(job_id, found.created_at)
+    columns = {"job_id": job_id, "first_run_id": first, "last_run_id": last}
+    runs = {str(state): count for state, count in connection.execute(_COUNT_BACKFILLED, columns).fetchall()}
+    return replace(found, facts={**found.facts, "runs": runs})
 
 
 def first_matches(scan: Callable[[P | None, int], tuple[Sequence[P], P | None]], limit: int) -> tuple[list[P], bool]:

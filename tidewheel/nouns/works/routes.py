@@ -12,7 +12,7 @@ _WORK: Json = {
     "filter": {"kind": "run", "error_type": "TimeoutError", "redriven": False, "since": "1970-01-01T00:00:00Z",
                "until": _AT},
     "rate": 10.0, "matched_count": 12, "done_count": 3, "rejected_count": 0, "rejections": [], "reason": None,
-    "created_at": _AT, "finished_at": None,
+    "created_at": _AT, "finished_at": None, "facts": {},
 }  # fmt: skip
 _PAUSED: Json = {"status": "paused", "unchanged": False}
 _REASON: Json = {"reason": "maintenance"}

@@ -1,0 +1,1 @@
+"""The audit log: changes and operations with their actors."""
