@@ -9,7 +9,6 @@ import pytest
 from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
 from tests.fixtures.services import until
-from tests.transitions.acts import apply_batch, attempts, open_run
 
 pytestmark = pytest.mark.kafka
 
@@ -47,13 +46,13 @@ def test_queued_at_most_once_run_is_released_at_shutdown(executing: Executing, g
     with executing.running(threads=1, drain_timeout=timedelta(0)):
         executing.held(gate, "acts.wait-on-thread")
         run_id = executing.trigger("acts.echo-on-thread", 1, **ONCE)
-        until(lambda: open_run(executing.database, run_id).state == "running", "it is claimed")
-    run = open_run(executing.database, run_id)
+        until(lambda: executing.database.open_run(run_id).state == "running", "it is claimed")
+    run = executing.database.open_run(run_id)
     assert (run.state, run.attempt, run.failed_attempts) == ("queued", 1, 0)
     with executing.running():
         ended = executing.ended(run_id)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
-    assert attempts(executing.database, run_id) == [(1, "released"), (2, "succeeded")]
+    assert executing.database.attempts(run_id) == [(1, "released"), (2, "succeeded")]
 
 
 def test_cancelled_run_that_waits_for_a_thread_never_starts(executing: Executing, gate: str) -> None:
@@ -62,8 +61,8 @@ def test_cancelled_run_that_waits_for_a_thread_never_starts(executing: Executing
     with executing.running(threads=1):
         executing.held(gate, "acts.wait-on-thread")
         run_id = executing.trigger("acts.wait-on-thread", other, **ONCE)
-        until(lambda: open_run(executing.database, run_id).state == "running", "it is claimed")
-        apply_batch(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
+        until(lambda: executing.database.open_run(run_id).state == "running", "it is claimed")
+        executing.database.apply_batch({"type": "run.cancel", "run_id": str(run_id)})
         assert executing.ended(run_id).state == "cancelled"
         GATES[gate].opened.set()
         assert executing.run("acts.echo-on-thread", 1).state == "succeeded"

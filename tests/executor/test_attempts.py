@@ -9,9 +9,9 @@ import pytest
 from tests.executor.handlers import GATES
 from tests.executor.http_target import Answer, serving
 from tests.executor.running import Executing
+from tests.fixtures.acts import about
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import about, apply_batch, attempts, completions, dead_letters, submit
 from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.metrics import metrics
@@ -31,17 +31,17 @@ def executing(shared_database: Database, info: StackInfo) -> Iterator[Executing]
 
 
 def outcomes(executing: Executing, run_id: UUID) -> list[str]:
-    return [outcome for _, outcome in attempts(executing.database, run_id)]
+    return [outcome for _, outcome in executing.database.attempts(run_id)]
 
 
 @pytest.mark.parametrize("handler", ["acts.echo", "acts.echo-on-thread"])
 def test_too_large_result_fails_only_its_own_run_of_a_batch(executing: Executing, handler: str) -> None:
     """The results of the others are stored, up to the last byte of 64 KiB."""
-    submit(executing.database, f"large-{handler}", target=handler, retry=SOON)
+    executing.database.submit(f"large-{handler}", target=handler, retry=SOON)
     fits, exceeds = "x" * (MAX_RESULT_BYTES - 2), "x" * (MAX_RESULT_BYTES - 1)  # two bytes are quotes
     payloads = ["small", fits, exceeds] * 10
     asked = [about("job.trigger", f"large-{handler}", payload=payload) for payload in payloads]
-    runs = [UUID(reply.run_id) for reply in apply_batch(executing.database, *asked)]
+    runs = [UUID(reply.run_id) for reply in executing.database.apply_batch(*asked)]
     ended = [executing.ended(run_id) for run_id in runs]
     for one, payload in zip(ended, payloads, strict=True):
         if payload == exceeds:
@@ -49,7 +49,7 @@ def test_too_large_result_fails_only_its_own_run_of_a_batch(executing: Executing
             assert one.error_message == "the result has 65537 bytes, more than 65536; return a reference instead"
         else:
             assert (one.state, one.attempt, one.result) == ("succeeded", 1, f'"{payload}"'.encode())
-    published = {UUID(event.run_id): event.result for event in completions(executing.database)}
+    published = {UUID(event.run_id): event.result for event in executing.database.completions()}
     assert [published[run_id] for run_id in runs] == [one.result for one in ended]
 
 
@@ -58,7 +58,7 @@ def test_exhausted_retries_leave_a_dead_letter(executing: Executing) -> None:
     ended = executing.ended(run_id)
     assert (ended.state, ended.attempt, ended.error_type) == ("failed", 3, "ValueError")
     assert ended.error_message == "attempt 3 fails"
-    [letter] = [letter for letter in dead_letters(executing.database) if letter.run_id == str(run_id)]
+    [letter] = [letter for letter in executing.database.dead_letters() if letter.run_id == str(run_id)]
     assert [attempt.outcome for attempt in letter.attempts] == ["failed"] * 3
 
 
@@ -83,10 +83,10 @@ def test_base_exception_of_a_handler_is_a_failure(executing: Executing, way: str
 
 def test_success_after_an_acknowledged_cancel_ends_cancelled(executing: Executing, gate: str) -> None:
     run_id = executing.held(gate, "acts.wait-deaf")
-    apply_batch(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
+    executing.database.apply_batch({"type": "run.cancel", "run_id": str(run_id)})
     GATES[gate].opened.set()
     assert executing.ended(run_id).state == "cancelled"
-    assert [e.result for e in completions(executing.database) if e.run_id == str(run_id)] == [None]
+    assert [e.result for e in executing.database.completions() if e.run_id == str(run_id)] == [None]
 
 
 def test_http_target_is_called_and_its_client_error_is_final(executing: Executing) -> None:

@@ -9,9 +9,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import EXECUTOR, apply_batch, begin, claim, requests, requeue, submission, submit
 from tests.transitions.stepping import in_background
 from tests.transitions.test_batches import of, started, states
 from tidewheel.errors import AttemptOver, InvalidInput
@@ -27,7 +27,7 @@ MORE = [{"ref": "b", "key": "job", "after": ["a"]}, {"ref": "c", "key": "job", "
 
 @pytest.fixture
 def adds(database: Database) -> Iterator[BatchAdds]:
-    submit(database, overlap="allow_all")
+    database.submit(overlap="allow_all")
     made = BatchAdds(SessionPool(database.session, 2), database.installation, EXECUTOR, lambda: None)
     yield made
     made.close()
@@ -46,15 +46,15 @@ def test_a_later_attempt_adds_nothing_twice_and_an_earlier_one_nothing_at_all(
 ) -> None:
     batch = started(database, of("a"))
     run = run_of(database, "a")
-    first = begin(database, run)
+    first = database.begin(run)
     assert add(adds, run, 1)
     assert states(database, batch) == {"a": "running", "b": "blocked", "c": "queued"}
-    requeue(database, first, AttemptOutcome.LOST)
+    database.requeue(first, AttemptOutcome.LOST)
     with pytest.raises(AttemptOver):
         add(adds, run, 1, of("z"))  # between two attempts
     database.execute("UPDATE job_runs SET publish_at = tidewheel_now() WHERE run_id = %s", [run])
     other = BatchAdds(SessionPool(database.session, 2), database.installation, uuid4(), lambda: None)
-    begin(database, run)
+    database.begin(run)
     for zombie, attempt in ((adds, 1), (other, 2)):
         with pytest.raises(AttemptOver, match="no run was added"):
             add(zombie, run, attempt, of("z"))
@@ -62,18 +62,18 @@ def test_a_later_attempt_adds_nothing_twice_and_an_earlier_one_nothing_at_all(
     both = [in_background(lambda: add(adds, run, 2, of("d"))) for _ in range(2)]
     assert sorted(each.result(10.0) for each in both) == [False, True]
     assert not add(adds, run, 2), "the first attempt has added them"
-    apply_batch(database, {"type": "run.cancel", "run_id": str(run)})
+    database.apply_batch({"type": "run.cancel", "run_id": str(run)})
     with pytest.raises(AttemptOver):
         add(adds, run, 2, of("z"))
     assert set(states(database, batch)) == set("abcd")
-    assert b'{"n":1}' in [one.payload for one in requests(database)]
+    assert b'{"n":1}' in [one.payload for one in database.requests()]
 
 
 def test_runs_that_do_not_fit_are_refused_by_their_path(database: Database, adds: BatchAdds) -> None:
-    apply_batch(database, submission("root"), submission("child", schedule={"after": ["root"]}))
+    database.apply_batch(submission("root"), submission("child", schedule={"after": ["root"]}))
     started(database, of("a"))
     run = run_of(database, "a")
-    begin(database, run)
+    database.begin(run)
     database.execute("UPDATE tenants SET max_payload_bytes = 4")
     refused = {
         "runs": [],
@@ -88,9 +88,9 @@ def test_runs_that_do_not_fit_are_refused_by_their_path(database: Database, adds
             add(adds, run, 1, runs)
         assert error.value.errors[0].path == path
     for key in ("job", "root"):
-        [reply] = apply_batch(database, {"type": "job.trigger", "key": key})
+        [reply] = database.apply_batch({"type": "job.trigger", "key": key})
         alone = UUID(reply.run_id)
-        [one] = claim(database, alone).started
+        [one] = database.claim(alone).started
         with pytest.raises(InvalidInput, match="batch: the run belongs to no batch"):
             add(adds, alone, one.attempt)
     assert database.count("batch_runs") == 1
@@ -100,7 +100,7 @@ def test_a_call_that_waits_for_its_batch_keeps_no_other_from_adding(database: Da
     first, _ = started(database, of("a")), started(database, of("b"))
     runs = [run_of(database, ref) for ref in "ab"]
     for run in runs:
-        begin(database, run)
+        database.begin(run)
     with database.transaction() as holding:
         holding.execute("SELECT FROM workflows WHERE root_run_id = %s FOR UPDATE", [first])
         waiting = in_background(lambda: add(adds, runs[0], 1, of("x")))

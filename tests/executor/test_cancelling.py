@@ -11,7 +11,6 @@ from tests.executor.handlers import GATES
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import apply_batch, final_state, submit
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.process.service import Shutdown
@@ -49,7 +48,7 @@ def backlog(executing: Executing, key: str, payload: str) -> list[UUID]:
     runs: list[UUID] = []
     for _ in range(BACKLOG // 500):
         trigger = {"type": "job.trigger", "key": key, "payload": payload}
-        runs += [UUID(reply.run_id) for reply in apply_batch(executing.database, *([trigger] * 500))]
+        runs += [UUID(reply.run_id) for reply in executing.database.apply_batch(*([trigger] * 500))]
     topic = executing.topics.runs("default", "standard")
     producer = Producer({**executing.kafka, "linger.ms": 20})
     for run, value in executing.database.rows("SELECT key, value FROM outbox WHERE topic = %s ORDER BY id", [topic]):
@@ -62,18 +61,18 @@ def backlog(executing: Executing, key: str, payload: str) -> list[UUID]:
 
 def test_cancellation_applies_at_once_to_a_published_backlog(executing: Executing, gate: str) -> None:
     database = executing.database
-    submit(database, "job", target="acts.wait")
+    database.submit("job", target="acts.wait")
     runs = backlog(executing, "job", gate)
     with executing.running(slots=4):
         until(lambda: len(GATES[gate].entered) >= 3, "its slots are taken, and the rest waits in Kafka")
-        [by_id] = apply_batch(database, {"type": "run.cancel", "run_id": str(runs[-1])})
-        assert (by_id.run_status, final_state(database, runs[-1])[0]) == ("queued", "cancelled")
-        [reply] = apply_batch(database, {"type": "runs.cancel", "key": "job"})
+        [by_id] = database.apply_batch({"type": "run.cancel", "run_id": str(runs[-1])})
+        assert (by_id.run_status, database.final_state(runs[-1])[0]) == ("queued", "cancelled")
+        [reply] = database.apply_batch({"type": "runs.cancel", "key": "job"})
         assert reply.status is ReplyStatus.ACCEPTED
         acknowledged = database.now()
         GATES[gate].opened.set()
         # However its slots come free, and before any of the others was ended.
-        submit(database, "other", target="acts.echo")
+        database.submit("other", target="acts.echo")
         assert executing.run("acts.echo", 1).state == "succeeded"
         assert executing.state(runs[-2]) is RunState.QUEUED
         with scheduling(database):
@@ -94,7 +93,7 @@ def test_running_attempts_are_signalled_and_unresponsive_ones_fenced_off(
 ) -> None:
     with executing.running(), scheduling(executing.database):
         run = executing.held(gate, handler)
-        apply_batch(executing.database, {"type": "runs.cancel", "handler": handler, "reason": "stop that"})
+        executing.database.apply_batch({"type": "runs.cancel", "handler": handler, "reason": "stop that"})
         assert executing.ended(run).state == "cancelled"
         if handler != "acts.wait-deaf":
             until(lambda: GATES[gate].stopped == [str(run)], "the handler was told")

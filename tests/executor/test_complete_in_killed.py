@@ -8,7 +8,6 @@ import pytest
 
 from tests.executor.own_transactions import MAKE_EFFECTS, completion, die_at, effects, one_or_none, wait_gone, work
 from tests.fixtures.database import Database
-from tests.transitions.acts import begin, begun, requeue, submit
 from tidewheel.runs import AttemptOutcome
 from tidewheel.transitions.deferred_effects import apply_deferred_effects
 
@@ -22,11 +21,11 @@ def test_crash_between_any_two_statements_leaves_one_effect(fresh_database: Data
     """The job may not overlap, so that the completion writes all there is to write."""
     shop = fresh_database
     shop.execute(MAKE_EFFECTS)
-    submit(shop, schedule="@every 1h", overlap="buffer_all", pause_on_failure=5)
+    shop.submit(schedule="@every 1h", overlap="buffer_all", pause_on_failure=5)
     ends: list[bool] = []
     for step in range(1, _MAX_STEPS):
         shop.execute("TRUNCATE outbox")
-        started = begun(shop)
+        started = shop.begun()
         doomed = _PROCESSES.Process(target=die_at, args=(step, shop.url, shop.installation, started))
         doomed.start()
         doomed.join(_PATIENCE_SECONDS)
@@ -35,9 +34,9 @@ def test_crash_between_any_two_statements_leaves_one_effect(fresh_database: Data
         ends.append(one_or_none(shop, started.run_id))
         if not ends[-1]:
             # What the reaper does; the next attempt is the one that counts.
-            requeue(shop, started, AttemptOutcome.LOST)
+            shop.requeue(started, AttemptOutcome.LOST)
             with psycopg.connect(shop.url) as again:
-                work(again, completion(shop, begin(shop, started.run_id)))
+                work(again, completion(shop, shop.begin(started.run_id)))
         assert effects(shop, started.run_id) == 1
         with shop.transaction() as connection:
             assert apply_deferred_effects(connection, shop.installation) == 1

@@ -17,7 +17,6 @@ from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.topics import make_topics
-from tests.transitions.acts import attempts, begin, requeue
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor import completer
 from tidewheel.executor.claim import BatchClaimer, ClaimResult, FetchedMessage
@@ -48,7 +47,7 @@ def test_stale_message_does_not_replace_the_current_one(executing: Executing) ->
     run_id = executing.trigger("acts.echo", 1)
     key = str(run_id).encode()
     old = executing.database.value(A_MESSAGE, [key])
-    requeue(executing.database, begin(executing.database, run_id), AttemptOutcome.RELEASED)
+    executing.database.requeue(executing.database.begin(run_id), AttemptOutcome.RELEASED)
     good = executing.database.value(A_MESSAGE, [key])
     executing.database.execute("TRUNCATE outbox")
     producer = Producer({**executing.kafka})
@@ -59,7 +58,7 @@ def test_stale_message_does_not_replace_the_current_one(executing: Executing) ->
     with executing.running(**NO_SWEEP):
         ended = executing.ended(run_id)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
-    assert attempts(executing.database, run_id) == [(1, "released"), (2, "succeeded")]
+    assert executing.database.attempts(run_id) == [(1, "released"), (2, "succeeded")]
 
 
 def test_full_executor_leaves_messages_to_the_sweep(executing: Executing, gate: str) -> None:
@@ -77,7 +76,7 @@ def test_full_executor_leaves_messages_to_the_sweep(executing: Executing, gate: 
         assert {executing.state(run_id) for run_id in waiting} == {RunState.QUEUED}
         GATES[gate].opened.set()
         assert {executing.ended(run_id).state for run_id in waiting} == {"succeeded"}
-    assert [attempts(executing.database, run_id) for run_id in waiting] == [[(1, "succeeded")]] * 5
+    assert [executing.database.attempts(run_id) for run_id in waiting] == [[(1, "succeeded")]] * 5
 
 
 def test_failed_claim_is_retried_before_later_messages(executing: Executing) -> None:
@@ -96,7 +95,7 @@ def test_failed_claim_is_retried_before_later_messages(executing: Executing) -> 
             assert committed(executing.kafka, executing.topics.runs("default", "standard")) <= 0
             lock.rollback()
             assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
-    assert [attempts(executing.database, run_id) for run_id in runs] == [[(1, "succeeded")]] * 20
+    assert [executing.database.attempts(run_id) for run_id in runs] == [[(1, "succeeded")]] * 20
     first = executing.database.rows("SELECT run_id FROM ended_attempts ORDER BY started_at LIMIT 2")
     assert {run_id for (run_id,) in first} == set(runs[:2])
     assert committed(executing.kafka, executing.topics.runs("default", "standard")) == 20
@@ -145,7 +144,7 @@ def test_failing_claims_back_off_and_are_logged_once(
         told = [each.getMessage() for each in caplog.records if each.getMessage().startswith(lane)]
     expected = ["terminating connection", "not currently accepting connections", "works again"]
     assert [part in each for part, each in zip(expected, told, strict=True)] == [True] * 3, told
-    assert [attempts(executing.database, run_id) for run_id in runs] == [[(1, "succeeded")]] * 20
+    assert [executing.database.attempts(run_id) for run_id in runs] == [[(1, "succeeded")]] * 20
 
 
 def let_in(database: Database, info: StackInfo, *, allowed: bool) -> None:

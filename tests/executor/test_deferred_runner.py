@@ -15,7 +15,6 @@ from tests.executor.http_target import serving
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import open_run
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
@@ -181,9 +180,9 @@ def test_at_most_once_run_released_during_the_load_may_start_again(
             run_id = executing.trigger({"type": "http", "url": target.url()}, delivery="at_most_once")
             assert load.begun.acquire(timeout=30)
             # The executor waits for the load before it ends.
-            released = in_background(lambda: until(lambda: open_run(database, run_id).state == "queued", "released"))
+            released = in_background(lambda: until(lambda: database.open_run(run_id).state == "queued", "released"))
             released.add_done_callback(lambda _: load.let_go.set())
-        run = open_run(database, run_id)
+        run = database.open_run(run_id)
         assert (run.attempt, run.failed_attempts, target.received) == (1, 0, [])
         with executing.running(http_allow_private=True):
             ended = executing.ended(run_id)

@@ -12,7 +12,6 @@ from tests.executor.long_handlers import handlers
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import attempts, open_run
 from tidewheel.clock import monotonic_seconds
 
 pytestmark = pytest.mark.kafka
@@ -35,7 +34,7 @@ def test_missed_heartbeat_times_out_and_the_next_attempt_resumes(executing: Exec
         ended = executing.ended(run_id)
         until(lambda: target == "long.fall-silent" or GATES[gate].stopped, "the thread has seen that it is given up")
     assert (ended.state, ended.attempt, ended.result) == ("succeeded", 2, b'{"done":3}')
-    assert attempts(executing.database, run_id) == [(1, "timed_out"), (2, "succeeded")]
+    assert executing.database.attempts(run_id) == [(1, "timed_out"), (2, "succeeded")]
     [(kind, message)] = executing.database.rows("SELECT error_type, error_message FROM attempts WHERE attempt = 1")
     assert (kind, message) == ("timeout_heartbeat", "heartbeat of 1 s has passed")
 
@@ -48,14 +47,14 @@ def test_heartbeats_keep_an_attempt_alive(executing: Executing, gate: str) -> No
         until(lambda: monotonic_seconds() - since > 3.5, "they would have been timed out")
         GATES[gate].opened.set()
         assert [executing.ended(run_id).state for run_id in both] == ["succeeded"] * 2
-    assert [attempts(executing.database, run_id) for run_id in both] == [[(1, "succeeded")]] * 2
+    assert [executing.database.attempts(run_id) for run_id in both] == [[(1, "succeeded")]] * 2
 
 
 def test_waiting_for_a_thread_misses_no_heartbeat(executing: Executing, gate: str) -> None:
     with executing.running(threads=1, **KNOWN):
         executing.held(gate, "acts.wait-on-thread")
         waiting = executing.trigger("acts.echo-on-thread", 1, heartbeat="1s")
-        until(lambda: open_run(executing.database, waiting).state == "running", "the other is claimed")
+        until(lambda: executing.database.open_run(waiting).state == "running", "the other is claimed")
         since = monotonic_seconds()
         until(lambda: monotonic_seconds() - since > 1.5, "it would have been timed out")
         GATES[gate].opened.set()
@@ -94,7 +93,7 @@ def test_released_run_keeps_its_checkpoint(executing: Executing, gate: str) -> N
     with executing.running(drain_timeout=timedelta(0), **KNOWN):
         run_id = executing.trigger("long.fall-silent", gate)
         until(lambda: GATES[gate].entered, "it has saved its checkpoint")
-    assert open_run(executing.database, run_id).failed_attempts == 0
+    assert executing.database.open_run(run_id).failed_attempts == 0
     with executing.running(**KNOWN):
         assert executing.ended(run_id).result == b'{"done":3}'
 

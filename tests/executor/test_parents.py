@@ -7,9 +7,9 @@ import pytest
 
 from tests.executor import parent_handlers
 from tests.executor.running import Executing
+from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import apply_batch, submission, trigger
 from tests.transitions.graphs import drain_some, never, workflow
 from tidewheel.local.stack import StackInfo
 
@@ -24,8 +24,7 @@ def test_handlers_of_every_kind_read_their_parents_results_and_add_to_their_batc
     executing = Executing(database, info.kafka)
     executing.make_topics()
     parents = ["a", {"job": "large", "when": "always"}, {"job": "none", "when": "failure"}]
-    apply_batch(
-        database,
+    database.apply_batch(
         submission("root", target="flow.give", payload=0),
         submission("a", target="flow.give", payload="xx", schedule={"after": ["root"]}),
         submission("large", target="flow.give", payload="x" * 65_531, schedule={"after": ["root"]}),
@@ -36,9 +35,8 @@ def test_handlers_of_every_kind_read_their_parents_results_and_add_to_their_batc
         *(submission(each, target=each, retry={"initial": "10ms", "max_attempts": 2}) for each in GROWERS),
     )
     with executing.running(known=parent_handlers.handlers(), worker_processes=1):
-        root = trigger(database, "root")
-        [reply] = apply_batch(
-            database,
+        root = database.trigger("root")
+        [reply] = database.apply_batch(
             {"type": "batch.submit", "runs": [{"ref": each, "key": each, "payload": each} for each in GROWERS]},
         )
         batch = UUID(reply.batch_id)
@@ -49,7 +47,7 @@ def test_handlers_of_every_kind_read_their_parents_results_and_add_to_their_batc
             return workflow(database, root)[1] == workflow(database, batch)[1] == 0
 
         until(over, "the occurrences end")
-        alone = executing.ended(trigger(database, "alone"))
+        alone = executing.ended(database.trigger("alone"))
     results = database.rows(
         "SELECT j.key, x.result FROM finished_runs r JOIN jobs j USING (job_id) JOIN attempt_outputs x USING (run_id)"
         " WHERE j.key = ANY (%s) AND x.result IS NOT NULL",

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from tests.executor.running import Executing
-from tests.transitions.acts import completions, lifecycle, submit, trigger
 
 pytestmark = pytest.mark.kafka
 
@@ -16,13 +15,13 @@ RETRIES = {"retry": {"max_attempts": 4, "intervals": ["1ms"]}}
 def test_starts_and_retries_are_events_in_the_order_of_the_run(executing: Executing) -> None:
     database = executing.database
     database.installation = replace(database.installation, run_events=True)
-    submit(database, "fails-twice", target="acts.fail-until", **RETRIES)
-    run = trigger(database, "fails-twice", payload=3, traceparent=TRACE)
+    database.submit("fails-twice", target="acts.fail-until", **RETRIES)
+    run = database.trigger("fails-twice", payload=3, traceparent=TRACE)
     with executing.running():
         assert executing.ended(run).state == "succeeded"
-    events = [event for event in lifecycle(database) if event.run_id is not None]
+    events = [event for event in database.lifecycle() if event.run_id is not None]
     assert {event.run_id for event in events} == {str(run)}
-    [completion] = completions(database)
+    [completion] = database.completions()
     assert [(event.type.split(".")[3], event.attempt, event.sequence, event.reason) for event in events] == [
         ("started", 1, 1, None),
         ("retrying", 1, 2, "failed"),
@@ -46,4 +45,4 @@ def test_starts_and_retries_are_events_in_the_order_of_the_run(executing: Execut
 def test_runs_have_no_events_before_their_end_by_default(executing: Executing) -> None:
     with executing.running():
         assert executing.run("acts.fail-until", 2, **RETRIES).state == "succeeded"
-    assert [event for event in lifecycle(executing.database) if event.run_id is not None] == []
+    assert [event for event in executing.database.lifecycle() if event.run_id is not None] == []

@@ -11,9 +11,9 @@ import pytest
 from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
 from tests.executor.test_claim import ENTER, claimer
+from tests.fixtures.acts import EXECUTOR, HANDLER, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, attempts, submission, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.control.client.client import Client
 from tidewheel.executor.claim import StartRuns
@@ -44,7 +44,7 @@ def test_sweep_claims_messages_that_a_full_executor_holds(executing: Executing, 
             last = executing.trigger("acts.echo", 6)
             executing.publish(last)
             assert executing.ended(last).state == "succeeded"
-    assert [attempts(executing.database, run_id) for run_id in others] == [[(1, "succeeded")]] * 5
+    assert [executing.database.attempts(run_id) for run_id in others] == [[(1, "succeeded")]] * 5
 
 
 def test_lost_message_is_swept_while_messages_arrive(executing: Executing) -> None:
@@ -119,9 +119,9 @@ def sweep_of(
 def test_overdue_runs_get_a_tenth_of_the_slots_by_one_claim(database: Database) -> None:
     """Slots are free for moments only, for messages fill them at once."""
     database.execute(ENTER, [EXECUTOR])
-    submit(database)
+    database.submit()
     for _ in range(4):
-        trigger(database)
+        database.trigger()
     slots, swept = Slots(30), list[int]()
     slots.take(Lane.STANDARD, 27)  # all but the critical lane's
     sweep = sweep_of(
@@ -200,18 +200,18 @@ def test_large_payloads_of_one_tenant_stop_no_other_tenant_and_no_critical_run(
         "batch": submission("batch", target="acts.echo", lane="batch"),
         "large": submission("large", target="acts.order", payload={"to": "y" * LARGE_BYTES}),
     }
-    submit(database, "held", target="acts.wait", payload=large_gate)
-    apply_batch(database, *(each | {"tenant": "acme"} for each in of_acme.values()))
+    database.submit("held", target="acts.wait", payload=large_gate)
+    database.apply_batch(*(each | {"tenant": "acme"} for each in of_acme.values()))
     with executing.running(slots=100):
         for number in range(FULL):
-            trigger(database, "held")
+            database.trigger("held")
             until(lambda: len(GATES[large_gate].entered) == number + 1, "it runs")  # noqa: B023 - called at once
-        beyond = trigger(database, "held")
+        beyond = database.trigger("held")
         critical = executing.trigger("acts.echo", 1, lane="critical")
         assert executing.ended(critical).state == "succeeded"
         for key in of_acme:
-            assert executing.ended(trigger(database, key, tenant="acme")).state == "succeeded"
-        published = trigger(database, "small", tenant="acme")
+            assert executing.ended(database.trigger(key, tenant="acme")).state == "succeeded"
+        published = database.trigger("small", tenant="acme")
         executing.publish(published)
         assert executing.ended(published).state == "succeeded"
         assert executing.state(beyond) is RunState.QUEUED

@@ -12,7 +12,6 @@ import tidewheel
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import apply_batch, submit
 from tests.transitions.stepping import in_background
 from tidewheel.executor.handlers import registered
 from tidewheel.local.stack import StackInfo
@@ -69,15 +68,15 @@ def executing(fresh_database: Database, info: StackInfo) -> Executing:
 def test_lost_message_is_swept_while_messages_fill_every_slot(executing: Executing) -> None:
     name = uuid4().hex
     flood = FLOODS[name] = Flood()
-    submit(executing.database, "drops", target="flood.drop")
-    submit(executing.database, "others", target="flood.other")
+    executing.database.submit("drops", target="flood.drop")
+    executing.database.submit("others", target="flood.other")
     known = {handler: found for handler, found in registered().items() if handler.startswith("flood.")}
     with executing.running(known=known, slots=10 * LOST, sweep=timedelta(milliseconds=200)):
         flooding = in_background(lambda: keep_flooding(executing, name))
         try:
             until(lambda: brought_by_messages(executing) > 2 * MAX_OUTSTANDING, "messages keep the executor busy")
             # Due at the same moment, and their messages are not published.
-            lost = apply_batch(executing.database, *[{"type": "job.trigger", "key": "others", "payload": name}] * LOST)
+            lost = executing.database.apply_batch(*[{"type": "job.trigger", "key": "others", "payload": name}] * LOST)
             ended = [executing.ended(UUID(reply.run_id)) for reply in lost]
         finally:
             flood.over.set()
@@ -96,7 +95,7 @@ def keep_flooding(executing: Executing, name: str) -> None:
     producer = Producer({**executing.kafka})
     some = [{"type": "job.trigger", "key": "drops", "payload": name}] * (MAX_OUTSTANDING // 2)
     while not flood.over.is_set():
-        apply_batch(executing.database, *some)
+        executing.database.apply_batch(*some)
         flood.published += len(some)
         for (value,) in executing.database.rows(
             "DELETE FROM outbox WHERE topic = %s AND value LIKE '%%flood.drop%%'::bytea RETURNING value", [topic]

@@ -10,7 +10,6 @@ import pytest
 
 from tests.executor.running import Executing
 from tests.fixtures.services import until
-from tests.transitions.acts import open_run
 from tidewheel.errors import SettingsError
 from tidewheel.executor.runners.runner import target_kinds
 from tidewheel.scheduler.unhandled import UnhandledWatch
@@ -29,7 +28,7 @@ def test_program_waits_for_an_executor_that_allows_programs(executing: Executing
         waiting = executing.trigger(PROGRAM)
         executing.publish(waiting)
         assert executing.run("acts.echo", 1).state == "succeeded"
-        run = open_run(executing.database, waiting)
+        run = executing.database.open_run(waiting)
         assert (run.state, run.attempt, run.failed_attempts) == ("queued", 0, 0)
         assert names(executing) == [False]
         with executing.running(**PROGRAMS):
@@ -56,7 +55,7 @@ def test_run_of_a_type_that_is_off_waits_uncharged_with_an_alert(executing: Exec
         waiting = executing.trigger(target)
         executing.publish(waiting)
         assert executing.run("acts.echo", 1).state == "succeeded"
-        run = open_run(executing.database, waiting)
+        run = executing.database.open_run(waiting)
         assert (run.state, run.attempt, run.failed_attempts) == ("queued", 0, 0)
         watch = UnhandledWatch(
             executing.database.session(), executing.database.installation, min_age=timedelta(microseconds=1)

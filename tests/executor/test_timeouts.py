@@ -8,7 +8,6 @@ from tests.executor.handlers import GATES
 from tests.executor.long_handlers import handlers
 from tests.executor.running import Executing
 from tests.fixtures.services import until
-from tests.transitions.acts import attempts
 
 pytestmark = pytest.mark.kafka
 
@@ -33,7 +32,7 @@ def test_coroutine_that_ignores_cancellation_is_fenced_off_and_keeps_its_slot(
         assert executing.state(other) == "queued"
         GATES[gate].opened.set()
         assert executing.ended(other).state == "succeeded"
-    assert attempts(executing.database, run_id) == [(1, "timed_out")]
+    assert executing.database.attempts(run_id) == [(1, "timed_out")]
 
 
 @pytest.mark.parametrize("which", KEPT_HERE)
@@ -56,4 +55,4 @@ def test_each_attempt_gets_its_full_time(executing: Executing, gate: str) -> Non
         until(lambda: len(GATES[gate].entered) == 3, "its third attempt runs")
         ended = executing.ended(run_id)
     assert (ended.state, ended.attempt) == ("timed_out", 3)
-    assert attempts(executing.database, run_id) == [(1, "timed_out"), (2, "timed_out"), (3, "timed_out")]
+    assert executing.database.attempts(run_id) == [(1, "timed_out"), (2, "timed_out"), (3, "timed_out")]

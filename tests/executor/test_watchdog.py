@@ -11,7 +11,6 @@ from tests.executor import noisy_handlers
 from tests.executor.handlers import GATES
 from tests.executor.running import Executing
 from tests.fixtures.services import Fleet, until
-from tests.transitions.acts import attempts, open_run, submit, trigger
 
 pytestmark = pytest.mark.kafka
 
@@ -50,7 +49,7 @@ def test_blocked_loop_is_reported_and_its_attempts_are_released(
             assert {executing.ended(run_id).state for run_id in others} == {"succeeded"}
             more = [executing.trigger("noisy.silent", number) for number in range(5)]
             assert {executing.ended(run_id).state for run_id in more} == {"succeeded"}
-            run = open_run(executing.database, blocking)
+            run = executing.database.open_run(blocking)
             assert (run.state, run.attempt, run.lost_attempts) == ("running", 1, 0)
             GATES[gate].opened.set()
             assert executing.ended(blocking).state == "succeeded"
@@ -61,9 +60,9 @@ def test_blocked_loop_is_reported_and_its_attempts_are_released(
     told = [record for record in caplog.records if "in handler 'noisy.block'" in record.getMessage()]
     assert {vars(record)["run_id"] for record in told} == {str(blocking)}
     assert "noisy_handlers.py" in vars(told[0])["stack"]
-    assert attempts(executing.database, blocking) == [(1, "succeeded")]
+    assert executing.database.attempts(blocking) == [(1, "succeeded")]
     for run_id in others:
-        *handed_on, (_, last) = attempts(executing.database, run_id)
+        *handed_on, (_, last) = executing.database.attempts(run_id)
         assert ({outcome for _, outcome in handed_on}, last) in ((set(), "succeeded"), ({"released"}, "succeeded"))
 
 
@@ -80,8 +79,8 @@ def test_handler_that_holds_the_interpreters_lock_is_named_while_it_does(fleet: 
     """No thread of Python runs meanwhile: the executor was silent, and named it when it had let go."""
     executor = fleet.start("executor")
     fleet.wait_started()
-    submit(fleet.database, target="locking", payload=29)
-    run_id = trigger(fleet.database)
+    fleet.database.submit(target="locking", payload=29)
+    run_id = fleet.database.trigger()
     fleet.until(lambda: executor.has_logged(" in locking"), "its stack is written")
-    assert open_run(fleet.database, run_id).state == "running"
+    assert fleet.database.open_run(run_id).state == "running"
     fleet.until(lambda: executor.has_logged("a handler held the interpreter's lock"), "the line follows")

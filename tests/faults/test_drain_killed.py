@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.fixtures.acts import submission
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import Fleet
-from tests.transitions.acts import apply_batch, submission
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
@@ -20,7 +20,7 @@ def test_killed_drain_is_continued_by_the_next_scheduler(fleet: Fleet, oracle: O
     # In one transaction: requests of different keys have no order on the topic.
     given = {key: {"overlap": overlap} if key == "a" else {} for key in GRAPH}
     jobs = [submission(key, schedule=of, target="note", **given[key]) for key, of in GRAPH.items()]
-    apply_batch(fleet.database, *jobs)
+    fleet.database.apply_batch(*jobs)
     for _ in range(ROOTS):
         fleet.ask({"type": "job.trigger", "key": "a"})
     fleet.flush()
@@ -44,7 +44,7 @@ def ended(fleet: Fleet) -> int:
 def test_killed_timeout_is_continued_by_the_next_scheduler(fleet: Fleet, oracle: Oracle) -> None:
     root = submission("a", schedule="manual", target="note", workflow={"timeout": "1s"})
     child = submission("b", schedule={"after": ["a"]}, target="note", queue="without-executors")
-    apply_batch(fleet.database, root, child)
+    fleet.database.apply_batch(root, child)
     fleet.ask({"type": "job.trigger", "key": "a"})
     fleet.flush()
     fleet.start_all("intake", "relay", "executor")

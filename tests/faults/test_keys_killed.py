@@ -14,7 +14,6 @@ import pytest
 
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import HANDLERS, Fleet, Service
-from tests.transitions.acts import submit, trigger
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
@@ -36,10 +35,10 @@ def test_killed_executors_leave_no_place_and_admit_no_run_too_many(fleet: Fleet,
     database = fleet.database
     payload = {"folder": str(fleet.folder), "places": PLACES, "seconds": HOLDS}
     again = {"retry": {"max_attempts": 20, "initial": "10ms"}}
-    submit(database, "crowd", target="crowd", payload=payload, concurrency_key={"key": "a", "at_once": PLACES}, **again)
-    submit(database, "paced", target="paced", concurrency_key={"key": "b", "rate": f"{A_SECOND}/s"}, **again)
-    crowded = [trigger(database, "crowd") for _ in range(int(SECONDS * PLACES / HOLDS / 4))]
-    paced = [trigger(database, "paced") for _ in range(int(SECONDS * A_SECOND))]
+    database.submit("crowd", target="crowd", payload=payload, concurrency_key={"key": "a", "at_once": PLACES}, **again)
+    database.submit("paced", target="paced", concurrency_key={"key": "b", "rate": f"{A_SECOND}/s"}, **again)
+    crowded = [database.trigger("crowd") for _ in range(int(SECONDS * PLACES / HOLDS / 4))]
+    paced = [database.trigger("paced") for _ in range(int(SECONDS * A_SECOND))]
     fleet.start_all("scheduler", "relay")
     executors = [executor(fleet) for _ in range(EXECUTORS)]
     fleet.wait_started()

@@ -6,7 +6,6 @@ from uuid import UUID
 import pytest
 
 from tests.fixtures.services import HANDLERS, SHORT_LEASE, Fleet, Service
-from tests.transitions.acts import attempts, final_state, open_run, submit, trigger
 from tidewheel.runs import AttemptOutcome, RunState
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
@@ -31,28 +30,28 @@ def wait_dead(fleet: Fleet, victim: Service) -> None:
 
 def test_killer_handler_is_isolated_after_two_losses(fleet: Fleet, tmp_path: Path) -> None:
     database, gate = fleet.database, tmp_path / "gate"
-    submit(database, "neighbour", target="gated", payload=str(gate), retry={"max_attempts": 1})
-    submit(database, "killer", target="killer", retry={"max_attempts": 2, "initial": "100ms"})
+    database.submit("neighbour", target="gated", payload=str(gate), retry={"max_attempts": 1})
+    database.submit("killer", target="killer", retry={"max_attempts": 2, "initial": "100ms"})
     first = executor(fleet)
-    neighbour = trigger(database, "neighbour")
+    neighbour = database.trigger("neighbour")
     fleet.until(lambda: begun(fleet, neighbour), "the neighbour runs")
-    killer = trigger(database, "killer")
+    killer = database.trigger("killer")
     wait_dead(fleet, first)
     wait_dead(fleet, executor(fleet))
     last = executor(fleet)
-    fleet.until(lambda: final_state(database, killer)[0] == RunState.FAILED, "the killer has failed")
+    fleet.until(lambda: database.final_state(killer)[0] == RunState.FAILED, "the killer has failed")
     lost, failed = AttemptOutcome.LOST, AttemptOutcome.FAILED
-    assert [outcome for _, outcome in attempts(database, killer)] == [lost, lost, failed, failed]
+    assert [outcome for _, outcome in database.attempts(killer)] == [lost, lost, failed, failed]
     [(error_type, message)] = database.rows(
         "SELECT error_type, error_message FROM ended_attempts WHERE run_id = %s AND attempt = 4", [killer]
     )
     assert (error_type, f"exit code {DIES}" in message) == ("ProcessDied", True)
     [(output,)] = database.rows("SELECT output FROM attempt_outputs WHERE run_id = %s AND attempt = 4", [killer])
     assert output == b"attempt 4 ends the process\n"
-    fleet.until(lambda: open_run(database, neighbour).state == RunState.RUNNING, "the neighbour runs again")
-    assert open_run(database, neighbour).failed_attempts == 0
+    fleet.until(lambda: database.open_run(neighbour).state == RunState.RUNNING, "the neighbour runs again")
+    assert database.open_run(neighbour).failed_attempts == 0
     gate.touch()
-    fleet.until(lambda: final_state(database, neighbour)[0] == RunState.SUCCEEDED, "the neighbour succeeds")
-    *before, (_, end) = attempts(database, neighbour)
+    fleet.until(lambda: database.final_state(neighbour)[0] == RunState.SUCCEEDED, "the neighbour succeeds")
+    *before, (_, end) = database.attempts(neighbour)
     assert ({outcome for _, outcome in before}, end) == ({lost}, AttemptOutcome.SUCCEEDED)
     assert last.alive

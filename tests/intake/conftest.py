@@ -3,11 +3,10 @@
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import submit
 
 
 @pytest.fixture
 def with_job(database: Database) -> Database:
     """Return a database with the job that `submit` creates by default."""
-    submit(database)
+    database.submit()
     return database

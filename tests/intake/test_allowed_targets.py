@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import Database
-from tests.transitions.acts import about, apply_batch, submission, submit
 from tidewheel.control.client.bulk_load import BulkLoader, JobText
 from tidewheel.control.client.client import Client
 from tidewheel.errors import Refused
@@ -60,7 +60,7 @@ def refusal(reply: Reply) -> tuple[str, str]:
 
 @pytest.mark.parametrize("target", ALLOWED, ids=str)
 def test_named_target_is_accepted(limited: Database, target: object) -> None:
-    submit(limited, target=target)
+    limited.submit(target=target)
 
 
 @pytest.mark.parametrize(("target", "path", "remedy"), REFUSED, ids=str)
@@ -68,9 +68,9 @@ def test_other_target_is_refused_when_a_job_is_created_or_edited(
     limited: Database, target: object, path: str, remedy: str
 ) -> None:
     """Nothing is stored, and the job that exists keeps its version."""
-    submit(limited, "old")
+    limited.submit("old")
     for key in ("new", "old"):
-        [reply] = apply_batch(limited, submission(key, target=target))
+        [reply] = limited.apply_batch(submission(key, target=target))
         at, said = refusal(reply)
         assert at == f"job.target.{path}"
         assert remedy in said
@@ -78,15 +78,15 @@ def test_other_target_is_refused_when_a_job_is_created_or_edited(
 
 
 def test_neighbours_of_a_refused_job_are_accepted(limited: Database) -> None:
-    replies = apply_batch(limited, submission("a"), submission("b", target=REFUSED[0][0]), submission("c"))
+    replies = limited.apply_batch(submission("a"), submission("b", target=REFUSED[0][0]), submission("c"))
     assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted"]
 
 
 def test_rollback_does_not_bring_a_refused_target_back(database: Database) -> None:
-    submit(database, target=REFUSED[0][0])
-    submit(database)
+    database.submit(target=REFUSED[0][0])
+    database.submit()
     database.installation = replace(database.installation, allow_lists=Connections.load(**LISTS).allow_lists())
-    [reply] = apply_batch(database, about("job.rollback", version=1))
+    [reply] = database.apply_batch(about("job.rollback", version=1))
     assert refusal(reply) == ("version", "TIDEWHEEL_HTTP_HOSTS names those")
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import about, apply_batch, submission, submit, trigger
 from tidewheel.audit import process_user
 from tidewheel.control.client.bulk_load import BulkLoader, JobText
 from tidewheel.control.client.client import Client
@@ -24,20 +24,20 @@ def entries(database: Database) -> list[tuple[Any, ...]]:
 
 
 def test_changes_and_refusals_are_recorded_and_triggers_and_repeats_are_not(database: Database) -> None:
-    submit(database, "a")
-    submit(database, "a")  # unchanged
-    submit(database, "a", payload=2)
-    run = trigger(database, "a")
-    apply_batch(database, about("job.trigger", "none"))
-    apply_batch(database, about("job.pause", "a", reason="migration") | {"request_id": "r-1"})
-    apply_batch(database, about("job.pause", "a") | {"request_id": "r-1"})  # the first reply again
-    apply_batch(database, about("job.pause", "a"))  # paused already
-    apply_batch(database, about("job.rollback", "a", version=1))
-    apply_batch(database, about("job.delete", "none"))
-    apply_batch(database, {"type": "run.cancel", "run_id": str(run)})
-    apply_batch(database, {"type": "freeze", "queue": "q"})
-    apply_batch(database, {"type": "calendar.put", "name": "days", "days": ["2026-12-24"]})
-    apply_batch(database, about("job.delete", "a"))
+    database.submit("a")
+    database.submit("a")  # unchanged
+    database.submit("a", payload=2)
+    run = database.trigger("a")
+    database.apply_batch(about("job.trigger", "none"))
+    database.apply_batch(about("job.pause", "a", reason="migration") | {"request_id": "r-1"})
+    database.apply_batch(about("job.pause", "a") | {"request_id": "r-1"})  # the first reply again
+    database.apply_batch(about("job.pause", "a"))  # paused already
+    database.apply_batch(about("job.rollback", "a", version=1))
+    database.apply_batch(about("job.delete", "none"))
+    database.apply_batch({"type": "run.cancel", "run_id": str(run)})
+    database.apply_batch({"type": "freeze", "queue": "q"})
+    database.apply_batch({"type": "calendar.put", "name": "days", "days": ["2026-12-24"]})
+    database.apply_batch(about("job.delete", "a"))
     assert entries(database) == [
         ("job.submit", "job/a", "accepted"),
         ("job.submit", "job/a", "accepted"),
@@ -90,16 +90,16 @@ def test_refusals_of_one_minute_are_counted_in_one_entry(clocked: ClockedDatabas
             ]
             apply_requests(connection, clocked.installation, batch)
     for _ in range(3):
-        apply_batch(clocked, pause)  # by another actor
+        clocked.apply_batch(pause)  # by another actor
     counted = "SELECT door, actor, result, objects FROM audit_log ORDER BY id"
     user = ("client", process_user(), "unknown_job", 3)
     assert clocked.rows(counted) == [("kafka", "t/0/0", "unknown_job", 50), user]
     with clocked.transaction() as connection:  # holds the entry
         connection.execute("SELECT FROM audit_log FOR UPDATE")
-        apply_batch(clocked, pause)
+        clocked.apply_batch(pause)
     assert clocked.value("SELECT sum(objects) FROM audit_log") == 54
     clocked.advance(timedelta(minutes=1))
-    apply_batch(clocked, pause)
+    clocked.apply_batch(pause)
     assert clocked.value("SELECT count(*) FROM audit_log") == 4
 
 
@@ -113,8 +113,8 @@ def test_bulk_load_writes_one_entry_for_the_batches_of_a_minute(database: Databa
 
 
 def test_cancel_in_the_callers_transaction_is_recorded_with_its_role(database: Database) -> None:
-    submit(database)
-    run = trigger(database)
+    database.submit()
+    run = database.trigger()
     for _ in range(2):  # the second one finds the first, which no scheduler has applied
         with database.transaction() as connection:
             cancel(connection, run)
@@ -143,7 +143,7 @@ def test_keys_are_recorded_when_they_are_created_and_revoked(database: Database)
     ],
 )
 def test_entries_are_neither_changed_nor_deleted(database: Database, statement: Any) -> None:  # noqa: ANN401 - a literal
-    submit(database)
+    database.submit()
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="audit_log"):
         database.execute(statement)
     assert database.count("audit_log") == 1

@@ -7,11 +7,11 @@ from uuid import UUID
 import pytest
 
 from tests.control.client.test_dead_letters import redrive
+from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
 from tests.intake.waiting import token_of, waiting
-from tests.transitions.acts import final_state, messages, open_run, submission, submit
 from tidewheel.control.client.client import Client
 from tidewheel.errors import UndecodableMessage
 from tidewheel.ids import RunId
@@ -26,7 +26,7 @@ TOKEN = task_token(KEY, RunId(UUID(int=1)), 1)
 
 @pytest.fixture
 def requests(database: Database, info: StackInfo) -> Requests:
-    submit(database)
+    database.submit()
     return Requests(database, info.kafka)
 
 
@@ -37,7 +37,7 @@ def read(requests: Requests, value: bytes | None, *, key: bytes | None = None, *
 
 def results(requests: Requests) -> list[bytes | None]:
     """The results in the completions on their way."""
-    found = messages(requests.database, requests.topics.completions, RunCompleted)
+    found = requests.database.messages(requests.topics.completions, RunCompleted)
     return sorted((event.result for event in found), key=str)
 
 
@@ -52,7 +52,7 @@ def test_target_reply_ends_the_run_with_its_value_as_result(requests: Requests) 
     started = waiting(database)
     with requests.running():
         read(requests, b' {"rows": 7} ', task_token=token_of(database, started))
-    assert final_state(database, started.run_id) == ("succeeded", None)
+    assert database.final_state(started.run_id) == ("succeeded", None)
     assert results(requests) == [b'{"rows":7}']
     assert requests.replies() == []  # no reply is written
 
@@ -64,7 +64,7 @@ def test_target_reply_may_report_a_failure(requests: Requests) -> None:
     token = token_of(database, started)
     with requests.running():
         read(requests, b"the tray is empty", task_token=token, status="failed", error_type="NoPaper")
-    assert open_run(database, started.run_id).state == "retrying"
+    assert database.open_run(started.run_id).state == "retrying"
     assert database.rows("SELECT error_type, error_message FROM ended_attempts") == [("NoPaper", "the tray is empty")]
 
 
@@ -94,9 +94,9 @@ def test_invalid_target_reply_is_dead_lettered_unchanged(requests: Requests) -> 
         read(requests, b"{}", key=b"forged", task_token=forged)
         read(requests, b'{"rows": ', key=b"broken", task_token=token)
         read(requests, b"{}", key=b"odd", task_token=token, status="perhaps")
-        assert open_run(database, started.run_id).state == "waiting"
+        assert database.open_run(started.run_id).state == "waiting"
         read(requests, None, task_token=token)
-    assert final_state(database, started.run_id)[0] == "succeeded"
+    assert database.final_state(started.run_id)[0] == "succeeded"
     letters = {row[3]: row for row in buried(requests)}
     assert {key: row[4] for key, row in letters.items()} == {
         b"none": b"{}", b"forged": b"{}", b"broken": b'{"rows": ', b"odd": b"{}",
@@ -115,7 +115,7 @@ def test_requests_and_target_replies_in_one_batch_are_applied(requests: Requests
     with requests.running():
         requests.until_read(reply, topic=requests.topics.target_replies)
         requests.until_read(asked)
-    assert final_state(database, started.run_id)[0] == "succeeded"
+    assert database.final_state(started.run_id)[0] == "succeeded"
     assert database.count("jobs") == 2
 
 
@@ -123,7 +123,7 @@ def test_requests_and_target_replies_in_one_batch_are_applied(requests: Requests
 def test_target_reply_refused_by_the_database_is_dead_lettered_alone(fresh_database: Database, info: StackInfo) -> None:
     """A constraint is the fault."""
     database = fresh_database
-    submit(database)
+    database.submit()
     poisoned, fine = waiting(database), waiting(database)
     database.execute("ALTER TABLE attempt_outputs ADD CONSTRAINT poison CHECK (result <> '13')")
     requests = Requests(database, info.kafka)
@@ -131,8 +131,8 @@ def test_target_reply_refused_by_the_database_is_dead_lettered_alone(fresh_datab
     last = requests.reply(b"14", task_token=token_of(database, fine))
     with requests.running():
         requests.until_read(last, topic=requests.topics.target_replies)
-    assert final_state(database, fine.run_id)[0] == "succeeded"
-    assert open_run(database, poisoned.run_id).state == "waiting"
+    assert database.final_state(fine.run_id)[0] == "succeeded"
+    assert database.open_run(poisoned.run_id).state == "waiting"
     [(topic, *_, key, value, reason)] = buried(requests)
     assert (topic, key, value) == (requests.topics.target_replies, b"poison", b"13")
     assert str(reason).startswith("it could not be applied: new row for relation")
@@ -142,7 +142,7 @@ def test_target_reply_refused_by_the_database_is_dead_lettered_alone(fresh_datab
 def test_redriven_target_reply_ends_its_run(fresh_database: Database, info: StackInfo) -> None:
     """A constraint is the fault, and is removed."""
     database = fresh_database
-    submit(database)
+    database.submit()
     started = waiting(database)
     database.execute("ALTER TABLE attempts ADD CONSTRAINT poison CHECK (error_type <> 'NoPaper')")
     requests = Requests(database, info.kafka)
@@ -163,7 +163,7 @@ def test_redriven_target_reply_ends_its_run(fresh_database: Database, info: Stac
         sent = [part.encode() for pair in zip(names, headers.values(), strict=True) for part in pair]
         assert (key, value, parts) == (b"k", b"empty", sent)
         read(requests, value, key=key, **headers)  # as the relay does
-    assert open_run(database, started.run_id).state == "retrying"
+    assert database.open_run(started.run_id).state == "retrying"
 
 
 def test_too_large_target_reply_fails_permanently() -> None:

@@ -4,9 +4,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, job_runs, submission, submit
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.schemas.generated.records import Reply
 
@@ -21,7 +21,7 @@ def still(clocked: ClockedDatabase) -> ClockedDatabase:
 
 def refused(database: ClockedDatabase, **job: object) -> list[tuple[str, str]]:
     try:
-        [reply] = apply_batch(database, submission("job", **job))
+        [reply] = database.apply_batch(submission("job", **job))
     except RequestRefused as error:
         return [(each.path, each.problem) for each in error.errors]
     return [(each.path, each.problem) for each in reply.errors]
@@ -38,15 +38,15 @@ def run_for(database: ClockedDatabase, hours: int) -> None:
 
 
 def test_nth_occurrence_is_the_last_and_finishes_the_job(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1h", max_runs=3, overlap="allow_all")
+    still.submit(schedule="@every 1h", max_runs=3, overlap="allow_all")
     run_for(still, 5)
     assert len(instants(still)) == 3
     assert still.value("SELECT finished_at IS NOT NULL FROM jobs")
 
 
 def test_max_runs_counts_skipped_occurrences_and_no_triggers(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1h", max_runs=4, overlap="allow_all")
-    apply_batch(still, {"type": "job.trigger", "key": "job"})
+    still.submit(schedule="@every 1h", max_runs=4, overlap="allow_all")
+    still.apply_batch({"type": "job.trigger", "key": "job"})
     still.advance(2 * HOUR + 30 * 60 * SECOND)
     run_for(still, 4)
     timers = still.rows("SELECT count(*) FROM runs WHERE cause = 'timer'")
@@ -55,15 +55,15 @@ def test_max_runs_counts_skipped_occurrences_and_no_triggers(still: ClockedDatab
 
 
 def test_edited_max_runs_counts_from_the_first_acceptance(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1h", max_runs=5, overlap="allow_all")
+    still.submit(schedule="@every 1h", max_runs=5, overlap="allow_all")
     run_for(still, 2)
-    submit(still, schedule="@every 1h", max_runs=3, overlap="allow_all")
+    still.submit(schedule="@every 1h", max_runs=3, overlap="allow_all")
     run_for(still, 4)
     assert len(instants(still)) == 3
 
 
 def test_edit_to_fewer_max_runs_than_fired_is_refused(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1h", max_runs=5, overlap="allow_all")
+    still.submit(schedule="@every 1h", max_runs=5, overlap="allow_all")
     run_for(still, 3)
     [(path, problem)] = refused(still, schedule="@every 1h", max_runs=2)
     assert path == "job.end_at"
@@ -71,10 +71,10 @@ def test_edit_to_fewer_max_runs_than_fired_is_refused(still: ClockedDatabase) ->
 
 
 def test_recreated_job_counts_max_runs_from_zero(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1h", max_runs=2, overlap="allow_all")
+    still.submit(schedule="@every 1h", max_runs=2, overlap="allow_all")
     run_for(still, 2)
-    apply_batch(still, about("job.delete"))
-    submit(still, schedule="@every 1h", max_runs=2, overlap="allow_all")
+    still.apply_batch(about("job.delete"))
+    still.submit(schedule="@every 1h", max_runs=2, overlap="allow_all")
     run_for(still, 4)
     assert len(instants(still)) == 4
 
@@ -98,19 +98,19 @@ def test_invalid_field_is_refused_by_its_path(still: ClockedDatabase, job: dict[
 
 def test_identical_submit_of_a_finished_job_changes_nothing(still: ClockedDatabase) -> None:
     end_at = (still.now() + 90 * 60 * SECOND).isoformat()
-    submit(still, schedule="@every 1h", end_at=end_at)
+    still.submit(schedule="@every 1h", end_at=end_at)
     run_for(still, 3)
-    again: Reply = submit(still, schedule="@every 1h", end_at=end_at)
+    again: Reply = still.submit(schedule="@every 1h", end_at=end_at)
     assert (again.unchanged, again.next_run_at) == (True, None)
 
 
 def test_jitter_delays_publish_at_and_not_the_instant(still: ClockedDatabase) -> None:
     still.stop_clock(datetime.fromisoformat("2031-01-01T00:00:00Z"))
     for number in range(20):
-        submit(still, f"job-{number}", schedule={"cron": "0 * * * *"}, jitter="10m")
+        still.submit(f"job-{number}", schedule={"cron": "0 * * * *"}, jitter="10m")
     still.advance(HOUR - SECOND)
     fire_due(still, lookahead=5 * SECOND)
-    runs = job_runs(still)
+    runs = still.job_runs()
     assert {run.scheduled_at for run in runs} == {datetime.fromisoformat("2031-01-01T01:00:00Z")}
     delays = {run.publish_at - run.scheduled_at for run in runs}
     assert len(delays) == 20
@@ -119,7 +119,7 @@ def test_jitter_delays_publish_at_and_not_the_instant(still: ClockedDatabase) ->
 
 def test_if_version_guards_an_edit(still: ClockedDatabase) -> None:
     def change(if_version: int, **job: object) -> tuple[str, str | None]:
-        [reply] = apply_batch(still, submission("job", **job) | {"if_version": if_version})
+        [reply] = still.apply_batch(submission("job", **job) | {"if_version": if_version})
         return reply.status.value, reply.code
 
     assert change(3, schedule="@every 1h") == ("rejected", "version_conflict")

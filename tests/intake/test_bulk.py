@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, apply_batch_within, job_runs, lifecycle, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake.new_jobs import Loaded, load_jobs
 from tidewheel.intake.request import ReceivedRequest
@@ -21,9 +21,9 @@ def load(database: Database, *documents: dict[str, Any], emit_events: bool = Fal
 
 
 def test_bulk_load_creates_missing_jobs_and_keeps_existing_ones(database: Database) -> None:
-    submit(database, "there", schedule="@daily", payload=1)
-    submit(database, "gone")
-    apply_batch(database, about("job.delete", "gone"))
+    database.submit("there", schedule="@daily", payload=1)
+    database.submit("gone")
+    database.apply_batch(about("job.delete", "gone"))
     before = database.rows("SELECT to_jsonb(j) FROM jobs AS j ORDER BY key")
     loaded = load(database, submission("there"), submission("new"), submission("gone"), submission("new", payload=2))
     assert (loaded.created, loaded.existing, loaded.refused) == (1, 3, {})
@@ -57,7 +57,7 @@ def test_refused_job_of_a_load_is_reported_and_does_not_stop_others(database: Da
     loaded = load(database, submission("good"), *bad, submission("better", schedule="H H * * *"))
     assert (loaded.created, loaded.existing, sorted(loaded.refused)) == (2, 0, [1, 2, 3, 4])
     for position, document in enumerate(bad, start=1):
-        [asked] = apply_batch(database, document)
+        [asked] = database.apply_batch(document)
         assert loaded.refused[position].errors == asked.errors
     assert database.rows("SELECT key FROM jobs ORDER BY key") == [("better",), ("good",)]
 
@@ -66,7 +66,7 @@ def test_bulk_load_writes_events_only_if_requested(database: Database) -> None:
     load(database, submission("a"), submission("b", schedule="@every 5m", max_runs=3))
     assert database.count("outbox") == 0
     load(database, submission("c"), submission("d", schedule="@every 5m", max_runs=3), emit_events=True)
-    assert sorted(event.job_key for event in lifecycle(database)) == ["c", "d"]
+    assert sorted(event.job_key for event in database.lifecycle()) == ["c", "d"]
 
 
 def test_intervals_without_an_anchor_are_spread_and_keep_their_phase(clocked: ClockedDatabase) -> None:
@@ -77,7 +77,7 @@ def test_intervals_without_an_anchor_are_spread_and_keep_their_phase(clocked: Cl
     due = [at for (at,) in clocked.rows("SELECT due_at FROM timers")]
     assert all(now < at <= now + hour for at in due)
     assert len({(at - now) // timedelta(minutes=10) for at in due}) == 6
-    [edited] = apply_batch(clocked, submission("job-0", schedule="@every 1h", payload="edited"))
+    [edited] = clocked.apply_batch(submission("job-0", schedule="@every 1h", payload="edited"))
     [(anchor, at)] = clocked.rows(
         "SELECT j.interval_anchor, t.due_at FROM jobs AS j JOIN timers AS t USING (job_id) WHERE j.key = 'job-0'"
     )
@@ -98,7 +98,7 @@ OUT_OF_THE_ORDINARY: list[dict[str, Any]] = [
 @pytest.mark.parametrize("job", OUT_OF_THE_ORDINARY, ids=lambda job: next(iter(job), "key"))
 def test_intervals_with_other_fields_are_spread(clocked: ClockedDatabase, job: dict[str, Any]) -> None:
     now = clocked.stop_clock()
-    apply_batch(clocked, {"type": "calendar.put", "name": "holidays", "days": ["2099-01-01"]})
+    clocked.apply_batch({"type": "calendar.put", "name": "holidays", "days": ["2099-01-01"]})
     mark = "" if job else "é"  # in a key, which is then none of a pattern
     jobs = [submission(f"job-{n}{mark}", schedule="@every 1h", **job) for n in range(100)]
     assert load(clocked, *jobs).created == 100
@@ -131,9 +131,9 @@ def test_job_created_concurrently_is_reported_as_existing(
     database: Database, job: dict[str, Any], *, deleted: bool
 ) -> None:
     other, own = database.connection(), database.connection()
-    apply_batch_within(other, database, submission("twin", **job))
+    database.apply_batch_within(other, submission("twin", **job))
     if deleted:
-        apply_batch_within(other, database, about("job.delete", "twin"))
+        database.apply_batch_within(other, about("job.delete", "twin"))
     batch = [ReceivedRequest(parse_request(submission(key, payload=2, **job))) for key in ("a", "twin")]
     loading = in_background(lambda: load_jobs(own, database.installation, batch))
     until_blocked(database, own)
@@ -158,4 +158,4 @@ def test_loaded_job_fires(clocked: ClockedDatabase) -> None:
     clocked.advance(timedelta(seconds=10))
     fire_due(clocked)
     assert sorted(clocked.rows("SELECT j.key FROM runs AS r JOIN jobs AS j USING (job_id)"))[0] == ("a",)
-    assert {run.job_version for run in job_runs(clocked)} == {1}
+    assert {run.job_version for run in clocked.job_runs()} == {1}

@@ -8,9 +8,9 @@ import pytest
 
 from tests.control.api.answering import answering
 from tests.control.cli.command import tidewheel
+from tests.fixtures.acts import about
 from tests.fixtures.database import Database
 from tests.tidewheel.jobs.submitting import refused_job, submitted
-from tests.transitions.acts import about, apply_batch, requests, submit, trigger
 from tidewheel.control.client.bulk_load import BulkLoader, JobText
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads.jobs import show_job
@@ -122,14 +122,14 @@ def store_literal(database: Database, **headers: str) -> None:
     spec = submitted(key="old", target=target())
     old = cast("HttpTargetSpec", spec.target).model_copy(update={"headers": headers})
     old.model_fields_set.add("headers")
-    [reply] = apply_batch(database, {"type": "job.submit", "job": spec.model_copy(update={"target": old})})
+    [reply] = database.apply_batch({"type": "job.submit", "job": spec.model_copy(update={"target": old})})
     assert not reply.errors
 
 
 def test_stored_literal_is_redacted_in_every_output_and_its_job_still_runs(database: Database) -> None:
     store_literal(database, Authorization=f"Bearer {CANARY}", **{"X-Day": "1"})
-    trigger(database, "old")
-    [request] = requests(database)
+    database.trigger("old")
+    [request] = database.requests()
     definition = decode(request.definition, JobDefinition)
     assert definition.target.http is not None
     assert definition.target.http.headers == {"Authorization": f"Bearer {CANARY}", "X-Day": "1"}
@@ -152,11 +152,11 @@ def test_stored_literal_cannot_be_submitted_again_nor_rolled_back_to(database: D
     with database.transaction() as connection:
         shown = show_job(connection, "default", "old").job
     with pytest.raises(InvalidInput, match="it is a credential"):
-        apply_batch(database, {"type": "job.submit", "job": dict(shown)})
+        database.apply_batch({"type": "job.submit", "job": dict(shown)})
     done = tidewheel(database, "job", "update", "old", "--url", "https://example.org/other")
     assert (done.code, REMEDY in done.err) == (5, True)
-    submit(database, "old", target=target(Authorization={"secret": "CRM"}))
-    [reply] = apply_batch(database, about("job.rollback", "old", version=1))
+    database.submit("old", target=target(Authorization={"secret": "CRM"}))
+    [reply] = database.apply_batch(about("job.rollback", "old", version=1))
     [error] = reply.errors
     assert error.path == "version"
     assert "headers.Authorization of version 1: it is a credential" in error.problem
@@ -165,7 +165,7 @@ def test_stored_literal_cannot_be_submitted_again_nor_rolled_back_to(database: D
 
 def test_secret_in_the_query_of_a_url_is_shown_nowhere_and_kept_by_a_change(database: Database) -> None:
     url = f"https://example.org/hook?day=1&access_token={CANARY}"
-    submit(database, "old", target={"type": "http", "url": url})
+    database.submit("old", target={"type": "http", "url": url})
     with Client(database.url) as client, answering(database) as http:
         client.patch("old", {"description": "new"})
         assert (
@@ -192,9 +192,9 @@ def test_secret_in_the_query_of_a_url_is_shown_nowhere_and_kept_by_a_change(data
         shown = http.get("/api/v1/jobs/old").json()["job"]
     assert shown["target"]["url"] == f"https://example.org/hook?day=1&access_token={REDACTED}"
     # The change has kept the secret; what output shows is no job to submit.
-    trigger(database, "old")
-    definition = decode(requests(database)[0].definition, JobDefinition)
+    database.trigger("old")
+    definition = decode(database.requests()[0].definition, JobDefinition)
     assert definition.target.http is not None
     assert definition.target.http.url == url
     with pytest.raises(InvalidInput, match="in the place of a secret"):
-        apply_batch(database, {"type": "job.submit", "job": shown})
+        database.apply_batch({"type": "job.submit", "job": shown})

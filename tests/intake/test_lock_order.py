@@ -4,9 +4,9 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import apply_batch, apply_batch_within, begin, claim, submission, submit, succeed, trigger
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake.locks import RowLocked
 from tidewheel.schemas.generated.records import ReplyStatus
@@ -14,10 +14,10 @@ from tidewheel.schemas.generated.records import ReplyStatus
 
 def occurrences(database: Database, count: int) -> list[UUID]:
     """The running roots of occurrences, in the order of their ids."""
-    apply_batch(database, submission("a"), submission("b", schedule={"after": ["a"]}))
-    roots = [trigger(database, "a") for _ in range(count)]
+    database.apply_batch(submission("a"), submission("b", schedule={"after": ["a"]}))
+    roots = [database.trigger("a") for _ in range(count)]
     for root in roots:
-        begin(database, root)
+        database.begin(root)
     return sorted(roots)
 
 
@@ -30,10 +30,10 @@ def test_a_workflow_is_not_cancelled_while_a_claim_that_cannot_see_it_is_under_w
     claiming = database.connection()
     claiming.execute("LOCK TABLE claims_lock IN ROW EXCLUSIVE MODE")
     with pytest.raises(RowLocked, match="lock on claims"):
-        apply_batch(database, about("cancel", root))
+        database.apply_batch(about("cancel", root))
     assert (database.count("pending_cancels"), database.count("workflows")) == (0, 0)
     claiming.commit()
-    assert [reply.status for reply in apply_batch(database, about("cancel", root))] == [ReplyStatus.ACCEPTED]
+    assert [reply.status for reply in database.apply_batch(about("cancel", root))] == [ReplyStatus.ACCEPTED]
     assert database.count("pending_cancels") == 1
 
 
@@ -42,17 +42,17 @@ def test_occurrences_of_a_batch_are_locked_in_the_order_of_their_ids(database: D
     first, second = occurrences(database, 2)
     holding, changing = database.connection(), database.connection()
     if state == "paused":
-        apply_batch(database, about("pause", first), about("pause", second))
+        database.apply_batch(about("pause", first), about("pause", second))
         holding.execute("SELECT FROM workflows WHERE root_run_id = %s FOR UPDATE", [second])
     else:
-        apply_batch_within(holding, database, about("pause", second))
+        database.apply_batch_within(holding, about("pause", second))
     changed = in_background(
-        lambda: apply_batch_within(changing, database, about("pause", second), about("resume", first))
+        lambda: database.apply_batch_within(changing, about("pause", second), about("resume", first))
     )
     until_blocked(database, changing)
     held = {pid for (pid,) in database.rows("SELECT unnest(pg_blocking_pids(%s))", [changing.info.backend_pid])}
     assert held == {holding.info.backend_pid}
-    other = in_background(lambda: apply_batch(database, about("resume", first)))
+    other = in_background(lambda: database.apply_batch(about("resume", first)))
     other_waits = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
     until(lambda: database.value(other_waits, [changing.info.backend_pid]) == 1, "the first is locked already")
     holding.rollback()
@@ -62,17 +62,16 @@ def test_occurrences_of_a_batch_are_locked_in_the_order_of_their_ids(database: D
 
 
 def test_no_request_waits_with_a_key_locked(database: Database) -> None:
-    submit(database, concurrency_key={"key": "acme"})
-    submit(database, "other")
-    first, second = trigger(database), trigger(database)
-    started, _ = begin(database, first), claim(database, second)
-    succeed(database, started)
+    database.submit(concurrency_key={"key": "acme"})
+    database.submit("other")
+    first, second = database.trigger(), database.trigger()
+    started, _ = database.begin(first), database.claim(second)
+    database.succeed(started)
     holding, changing = database.connection(), database.connection()
     holding.execute("SELECT FROM jobs WHERE key = 'other' FOR UPDATE")
     changed = in_background(
-        lambda: apply_batch_within(
+        lambda: database.apply_batch_within(
             changing,
-            database,
             {"type": "run.cancel", "run_id": str(second)},
             {"type": "job.pause", "key": "other"},
         )

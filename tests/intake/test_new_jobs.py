@@ -6,8 +6,8 @@ from typing import Any, LiteralString, TypeVar
 
 import pytest
 
+from tests.fixtures.acts import submission
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import apply_batch, submission, submit
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.new_jobs import Loaded, load_jobs
 from tidewheel.intake.request import ReceivedRequest
@@ -130,7 +130,7 @@ def test_a_created_version_equals_an_edited_version(clocked: ClockedDatabase) ->
 
 
 def submit_reply(database: Database, key: str, job: dict[str, Any]) -> Reply:
-    [reply] = apply_batch(database, submission(key, **job))
+    [reply] = database.apply_batch(submission(key, **job))
     return reply
 
 
@@ -150,12 +150,12 @@ def version_in_force(database: Database, key: str) -> tuple[dict[str, Any], JobD
 
 
 def test_replies_of_new_and_existing_jobs_keep_the_requests_order(database: Database) -> None:
-    submit(database, "b", schedule="@daily")
+    database.submit("b", schedule="@daily")
     asked = [
         submission("a"), submission("b", schedule="@daily"), submission("c", schedule="30 2 30 2 *"), submission("d"),
         submission("b"), submission("a", schedule="@daily"),
     ]  # fmt: skip
-    replies = apply_batch(database, *asked)
+    replies = database.apply_batch(*asked)
     assert [reply.key for reply in replies] == ["a", "b", "c", "d", "b", "a"]
     assert [reply.status for reply in replies] == [
         "accepted",
@@ -174,10 +174,10 @@ def test_replies_of_new_and_existing_jobs_keep_the_requests_order(database: Data
 def test_key_that_looks_like_another_one_is_logged_at_its_creation(
     database: Database, caplog: pytest.LogCaptureFixture, key: str, plain: str
 ) -> None:
-    submit(database, plain)
+    database.submit(plain)
     assert caplog.text == ""
-    submit(database, key)
+    database.submit(key)
     assert f"the key {key!a} of tenant default looks like {plain!a}" in caplog.text
     caplog.clear()
-    submit(database, key, description="changed")
+    database.submit(key, description="changed")
     assert caplog.text == ""

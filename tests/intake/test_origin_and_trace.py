@@ -8,7 +8,6 @@ import pytest
 from tests.fixtures.database import Database
 from tests.intake.running import Requests
 from tests.scheduler.backfills import make_batch
-from tests.transitions.acts import begin, completions, messages, submit, succeed
 from tidewheel.local.stack import StackInfo
 from tidewheel.schemas.generated.records import Reply, RequestOrigin, RunRequest
 
@@ -20,7 +19,7 @@ TRIGGER = {"type": "job.trigger", "key": "job"}
 
 @pytest.fixture
 def requests(database: Database, info: StackInfo) -> Requests:
-    submit(database, schedule="0 * * * *")
+    database.submit(schedule="0 * * * *")
     made = Requests(database, info.kafka)
     database.installation = made.installation
     return made
@@ -38,7 +37,7 @@ def ask(requests: Requests, request: Mapping[str, object], **headers: str | byte
 
 def trace_of(requests: Requests, run_id: str | None) -> str | None:
     topic = requests.topics.runs("default", "standard")
-    [message] = [each for each in messages(requests.database, topic, RunRequest) if each.run_id == run_id]
+    [message] = [each for each in requests.database.messages(topic, RunRequest) if each.run_id == run_id]
     return message.traceparent
 
 
@@ -69,13 +68,13 @@ def test_runs_of_triggers_retries_and_backfills_name_their_request_in_their_comp
     backfill = {"type": "job.backfill", "key": "job", "versions": "current", **span}
     with requests.running():
         trigger, triggered = ask(requests, TRIGGER, traceparent=SENT)
-        succeed(database, begin(database, UUID(trigger.run_id)))
+        database.succeed(database.begin(UUID(trigger.run_id)))
         retry, retried = ask(requests, {"type": "run.retry", "run_id": trigger.run_id})
-        succeed(database, begin(database, UUID(retry.run_id)))
+        database.succeed(database.begin(UUID(retry.run_id)))
         filled, asked = ask(requests, backfill, traceparent=OWN)
     assert make_batch(database, UUID(filled.backfill_id)) == 1
     [(run_id,)] = database.rows("SELECT run_id FROM job_runs WHERE cause = 'backfill'")
     assert trace_of(requests, str(run_id)) == OWN
-    succeed(database, begin(database, run_id))
-    origins = {event.run_id: event.origin for event in completions(database)}
+    database.succeed(database.begin(run_id))
+    origins = {event.run_id: event.origin for event in database.completions()}
     assert origins == {trigger.run_id: triggered, retry.run_id: retried, str(run_id): asked}

@@ -7,9 +7,9 @@ from typing import LiteralString
 import pytest
 from psycopg import sql
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, lifecycle, submission
 from tidewheel.control.client.client import Client
 from tidewheel.control.explain.explain import explain
 from tidewheel.errors import InvalidInput, UnknownJob
@@ -55,15 +55,15 @@ def recorded(database: ClockedDatabase) -> list[datetime]:
 
 
 def by_identical_submit(database: ClockedDatabase, document: Mapping[str, object]) -> None:
-    [reply] = apply_batch(database, document)
+    [reply] = database.apply_batch(document)
     assert (reply.status, reply.unchanged) == ("accepted", False), reply.errors
-    [again] = apply_batch(database, document)
+    [again] = database.apply_batch(document)
     assert again.unchanged
 
 
 def by_edit(database: ClockedDatabase, document: Mapping[str, object]) -> None:
     job = as_object(document["job"]) or {}
-    [reply] = apply_batch(database, {**document, "job": {**job, "payload": 2}})
+    [reply] = database.apply_batch({**document, "job": {**job, "payload": 2}})
     assert reply.status == "accepted", reply.errors
 
 
@@ -80,7 +80,7 @@ def test_occurrences_of_a_quarantine_follow_catch_up(
 ) -> None:
     clocked.stop_clock()
     document = submission("job", **spec(catch_up=catch_up))
-    apply_batch(clocked, document)
+    clocked.apply_batch(document)
     fire_due(clocked)
     first = clocked.value("SELECT scheduled_at FROM timers")
     quarantine(clocked, "job")
@@ -97,13 +97,13 @@ def test_occurrences_of_a_quarantine_follow_catch_up(
 @pytest.mark.parametrize("poison", ["lane = 'nonsense'", "schedule_json = '{'", "definition = 'garbage'"])
 def test_new_schedule_of_quarantined_job_records_what_passed(clocked: ClockedDatabase, poison: LiteralString) -> None:
     clocked.stop_clock()
-    apply_batch(clocked, submission("job", **spec()))
+    clocked.apply_batch(submission("job", **spec()))
     first = clocked.value("SELECT scheduled_at FROM timers")
     clocked.execute(sql.SQL("UPDATE job_versions SET {}").format(sql.SQL(poison)))
     clocked.advance(HELD_FOR)
     fire_due(clocked)
     assert clocked.value(HELD) == 1
-    [reply] = apply_batch(clocked, submission("job", **spec(schedule="@every 1h")))
+    [reply] = clocked.apply_batch(submission("job", **spec(schedule="@every 1h")))
     assert reply.status == "accepted", reply.errors
     [(reason, first_at, last_at)] = clocked.rows("SELECT reason, first_at, last_at FROM skips")
     assert (reason, first_at) == ("misfire", first)
@@ -114,10 +114,10 @@ def test_new_schedule_of_quarantined_job_records_what_passed(clocked: ClockedDat
 
 def test_deleted_quarantined_job_has_a_record_of_what_passed(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
-    apply_batch(clocked, submission("job", **spec()))
+    clocked.apply_batch(submission("job", **spec()))
     first = clocked.value("SELECT scheduled_at FROM timers")
     quarantine(clocked, "job")
-    [reply] = apply_batch(clocked, about("job.delete", "job"))
+    [reply] = clocked.apply_batch(about("job.delete", "job"))
     assert reply.status == "accepted"
     assert recorded(clocked)[0] == first
     assert recorded(clocked)[-1] > clocked.now() - timedelta(seconds=10)
@@ -127,7 +127,7 @@ def test_once_of_a_quarantine_fires_when_released(clocked: ClockedDatabase) -> N
     clocked.stop_clock()
     at = clocked.now() + 5 * SECOND
     document = submission("job", schedule={"once": at.isoformat()})
-    apply_batch(clocked, document)
+    clocked.apply_batch(document)
     quarantine(clocked, "job")
     by_identical_submit(clocked, document)
     fire_due(clocked)
@@ -136,7 +136,7 @@ def test_once_of_a_quarantine_fires_when_released(clocked: ClockedDatabase) -> N
 
 def test_release_selects_by_error_and_can_be_repeated(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
-    apply_batch(clocked, *(submission(key, **spec()) for key in ("one", "two", "other", "sound")))
+    clocked.apply_batch(*(submission(key, **spec()) for key in ("one", "two", "other", "sound")))
     clocked.execute("UPDATE job_versions SET schedule_json = '{' WHERE job_id = %s", [job_id("default", "other")])
     clocked.execute("UPDATE jobs SET paused = true WHERE key = 'two'")
     for key in ("one", "two"):
@@ -158,14 +158,14 @@ def test_release_selects_by_error_and_can_be_repeated(clocked: ClockedDatabase) 
         assert client.release(everything=True).released == 1
     holds = dict(clocked.rows("SELECT key, hold_reason FROM timers JOIN jobs USING (job_id)"))
     assert holds == {"one": None, "two": "pause", "other": None, "sound": None}
-    released = [event.job_key for event in lifecycle(clocked) if event.type == "io.tidewheel.job.released.v1"]
+    released = [event.job_key for event in clocked.lifecycle() if event.type == "io.tidewheel.job.released.v1"]
     assert sorted(released) == ["one", "other", "two"]
 
 
 def test_explanation_names_the_quarantine_of_a_skipped_occurrence(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     document = submission("job", **spec())
-    apply_batch(clocked, document)
+    clocked.apply_batch(document)
     quarantine(clocked, "job")
     by_identical_submit(clocked, document)
     fire_all_due(clocked)

@@ -5,12 +5,12 @@ from typing import LiteralString
 
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
 from tests.intake.test_consume import WAITING
 from tests.relay.topics import delete_topic
-from tests.transitions.acts import about, job_runs, submission
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unusable
 from tidewheel.intake.service import MEMBERS, Intake
@@ -48,7 +48,7 @@ def test_both_members_apply_each_request_once_during_a_rebalance(database: Datab
         requests.until_read(offset, partition)
     stop.request()
     ended.result(_SECONDS)
-    assert len(job_runs(database)) == database.count("runs") == 160
+    assert len(database.job_runs()) == database.count("runs") == 160
     assert database.rows(SHARES) == [(2,), (2,)]
 
 
@@ -85,7 +85,7 @@ def test_member_that_lost_its_partitions_rejoins_and_duplicates_nothing(
         taking.commit()
         for partition, offset in sent.items():
             requests.until_read(offset, partition)
-        assert len(job_runs(database)) == database.count("runs") == thefts * 80
+        assert len(database.job_runs()) == database.count("runs") == thefts * 80
         assert database.rows(STANDS)[0][1] > epoch + 1, "it was applied under an assignment after the theft"
     stop.request()
     ended.result(_SECONDS)

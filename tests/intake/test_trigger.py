@@ -6,20 +6,9 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.run_ids import run_instant
-from tests.transitions.acts import (
-    about,
-    apply_batch,
-    apply_batch_within,
-    claim,
-    job_runs,
-    open_run,
-    requests,
-    submission,
-    submit,
-    trigger,
-)
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import InvalidInput
 from tidewheel.ids import job_id, run_id
@@ -31,18 +20,18 @@ from tidewheel.schemas.generated.records import ReplyStatus
 def still(clocked: ClockedDatabase) -> ClockedDatabase:
     """A manual job; the clock is stopped."""
     clocked.stop_clock()
-    submit(clocked, payload={"to": "everybody"})
+    clocked.submit(payload={"to": "everybody"})
     return clocked
 
 
 def test_trigger_runs_now_and_reports_its_run_id(still: ClockedDatabase) -> None:
-    [reply] = apply_batch(still, about("job.trigger", request_id="r-1"))
+    [reply] = still.apply_batch(about("job.trigger", request_id="r-1"))
     now = still.now()
     expected = run_id(job_id("default", "job"), now, Cause.TRIGGER, b"r-1")
     assert (reply.status, reply.run_id, reply.next_run_at, reply.job_version) == ("accepted", str(expected), now, 1)
-    [run] = job_runs(still)
+    [run] = still.job_runs()
     assert (run.run_id, run.cause, run.scheduled_at, run.publish_at) == (expected, "trigger", now, now)
-    assert len(claim(still, run.run_id).started) == 1
+    assert len(still.claim(run.run_id).started) == 1
 
 
 def _in_90_seconds(now: datetime) -> str:
@@ -53,7 +42,7 @@ def _in_90_seconds(now: datetime) -> str:
 def test_delayed_trigger_is_stored_at_once_and_published_later(still: ClockedDatabase, wanted: dict[str, Any]) -> None:
     now = still.now()
     fields: dict[str, Any] = {name: value(now) if callable(value) else value for name, value in wanted.items()}
-    run = open_run(still, trigger(still, **fields))
+    run = still.open_run(still.trigger(**fields))
     assert run.scheduled_at == run.publish_at == now + timedelta(seconds=90)
     [(leaves_at,)] = still.rows("SELECT publish_at FROM outbox WHERE topic LIKE '%.runs.%'")
     assert leaves_at == run.publish_at
@@ -62,26 +51,26 @@ def test_delayed_trigger_is_stored_at_once_and_published_later(still: ClockedDat
 
 def test_past_trigger_instant_runs_now(still: ClockedDatabase) -> None:
     past = (still.now() - timedelta(days=500)).isoformat()
-    assert open_run(still, trigger(still, run_at=past)).scheduled_at == still.now()
+    assert still.open_run(still.trigger(run_at=past)).scheduled_at == still.now()
 
 
 def test_distant_trigger_instant_is_refused_with_a_remedy(still: ClockedDatabase) -> None:
     limit = still.now() + timedelta(days=400)
-    assert trigger(still, run_at=limit.isoformat())
-    [reply] = apply_batch(still, about("job.trigger", run_at=(limit + timedelta(seconds=1)).isoformat()))
+    assert still.trigger(run_at=limit.isoformat())
+    [reply] = still.apply_batch(about("job.trigger", run_at=(limit + timedelta(seconds=1)).isoformat()))
     assert reply.status is ReplyStatus.REJECTED
     [error] = reply.errors
     assert (error.path, error.remedy) == ("run_at", "submit a job with a `once` schedule instead")
     assert "400 days" in error.problem
     with pytest.raises(InvalidInput):
-        apply_batch(still, about("job.trigger", delay="401d"))
+        still.apply_batch(about("job.trigger", delay="401d"))
 
 
 def test_triggers_payload_replaces_the_jobs(still: ClockedDatabase) -> None:
-    trigger(still)
+    still.trigger()
     still.advance(timedelta(seconds=1))
-    trigger(still, payload={"to": "ann"}, labels={"one": "1"})
-    plain, own = requests(still)
+    still.trigger(payload={"to": "ann"}, labels={"one": "1"})
+    plain, own = still.requests()
     assert (plain.payload, plain.labels) == (None, None)
     assert (own.payload, own.payload_content_type, own.labels) == (b'{"to":"ann"}', "application/json", {"one": "1"})
     assert still.count("run_inputs") == 1
@@ -89,19 +78,19 @@ def test_triggers_payload_replaces_the_jobs(still: ClockedDatabase) -> None:
 
 def test_a_trigger_writes_no_job_row(still: ClockedDatabase) -> None:
     before = still.rows("SELECT xmin, * FROM jobs")
-    trigger(still)
+    still.trigger()
     assert still.rows("SELECT xmin, * FROM jobs") == before
 
 
 def test_trigger_of_an_unknown_job_is_refused_by_name(still: ClockedDatabase) -> None:
-    [reply] = apply_batch(still, about("job.trigger", "jobb"))
+    [reply] = still.apply_batch(about("job.trigger", "jobb"))
     assert (reply.status, reply.code, reply.run_id) == ("rejected", "unknown_job", None)
     assert [(error.path, error.problem) for error in reply.errors] == [("key", "tenant 'default' has no job 'jobb'")]
 
 
 def test_trigger_of_a_deleted_job_is_refused(still: ClockedDatabase) -> None:
-    apply_batch(still, about("job.delete"))
-    [reply] = apply_batch(still, about("job.trigger"))
+    still.apply_batch(about("job.delete"))
+    [reply] = still.apply_batch(about("job.trigger"))
     assert (reply.status, reply.code) == ("rejected", "unknown_job")
 
 
@@ -112,36 +101,36 @@ def test_every_request_for_an_unknown_tenant_is_refused(still: ClockedDatabase) 
         about("job.pause", tenant="acme"),
         {"type": "run.cancel", "run_id": str(UUID(int=1)), "tenant": "acme"},
     ]
-    for reply in apply_batch(still, *documents):
+    for reply in still.apply_batch(*documents):
         assert (reply.status, [error.path for error in reply.errors]) == ("rejected", ["tenant"])
 
 
 def test_batch_of_triggers_creates_one_run_each_in_order(still: ClockedDatabase) -> None:
-    submit(still, "other")
+    still.submit("other")
     keys = ["job", "other", "missing", "job"]
-    replies = apply_batch(still, *(about("job.trigger", key) for key in keys))
+    replies = still.apply_batch(*(about("job.trigger", key) for key in keys))
     assert [reply.key for reply in replies] == keys
     assert [reply.status for reply in replies] == ["accepted", "accepted", "rejected", "accepted"]
-    assert {str(run.run_id) for run in job_runs(still)} == {reply.run_id for reply in replies if reply.run_id}
-    assert len(job_runs(still)) == 3
+    assert {str(run.run_id) for run in still.job_runs()} == {reply.run_id for reply in replies if reply.run_id}
+    assert len(still.job_runs()) == 3
 
 
 def test_trigger_does_not_wait_for_a_concurrent_firing(database: Database) -> None:
-    submit(database, schedule="@every 1h")
+    database.submit(schedule="@every 1h")
     firing = database.connection()
     firing.execute("SELECT FROM timers FOR UPDATE")
-    assert trigger(database)
+    assert database.trigger()
     firing.rollback()
 
 
 def test_trigger_waits_for_a_concurrent_deletion_and_finds_no_job(database: Database) -> None:
-    submit(database)
+    database.submit()
     deleting, triggering = database.connection(), database.connection()
-    apply_batch_within(deleting, database, about("job.delete"))
-    waiting = in_background(lambda: apply_batch_within(triggering, database, about("job.trigger")))
+    database.apply_batch_within(deleting, about("job.delete"))
+    waiting = in_background(lambda: database.apply_batch_within(triggering, about("job.trigger")))
     until_blocked(database, triggering)
     deleting.commit()
     [reply] = waiting.result(30)
     triggering.commit()
     assert (reply.status, reply.code) == ("rejected", "unknown_job")
-    assert job_runs(database) == []
+    assert database.job_runs() == []

@@ -1,7 +1,7 @@
 """The promises of the tables beyond their columns."""
 
+from tests.fixtures.acts import EXECUTOR, about
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, about, apply_batch, submit
 from tidewheel.transitions.claim import Claim, claim_runs
 
 # Facts of the installation, of processes and of messages; everything else belongs to a tenant.
@@ -78,8 +78,8 @@ def test_no_table_has_a_default_partition(shared_database: Database) -> None:
 
 def test_claim_is_a_hot_update(fresh_database: Database) -> None:
     """A claim changes no indexed column: with room in the page it writes no index."""
-    submit(fresh_database)
-    apply_batch(fresh_database, *(about("job.trigger") for _ in range(500)))
+    fresh_database.submit()
+    fresh_database.apply_batch(*(about("job.trigger") for _ in range(500)))
     one_a_page = "SELECT DISTINCT ON ((ctid::text::point)[0]) run_id FROM job_runs ORDER BY (ctid::text::point)[0]"
     runs = [run_id for (run_id,) in fresh_database.rows(one_a_page)]
     session = fresh_database.session()

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import submit
 
 
 @pytest.fixture
@@ -16,5 +15,5 @@ def still(clocked: ClockedDatabase) -> ClockedDatabase:
 @pytest.fixture
 def with_job(database: Database) -> Database:
     """A database with one job."""
-    submit(database)
+    database.submit()
     return database

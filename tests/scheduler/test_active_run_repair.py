@@ -5,8 +5,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import EXECUTOR, active_run_of, begin, claim, job_runs, open_run, requests, submit, succeed
 from tests.transitions.overlapping import JOB, holding, make, waiting
 from tidewheel.ids import bucket_of, shard_of
 from tidewheel.scheduler import repair as module
@@ -18,7 +18,7 @@ SHARD = shard_of(bucket_of(JOB), 64)
 
 @pytest.fixture
 def job(database: Database) -> Database:
-    submit(database)
+    database.submit()
     return database
 
 
@@ -33,18 +33,18 @@ def lose_holder(database: Database, run_id: UUID) -> None:
 
 def test_active_run_without_holder_is_transferred_to_oldest_waiter(job: Database) -> None:
     first, second, third = holding(job), make(job, "buffer_all"), make(job, "buffer_all")
-    claim(job, second, third)
+    job.claim(second, third)
     lose_holder(job, first.run_id)
     sweeping = sweep(job)
     assert (sweeping.step(), sweeping.step()) == (1, 0)
-    assert (active_run_of(job, JOB), waiting(job)) == (second, True)
-    assert [request.attempt for request in requests(job) if request.run_id == str(second)] == [1, 1]
-    assert open_run(job, third).state == "buffered"
+    assert (job.active_run_of(JOB), waiting(job)) == (second, True)
+    assert [request.attempt for request in job.requests() if request.run_id == str(second)] == [1, 1]
+    assert job.open_run(third).state == "buffered"
 
 
 def test_active_run_without_waiters_is_released(job: Database) -> None:
     first, second = holding(job), make(job, "buffer_all")
-    claim(job, second)
+    job.claim(second)
     lose_holder(job, first.run_id)
     lose_holder(job, second)
     assert sweep(job).step() == 1
@@ -53,43 +53,43 @@ def test_active_run_without_waiters_is_released(job: Database) -> None:
 
 def test_active_run_with_open_holder_is_kept(job: Database) -> None:
     first, second = holding(job), make(job, "buffer_all")
-    claim(job, second)
+    job.claim(second)
     assert sweep(job).step() == 0
-    assert active_run_of(job, JOB) == first.run_id
+    assert job.active_run_of(JOB) == first.run_id
 
 
 def test_stale_active_run_without_waiters_is_left_to_next_claim(job: Database) -> None:
     lose_holder(job, holding(job).run_id)
     assert sweep(job).step() == 0
-    assert len(claim(job, make(job, "skip")).started) == 1
+    assert len(job.claim(make(job, "skip")).started) == 1
 
 
 def test_new_run_does_not_overtake_waiters_of_stale_active_run(job: Database) -> None:
     first, second, newcomer = holding(job), make(job, "buffer_all"), make(job, "buffer_all")
-    claim(job, second)
+    job.claim(second)
     lose_holder(job, first.run_id)
-    assert claim(job, newcomer).overlaps.buffered == {newcomer}
-    assert (active_run_of(job, JOB), open_run(job, second).state) == (second, "queued")
+    assert job.claim(newcomer).overlaps.buffered == {newcomer}
+    assert (job.active_run_of(JOB), job.open_run(second).state) == (second, "queued")
 
 
 def test_active_run_with_locked_waiters_is_transferred_by_next_step(job: Database) -> None:
     first, second = holding(job), make(job, "buffer_all")
-    claim(job, second)
+    job.claim(second)
     somebody = job.connection()
     somebody.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [second])
-    succeed(job, first)
-    assert (active_run_of(job, JOB), waiting(job)) == (first.run_id, True)
+    job.succeed(first)
+    assert (job.active_run_of(JOB), waiting(job)) == (first.run_id, True)
     newcomer = make(job, "skip")
-    assert claim(job, newcomer).overlaps.skipped == {newcomer}
+    assert job.claim(newcomer).overlaps.skipped == {newcomer}
     assert sweep(job).step() == 1
     somebody.rollback()
     assert sweep(job).step() == 1
-    assert active_run_of(job, JOB) == second
+    assert job.active_run_of(JOB) == second
 
 
 def test_active_run_locked_by_another_transaction_is_skipped(job: Database) -> None:
     first, second = holding(job), make(job, "buffer_all")
-    claim(job, second)
+    job.claim(second)
     lose_holder(job, first.run_id)
     somebody = job.connection()
     somebody.execute("SELECT FROM active_runs FOR UPDATE")
@@ -102,9 +102,9 @@ def test_scan_continues_and_starts_again(job: Database, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "_MAX_SCANNED", 2)
     keys = [f"job-{number}" for number in range(5)]
     for key in keys:
-        submit(job, key)
+        job.submit(key)
         first, second = holding(job, key=key), make(job, "buffer_all", key=key)
-        claim(job, second)
+        job.claim(second)
         lose_holder(job, first.run_id)
     sweeping = sweep(job)
     # What is handed on and waited for no more leaves the walk, so that its end comes sooner.
@@ -115,25 +115,25 @@ def test_scan_continues_and_starts_again(job: Database, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("lost", ["DELETE FROM active_runs", "UPDATE active_runs SET has_waiters = false"])
 def test_waiters_of_removed_active_run_are_found_within_one_pass_of_shards(job: Database, lost: str) -> None:
     first, second = holding(job), make(job, "buffer_all")
-    claim(job, second)
+    job.claim(second)
     job.execute(lost.encode())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - one of two texts
-    succeed(job, first)
-    assert (job.count("active_runs"), open_run(job, second).state) == (0, "buffered")
+    job.succeed(first)
+    assert (job.count("active_runs"), job.open_run(second).state) == (0, "buffered")
     sweeping = sweep(job)
     assert [sweeping.repair_shard(shard) for shard in range(64)] == [int(shard == SHARD) for shard in range(64)]
-    assert active_run_of(job, JOB) == second
-    succeed(job, begin(job, second))
-    assert job_runs(job) == []
+    assert job.active_run_of(JOB) == second
+    job.succeed(job.begin(second))
+    assert job.job_runs() == []
 
 
 def test_repair_marks_waiters_of_active_run_with_holder(job: Database) -> None:
     first, second = holding(job), make(job, "buffer_all")
-    claim(job, second)
+    job.claim(second)
     job.execute("UPDATE active_runs SET has_waiters = false")
     sweep(job).repair_shard(SHARD)
-    assert (active_run_of(job, JOB), waiting(job)) == (first.run_id, True)
-    succeed(job, first)
-    assert active_run_of(job, JOB) == second
+    assert (job.active_run_of(JOB), waiting(job)) == (first.run_id, True)
+    job.succeed(first)
+    assert job.active_run_of(JOB) == second
 
 
 def test_stale_signals_are_deleted(clocked: ClockedDatabase) -> None:
@@ -149,6 +149,6 @@ def test_stale_signals_are_deleted(clocked: ClockedDatabase) -> None:
 
 def test_repair_touches_one_shard_only(job: Database) -> None:
     holding(job)
-    claim(job, make(job, "buffer_all"))
+    job.claim(make(job, "buffer_all"))
     job.execute("DELETE FROM active_runs")
     assert sweep(job).repair_shard((SHARD + 1) % 64) == 0

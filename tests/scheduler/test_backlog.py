@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.fixtures.database import Database
 from tests.scheduler.test_firing import scheduler_of
-from tests.transitions.acts import submit
 from tidewheel.scheduler.backlog import BatchWidth, ShardRotation
 
 
@@ -62,8 +61,8 @@ def test_backlog_in_few_and_many_shards_is_fired(database: Database) -> None:
     """Batches of four: shards of which each has one due, and one job that has several."""
     at = database.now().isoformat()
     for number in range(150):
-        submit(database, f"once-{number}", schedule={"once": at})
-    submit(database, "often", schedule="@every 1s", overlap="allow_all")
+        database.submit(f"once-{number}", schedule={"once": at})
+    database.submit("often", schedule="@every 1s", overlap="allow_all")
     database.execute(
         "UPDATE timers SET due_at = due_at - interval '40 s', scheduled_at = scheduled_at - interval '40 s'"
     )

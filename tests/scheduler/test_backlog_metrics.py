@@ -5,10 +5,10 @@ from uuid import uuid4
 
 from prometheus_client import REGISTRY
 
+from tests.fixtures.acts import about, ending
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, begin, end, ending, submit, trigger
 from tidewheel.runs import RunState
 from tidewheel.scheduler.backlog_metrics import BacklogMetrics
 
@@ -32,13 +32,13 @@ def executor(database: ClockedDatabase, lease: timedelta) -> None:
 
 
 def test_due_runs_are_counted_by_queue_and_lane_with_the_age_of_the_oldest(still: ClockedDatabase) -> None:
-    submit(still, "report", queue="reports", lane="batch")
-    submit(still, "mail")
-    trigger(still, "report")
+    still.submit("report", queue="reports", lane="batch")
+    still.submit("mail")
+    still.trigger("report")
     still.advance(MINUTE)
-    trigger(still, "report")
-    trigger(still, "mail")
-    trigger(still, "mail", delay="1h")
+    still.trigger("report")
+    still.trigger("mail")
+    still.trigger("mail", delay="1h")
     measure(still)
     assert value("runs_due", queue="reports", lane="batch") == 2
     assert value("runs_due_oldest_seconds", queue="reports", lane="batch") == 60
@@ -48,12 +48,12 @@ def test_due_runs_are_counted_by_queue_and_lane_with_the_age_of_the_oldest(still
 
 
 def test_queue_that_has_been_worked_off_has_no_due_runs(still: ClockedDatabase) -> None:
-    submit(still)
-    run_id = trigger(still)
+    still.submit()
+    run_id = still.trigger()
     own = BacklogMetrics(still.session(), still.installation)
     own.measure()
     assert value("runs_due", queue="default", lane="standard") == 1
-    begin(still, run_id)
+    still.begin(run_id)
     own.measure()
     assert value("runs_due", queue="default", lane="standard") == 0
     still.execute("DELETE FROM job_runs")
@@ -62,11 +62,11 @@ def test_queue_that_has_been_worked_off_has_no_due_runs(still: ClockedDatabase) 
 
 
 def test_frozen_run_is_not_due(still: ClockedDatabase) -> None:
-    submit(still, "report", queue="reports")
-    submit(still, "mail")
-    trigger(still, "report")
-    trigger(still, "mail")
-    [reply] = apply_batch(still, {"type": "freeze", "queue": "reports"})
+    still.submit("report", queue="reports")
+    still.submit("mail")
+    still.trigger("report")
+    still.trigger("mail")
+    [reply] = still.apply_batch({"type": "freeze", "queue": "reports"})
     assert reply.status == "accepted", reply.errors
     measure(still)
     assert value("runs_due", queue="reports", lane="standard") == 0
@@ -74,8 +74,8 @@ def test_frozen_run_is_not_due(still: ClockedDatabase) -> None:
 
 
 def test_timer_that_a_freeze_holds_is_not_overdue(still: ClockedDatabase) -> None:
-    submit(still, "minutely", schedule={"interval": "1m"})
-    apply_batch(still, {"type": "freeze", "scope": "tenant"})
+    still.submit("minutely", schedule={"interval": "1m"})
+    still.apply_batch({"type": "freeze", "scope": "tenant"})
     still.advance(MINUTE)
     assert fire_due(still) == 1
     still.advance(5 * MINUTE)
@@ -84,17 +84,17 @@ def test_timer_that_a_freeze_holds_is_not_overdue(still: ClockedDatabase) -> Non
 
 
 def test_attempt_of_an_executor_that_is_gone_is_an_orphan(still: ClockedDatabase) -> None:
-    submit(still)
-    begin(still, trigger(still))
+    still.submit()
+    still.begin(still.trigger())
     measure(still)
     assert value("runs_orphaned") == 1
 
 
 def test_instants_of_overdue_timers_are_counted(still: ClockedDatabase) -> None:
-    submit(still, "minutely", schedule={"interval": "1m"})
-    submit(still, "daily", schedule={"interval": "1d"})
-    submit(still, "held", schedule={"interval": "1m"})
-    apply_batch(still, about("job.pause", "held"))
+    still.submit("minutely", schedule={"interval": "1m"})
+    still.submit("daily", schedule={"interval": "1d"})
+    still.submit("held", schedule={"interval": "1m"})
+    still.apply_batch(about("job.pause", "held"))
     still.advance(timedelta(minutes=5))
     measure(still)
     assert value("timers_overdue") == 1
@@ -104,9 +104,9 @@ def test_instants_of_overdue_timers_are_counted(still: ClockedDatabase) -> None:
 
 
 def test_blocked_ordering_keys_are_counted(still: ClockedDatabase) -> None:
-    submit(still, ordering_key="k")
-    end(still, ending(begin(still, trigger(still)), RunState.FAILED))
-    trigger(still)
+    still.submit(ordering_key="k")
+    still.end(ending(still.begin(still.trigger()), RunState.FAILED))
+    still.trigger()
     still.advance(MINUTE)
     measure(still)
     assert (value("ordering_keys_blocked"), value("ordering_keys_blocked_oldest_seconds")) == (1, 60)
@@ -121,8 +121,8 @@ def test_part_of_a_lease_without_a_heartbeat_is_the_largest_of_all(still: Clocke
 
 
 def test_scheduler_that_loses_shard_0_exports_zeros(still: ClockedDatabase) -> None:
-    submit(still)
-    trigger(still)
+    still.submit()
+    still.trigger()
     own = BacklogMetrics(still.session(), still.installation)
     own.step(measures=True)
 

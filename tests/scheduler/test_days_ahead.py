@@ -8,11 +8,11 @@ import pytest
 from prometheus_client import REGISTRY
 from psycopg import sql
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
 from tests.scheduler.test_loop import running
-from tests.transitions.acts import about, apply_batch, job_runs, submission, submit
 from tidewheel.control.client.client import Client
 from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
@@ -60,7 +60,7 @@ def test_locked_table_delays_no_firing(fresh_database: Database) -> None:
     holding = database.connection()
     holding.execute("SET idle_in_transaction_session_timeout = 0")
     holding.execute(LOCK)
-    submit(database, "tick", **EACH_SECOND)
+    database.submit("tick", **EACH_SECOND)
     with running(database, lookahead=timedelta(0)):
         until(lambda: database.value(WAITS), "the thread waits for the lock")
         before = len(instants(database, "tick"))
@@ -88,8 +88,8 @@ def test_days_ahead_are_counted_without_a_gap(fresh_database: Database) -> None:
 def test_dropped_day_poisons_no_job(clocked: ClockedDatabase) -> None:
     """This process knows the day; the run of a late `once` writes to it."""
     clocked.stop_clock()
-    submit(clocked, "late", schedule={"once": (clocked.now() + SECOND).isoformat()})
-    submit(clocked, "tick", **EACH_SECOND)
+    clocked.submit("late", schedule={"once": (clocked.now() + SECOND).isoformat()})
+    clocked.submit("tick", **EACH_SECOND)
     clocked.advance(timedelta(minutes=5))
     ensure_coming_days(clocked.connection(autocommit=True))
     drop(clocked, day_of(clocked.now()))
@@ -97,26 +97,26 @@ def test_dropped_day_poisons_no_job(clocked: ClockedDatabase) -> None:
         fire_due(clocked)
     fire_due(clocked)
     assert clocked.count("quarantine") == 0
-    assert {job_id("default", key) for key in ("late", "tick")} == {run.job_id for run in job_runs(clocked)}
+    assert {job_id("default", key) for key in ("late", "tick")} == {run.job_id for run in clocked.job_runs()}
 
 
 def test_dropped_day_refuses_no_request(fresh_database: Database) -> None:
     """The client repeats its transaction, and the day exists again."""
-    submit(fresh_database, "task", schedule="manual")
+    fresh_database.submit("task", schedule="manual")
     ensure_coming_days(fresh_database.connection(autocommit=True))
     with Client(fresh_database.url) as client:
         client.trigger("task", {"n": 1})
         drop(fresh_database, day_of(fresh_database.now()))
         client.trigger("task", {"n": 2})
-    assert len(job_runs(fresh_database)) == 2
+    assert len(fresh_database.job_runs()) == 2
 
 
 @pytest.mark.slow
 def test_400_days_named_by_one_client_create_no_partition(fresh_database: Database) -> None:
     """Triggers and `once` jobs of days past and future; an unrelated job goes on firing meanwhile."""
     database, now = fresh_database, fresh_database.now()
-    submit(database, "tick", **EACH_SECOND)
-    submit(database, "task", schedule="manual")
+    database.submit("tick", **EACH_SECOND)
+    database.submit("task", schedule="manual")
     triggers = [
         {**about("job.trigger", "task"), "run_at": (now + days * DAY).isoformat(), "payload": days}
         for days in (*range(-100, 0), *range(1, 101))
@@ -132,7 +132,7 @@ def test_400_days_named_by_one_client_create_no_partition(fresh_database: Databa
         relations = database.value(RELATIONS)
         for start in range(0, 200, 20):
             before = len(instants(database, "tick"))
-            replies = apply_batch(database, *triggers[start : start + 20], *once[start : start + 20])
+            replies = database.apply_batch(*triggers[start : start + 20], *once[start : start + 20])
             assert {reply.status for reply in replies} == {"accepted"}
             until(lambda: len(instants(database, "tick")) > before, "the unrelated job fires")  # noqa: B023
         past = "SELECT count(*) FROM runs JOIN jobs USING (job_id) WHERE key LIKE 'once-%'"

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from tests.fixtures.acts import submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due, look_at
-from tests.transitions.acts import apply_batch, job_runs, lifecycle, requests, submission, submit
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.jobs.values import format_timestamp
@@ -52,37 +52,37 @@ def skips(database: ClockedDatabase) -> list[tuple[str, float, float, int, bool]
 
 
 def test_runs_are_created_ahead_and_published_at_their_instant(still: ClockedDatabase) -> None:
-    submit(still, **EACH_SECOND)
+    still.submit(**EACH_SECOND)
     assert fire_due(still, lookahead=timedelta(seconds=3.5)) == 1
     assert instants(still) == [1, 2, 3]
-    for run, message in zip(job_runs(still), requests(still), strict=True):
+    for run, message in zip(still.job_runs(), still.requests(), strict=True):
         assert run.publish_at == run.scheduled_at == message.publish_at == message.scheduled_at
     leaving = still.rows("SELECT publish_at FROM outbox WHERE topic LIKE '%.runs.%' ORDER BY 1")
-    assert [at for (at,) in leaving] == [run.scheduled_at for run in job_runs(still)]
+    assert [at for (at,) in leaving] == [run.scheduled_at for run in still.job_runs()]
     assert fire_due(still, lookahead=timedelta(seconds=3.5)) == 0
 
 
 def test_no_run_is_created_before_the_lookahead(still: ClockedDatabase) -> None:
-    submit(still, **EACH_SECOND)
+    still.submit(**EACH_SECOND)
     assert fire_due(still, lookahead=SECOND - timedelta(microseconds=1)) == 0
     assert fire_due(still, lookahead=SECOND) == 1
 
 
 def test_late_run_is_due_at_once_and_keeps_its_instant(still: ClockedDatabase) -> None:
-    submit(still, **EACH_SECOND)
+    still.submit(**EACH_SECOND)
     now = still.advance(timedelta(seconds=1.5))
     fire_due(still)
-    [run] = job_runs(still)
+    [run] = still.job_runs()
     assert (run.scheduled_at, run.publish_at) == (now - SECOND / 2, now)
 
 
 def test_latest_missed_occurrence_fires_and_others_are_one_exact_span(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1h")
+    still.submit(schedule="@every 1h")
     still.advance(5.5 * HOUR)
     fire_due(still)
     assert instants(still) == [5 * 3600]
     assert skips(still) == [("misfire", 3600, 4 * 3600, 4, True)]
-    [event] = [event for event in lifecycle(still) if event.type == "io.tidewheel.occurrence.skipped.v1"]
+    [event] = [event for event in still.lifecycle() if event.type == "io.tidewheel.occurrence.skipped.v1"]
     assert (event.reason, event.detail["occurrences"], event.job_version) == ("misfire", "4", 1)
     [(first, last)] = still.rows("SELECT first_at, last_at FROM skips")
     assert (event.detail["first_at"], event.detail["last_at"]) == (format_timestamp(first), format_timestamp(last))
@@ -92,7 +92,7 @@ def test_latest_missed_occurrence_fires_and_others_are_one_exact_span(still: Clo
 
 
 def test_latest_missed_and_younger_occurrences_fire(still: ClockedDatabase) -> None:
-    submit(still, **EACH_SECOND)
+    still.submit(**EACH_SECOND)
     still.advance(600 * SECOND)
     fire_due(still)
     assert skips(still) == [("misfire", 1, 539, 539, True)]
@@ -100,7 +100,7 @@ def test_latest_missed_and_younger_occurrences_fire(still: ClockedDatabase) -> N
 
 
 def test_occurrence_is_missed_at_exactly_misfire_after(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1h")
+    still.submit(schedule="@every 1h")
     still.advance(2 * HOUR + timedelta(seconds=60) - timedelta(microseconds=1))
     fire_due(still)
     # The first hour was missed and is the latest that was; the second is young and fires by itself.
@@ -111,7 +111,7 @@ def test_occurrence_is_missed_at_exactly_misfire_after(still: ClockedDatabase) -
 
 
 def test_uncountable_span_is_recorded_as_inexact(still: ClockedDatabase) -> None:
-    submit(still, **EACH_SECOND)
+    still.submit(**EACH_SECOND)
     still.advance(timedelta(days=3))
     fire_due(still)
     [(reason, first, last, counted, exact)] = skips(still)
@@ -121,7 +121,7 @@ def test_uncountable_span_is_recorded_as_inexact(still: ClockedDatabase) -> None
 
 def test_backlog_of_one_job_does_not_delay_others(still: ClockedDatabase) -> None:
     """At most 100 occurrences of a job in one transaction; its timer stays due for the rest."""
-    submit(still, **EACH_SECOND)
+    still.submit(**EACH_SECOND)
     still.advance(59 * SECOND)
     fire_due(still, lookahead=60 * SECOND)
     assert instants(still) == list(range(1, 101))
@@ -130,7 +130,7 @@ def test_backlog_of_one_job_does_not_delay_others(still: ClockedDatabase) -> Non
 
 
 def test_clock_set_back_creates_no_duplicate_run(still: ClockedDatabase) -> None:
-    submit(still, **EACH_SECOND)
+    still.submit(**EACH_SECOND)
     still.advance(5 * SECOND)
     fire_due(still, lookahead=2 * SECOND)
     still.advance(-HOUR)
@@ -142,7 +142,7 @@ def test_clock_set_back_creates_no_duplicate_run(still: ClockedDatabase) -> None
 
 
 def test_backlog_of_one_shard_does_not_delay_others(still: ClockedDatabase) -> None:
-    apply_batch(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(300)))
+    still.apply_batch(*(submission(f"job-{n}", **EACH_SECOND) for n in range(300)))
     still.advance(SECOND)
     fire_due(still, batch=128)
     fired = {shard for (shard,) in still.rows("SELECT DISTINCT shard FROM runs")}
@@ -152,7 +152,7 @@ def test_backlog_of_one_shard_does_not_delay_others(still: ClockedDatabase) -> N
 def test_concurrent_schedulers_create_one_run_per_occurrence(
     still: ClockedDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    apply_batch(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(60)))
+    still.apply_batch(*(submission(f"job-{n}", **EACH_SECOND) for n in range(60)))
     over = threading.Event()
 
     def work(scheduler: Scheduler) -> None:
@@ -176,12 +176,12 @@ def test_concurrent_schedulers_create_one_run_per_occurrence(
     made = still.rows("SELECT job_id, count(*), count(DISTINCT scheduled_at), min(shard) FROM runs GROUP BY job_id")
     assert len(made) == 60
     assert {(count, distinct) for _, count, distinct, _ in made} == {(15, 15)}  # ten seconds, and five ahead
-    assert still.count("runs") == len(job_runs(still)) == len(requests(still))
+    assert still.count("runs") == len(still.job_runs()) == len(still.requests())
     assert "firing job by job" not in caplog.text
 
 
 def test_locked_timer_does_not_block_others(still: ClockedDatabase) -> None:
-    apply_batch(still, submission("held", **EACH_SECOND), submission("free", **EACH_SECOND))
+    still.apply_batch(submission("held", **EACH_SECOND), submission("free", **EACH_SECOND))
     still.advance(SECOND)
     holding = still.connection()
     holding.execute("SELECT FROM timers AS t JOIN jobs AS j USING (job_id) WHERE key = 'held' FOR UPDATE OF t")
@@ -192,7 +192,7 @@ def test_locked_timer_does_not_block_others(still: ClockedDatabase) -> None:
 
 
 def test_lost_session_is_reported_and_next_poll_fires(still: ClockedDatabase) -> None:
-    submit(still, **EACH_SECOND)
+    still.submit(**EACH_SECOND)
     still.advance(SECOND)
     session = still.session()
     still.execute("SELECT pg_terminate_backend(%s)", [session.connection().info.backend_pid])

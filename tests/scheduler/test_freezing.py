@@ -6,23 +6,10 @@ from typing import Any, LiteralString, Self
 import psycopg
 import pytest
 
+from tests.fixtures.acts import about, ending, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.intake.test_freezes import claimable
 from tests.scheduler.firing import fire_all, fire_due
-from tests.transitions.acts import (
-    about,
-    apply_batch,
-    apply_batch_within,
-    begin,
-    end,
-    ending,
-    final_state,
-    job_runs,
-    lifecycle,
-    submission,
-    submit,
-    trigger,
-)
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id
 from tidewheel.intake.locks import RowLocked
@@ -51,7 +38,7 @@ def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
 
 
 def ask(database: ClockedDatabase, kind: str, **scope: object) -> None:
-    [reply] = apply_batch(database, {"type": kind} | (scope or {"scope": "tenant"}))
+    [reply] = database.apply_batch({"type": kind} | (scope or {"scope": "tenant"}))
     assert reply.status == "accepted", reply.errors
 
 
@@ -70,7 +57,7 @@ def preview_counts(database: ClockedDatabase) -> tuple[int, int]:
 
 def instants(database: ClockedDatabase) -> list[float]:
     [(accepted_at,)] = database.rows("SELECT min(created_at) FROM jobs")
-    return [(run.scheduled_at - accepted_at) / MINUTE for run in job_runs(database)]
+    return [(run.scheduled_at - accepted_at) / MINUTE for run in database.job_runs()]
 
 
 def skips(database: ClockedDatabase) -> list[tuple[str, int]]:
@@ -84,7 +71,7 @@ def skips(database: ClockedDatabase) -> list[tuple[str, int]]:
 def test_on_resume_decides_what_a_freeze_has_held(
     ticking: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]]
 ) -> None:
-    submit(ticking, **MINUTELY, on_resume=policy)
+    ticking.submit(**MINUTELY, on_resume=policy)
     ask(ticking, "freeze")
     ticking.advance(MINUTE)
     fire_all(ticking)
@@ -110,9 +97,9 @@ def test_freeze_retracts_the_runs_that_were_written_ahead(
     ticking: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]], *, seen: bool
 ) -> None:
     """Issue 39, F1: such runs started at the thaw, whatever `on_resume` says."""
-    submit(ticking, **MINUTELY, on_resume=policy)
+    ticking.submit(**MINUTELY, on_resume=policy)
     assert fire_due(ticking, lookahead=5 * MINUTE) == 1
-    ahead = [run.run_id for run in job_runs(ticking)]
+    ahead = [run.run_id for run in ticking.job_runs()]
     ask(ticking, "freeze")
     if seen:
         release(ticking)
@@ -134,13 +121,15 @@ def test_freeze_retracts_the_runs_that_were_written_ahead(
 
 
 def test_run_written_ahead_that_started_before_the_freeze_stays(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="fire_all")
+    ticking.submit(**MINUTELY, on_resume="fire_all")
     fire_due(ticking, lookahead=2 * MINUTE)
     ticking.advance(MINUTE)
-    begin(ticking, job_runs(ticking)[0].run_id)
+    ticking.begin(ticking.job_runs()[0].run_id)
     ask(ticking, "freeze")
     release(ticking)
-    assert [(run.state, at) for run, at in zip(job_runs(ticking), instants(ticking), strict=True)] == [("running", 1.0)]
+    assert [(run.state, at) for run, at in zip(ticking.job_runs(), instants(ticking), strict=True)] == [
+        ("running", 1.0)
+    ]
     ask(ticking, "thaw")
     release(ticking)
     ticking.advance(MINUTE)
@@ -150,42 +139,42 @@ def test_run_written_ahead_that_started_before_the_freeze_stays(ticking: Clocked
 
 def test_once_written_ahead_of_a_freeze_fires_after_the_thaw(ticking: ClockedDatabase) -> None:
     """Its job has finished by then: the retraction opens it again."""
-    submit(ticking, schedule={"once": (ticking.now() + SECOND).isoformat()})
+    ticking.submit(schedule={"once": (ticking.now() + SECOND).isoformat()})
     fire_due(ticking, lookahead=5 * SECOND)
     assert ticking.count("timers") == 0
     ask(ticking, "freeze")
     release(ticking)
-    assert job_runs(ticking) == []
+    assert ticking.job_runs() == []
     assert ticking.value("SELECT finished_at FROM jobs") is None
     ticking.advance(MINUTE)
     ask(ticking, "thaw")
     release(ticking)
     fire_all(ticking)
-    [run] = job_runs(ticking)
+    [run] = ticking.job_runs()
     assert claimable(ticking, run.run_id) == [True]
     assert (ticking.count("timers"), ticking.value("SELECT finished_at IS NOT NULL FROM jobs")) == (0, True)
 
 
 def test_moved_occurrence_written_ahead_of_a_freeze_is_frozen(ticking: ClockedDatabase) -> None:
-    submit(ticking, schedule="@every 1h", overlap="allow_all", on_resume="skip")
+    ticking.submit(schedule="@every 1h", overlap="allow_all", on_resume="skip")
     first = ticking.now() + 60 * MINUTE
     to = ticking.now() + 2 * SECOND
-    [reply] = apply_batch(ticking, about("job.move", at=first.isoformat(), to=to.isoformat()))
+    [reply] = ticking.apply_batch(about("job.move", at=first.isoformat(), to=to.isoformat()))
     assert reply.status == "accepted", reply.errors
     fire_due(ticking, lookahead=5 * SECOND)
-    assert len(job_runs(ticking)) == 1
+    assert len(ticking.job_runs()) == 1
     ask(ticking, "freeze")
     ticking.advance(MINUTE)
     ask(ticking, "thaw")
     release(ticking)
     fire_all(ticking)
-    assert (job_runs(ticking), skips(ticking)) == ([], [("frozen", 1)])
+    assert (ticking.job_runs(), skips(ticking)) == ([], [("frozen", 1)])
 
 
 @pytest.mark.parametrize("seen", ["the freeze", "the thaw", "neither"])
 def test_rows_and_not_schedulers_decide_which_instants_were_frozen(ticking: ClockedDatabase, seen: str) -> None:
     """Issue 39, F2: a scheduler that is down for all of a freeze forgot it, and fired everything."""
-    submit(ticking, **MINUTELY, on_resume="skip", catch_up="fire_all", window="1h")
+    ticking.submit(**MINUTELY, on_resume="skip", catch_up="fire_all", window="1h")
     ticking.advance(2 * MINUTE)
     ask(ticking, "freeze")
     ticking.advance(3 * MINUTE)
@@ -206,7 +195,7 @@ def test_rows_and_not_schedulers_decide_which_instants_were_frozen(ticking: Cloc
 
 
 def test_each_of_several_freezes_that_no_scheduler_saw_counts(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="skip", catch_up="fire_all", window="1h", labels={"team": "billing"})
+    ticking.submit(**MINUTELY, on_resume="skip", catch_up="fire_all", window="1h", labels={"team": "billing"})
     for scope in ({"queue": "default"}, {"labels": {"team": "billing"}}):
         ticking.advance(MINUTE)
         ask(ticking, "freeze", **scope)
@@ -220,8 +209,8 @@ def test_each_of_several_freezes_that_no_scheduler_saw_counts(ticking: ClockedDa
 
 
 def test_paused_until_that_passes_under_a_freeze_that_no_scheduler_saw_is_frozen(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="skip")
-    apply_batch(ticking, about("job.pause", until=(ticking.now() + 2 * MINUTE).isoformat()))
+    ticking.submit(**MINUTELY, on_resume="skip")
+    ticking.apply_batch(about("job.pause", until=(ticking.now() + 2 * MINUTE).isoformat()))
     ask(ticking, "freeze")
     ticking.advance(3 * MINUTE)
     ask(ticking, "thaw")
@@ -232,19 +221,19 @@ def test_paused_until_that_passes_under_a_freeze_that_no_scheduler_saw_is_frozen
 
 
 def test_once_fires_after_the_thaw(ticking: ClockedDatabase) -> None:
-    submit(ticking, schedule={"once": (ticking.now() + MINUTE).isoformat()})
+    ticking.submit(schedule={"once": (ticking.now() + MINUTE).isoformat()})
     ask(ticking, "freeze")
     ticking.advance(10 * MINUTE)
     fire_all(ticking)
-    assert job_runs(ticking) == []
+    assert ticking.job_runs() == []
     ask(ticking, "thaw")
     release(ticking)
     fire_all(ticking)
-    assert len(job_runs(ticking)) == 1
+    assert len(ticking.job_runs()) == 1
 
 
 def test_timer_not_due_under_the_freeze_is_not_touched(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
+    ticking.submit(**MINUTELY)
     ask(ticking, "freeze")
     ask(ticking, "thaw")
     ticking.advance(MINUTE)
@@ -253,8 +242,8 @@ def test_timer_not_due_under_the_freeze_is_not_touched(ticking: ClockedDatabase)
 
 
 def test_overlapping_freezes_hold_until_the_last_thaw(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="fire_all", labels={"team": "billing"})
-    submit(ticking, "other", **MINUTELY, on_resume="fire_all")
+    ticking.submit(**MINUTELY, on_resume="fire_all", labels={"team": "billing"})
+    ticking.submit("other", **MINUTELY, on_resume="fire_all")
     ask(ticking, "freeze", queue="default")
     ask(ticking, "freeze", labels={"team": "billing"})
     ticking.advance(MINUTE)
@@ -271,109 +260,109 @@ def test_overlapping_freezes_hold_until_the_last_thaw(ticking: ClockedDatabase) 
 
 
 def test_pause_and_freeze_end_each_by_itself(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="fire_all")
-    apply_batch(ticking, about("job.pause"))
+    ticking.submit(**MINUTELY, on_resume="fire_all")
+    ticking.apply_batch(about("job.pause"))
     ask(ticking, "freeze")
     ticking.advance(MINUTE)
     fire_all(ticking)
     ask(ticking, "thaw")
     release(ticking)
     fire_all(ticking)
-    assert (ticking.rows(HOLDS), job_runs(ticking)) == ([("pause",)], [])
-    apply_batch(ticking, about("job.resume"))
+    assert (ticking.rows(HOLDS), ticking.job_runs()) == ([("pause",)], [])
+    ticking.apply_batch(about("job.resume"))
     fire_all(ticking)
     assert instants(ticking) == [1.0]
 
 
 def test_pause_within_a_freeze_stays_after_the_thaw(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
+    ticking.submit(**MINUTELY)
     ask(ticking, "freeze")
     ticking.advance(MINUTE)
     fire_all(ticking)
-    apply_batch(ticking, about("job.pause"))
+    ticking.apply_batch(about("job.pause"))
     ask(ticking, "thaw")
     release(ticking)
     assert ticking.rows(HOLDS) == [("pause",)]
     ticking.advance(MINUTE)
-    apply_batch(ticking, about("job.resume"))
+    ticking.apply_batch(about("job.resume"))
     assert skips(ticking) == [("frozen", 1), ("paused", 1)]
 
 
 def test_pause_that_ends_under_a_freeze_is_over_and_the_freeze_holds(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
-    apply_batch(ticking, about("job.pause", until=(ticking.now() + 2 * MINUTE).isoformat()))
+    ticking.submit(**MINUTELY)
+    ticking.apply_batch(about("job.pause", until=(ticking.now() + 2 * MINUTE).isoformat()))
     ask(ticking, "freeze")
     ticking.advance(3 * MINUTE)
     fire_all(ticking)
     assert ticking.rows("SELECT paused, hold_reason FROM jobs JOIN timers USING (job_id)") == [(False, "freeze")]
-    assert "io.tidewheel.job.resumed.v1" in {event.type for event in lifecycle(ticking)}
+    assert "io.tidewheel.job.resumed.v1" in {event.type for event in ticking.lifecycle()}
     ask(ticking, "thaw")
     release(ticking)
     assert skips(ticking) == [("frozen", 3)]
 
 
 def test_edit_of_a_held_job_decides_by_the_version_that_was_in_force(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="fire_all")
+    ticking.submit(**MINUTELY, on_resume="fire_all")
     ask(ticking, "freeze")
     ticking.advance(2 * MINUTE)
     fire_all(ticking)
-    submit(ticking, schedule="@every 10m", overlap="allow_all")
-    assert [(run.state, run.job_version) for run in job_runs(ticking)] == [("queued", 1)] * 2
+    ticking.submit(schedule="@every 10m", overlap="allow_all")
+    assert [(run.state, run.job_version) for run in ticking.job_runs()] == [("queued", 1)] * 2
     ticking.advance(10 * MINUTE)
     fire_all(ticking)
     assert [held for (held,) in ticking.rows(HELD)] == ["job"]
 
 
 def test_deleted_job_of_a_freeze_leaves_no_timer(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
+    ticking.submit(**MINUTELY)
     ask(ticking, "freeze")
     ticking.advance(2 * MINUTE)
     fire_all(ticking)
-    apply_batch(ticking, about("job.delete"))
+    ticking.apply_batch(about("job.delete"))
     ask(ticking, "thaw")
     release(ticking)
     assert (ticking.count("timers"), ticking.count("freezes"), skips(ticking)) == (0, 0, [("frozen", 2)])
 
 
 def test_fixed_delay_goes_on_after_the_thaw(ticking: ClockedDatabase) -> None:
-    submit(ticking, schedule={"fixed_delay": "1m"})
+    ticking.submit(schedule={"fixed_delay": "1m"})
     ticking.advance(MINUTE)
     fire_all(ticking)
-    [run] = job_runs(ticking)
-    started = begin(ticking, run.run_id)
+    [run] = ticking.job_runs()
+    started = ticking.begin(run.run_id)
     ask(ticking, "freeze")
-    end(ticking, ending(started, RunState.SUCCEEDED))
+    ticking.end(ending(started, RunState.SUCCEEDED))
     ticking.advance(5 * MINUTE)
     fire_all(ticking)
     assert ticking.rows(HOLDS) == [("freeze",)]
     ask(ticking, "thaw")
     release(ticking)
     fire_all(ticking)
-    assert (len(job_runs(ticking)), ticking.rows(HOLDS)) == (1, [("run",)])
+    assert (len(ticking.job_runs()), ticking.rows(HOLDS)) == (1, [("run",)])
 
 
 def test_catch_up_that_was_decided_before_the_freeze_goes_on(ticking: ClockedDatabase) -> None:
-    submit(ticking, schedule="@every 1s", overlap="allow_all", catch_up="fire_all", window="1h")
+    ticking.submit(schedule="@every 1s", overlap="allow_all", catch_up="fire_all", window="1h")
     ticking.advance(5 * MINUTE)
     assert fire_due(ticking) == 1
     ask(ticking, "freeze")
     fire_all(ticking)
-    assert (len(job_runs(ticking)), skips(ticking)) == (300, [])
+    assert (len(ticking.job_runs()), skips(ticking)) == (300, [])
 
 
 def test_thaw_waits_for_a_firing_that_holds_timers(ticking: ClockedDatabase) -> None:
     """Else that firing would hold its timers for a freeze that is gone, and nothing would release them."""
-    submit(ticking, **MINUTELY)
+    ticking.submit(**MINUTELY)
     ask(ticking, "freeze")
     firing, thawing = ticking.connection(), ticking.connection()
     writing = Writing(firing, ticking.installation)
     timers = [*read_locked_timers(writing, [job_id("default", "job")]).values()]
     hold_frozen(firing, timers)
     with pytest.raises(RowLocked, match="the freeze"):
-        apply_batch_within(thawing, ticking, {"type": "thaw", "scope": "tenant"})
+        ticking.apply_batch_within(thawing, {"type": "thaw", "scope": "tenant"})
     thawing.rollback()
     firing.rollback()
-    apply_batch_within(thawing, ticking, {"type": "thaw", "scope": "tenant"})
+    ticking.apply_batch_within(thawing, {"type": "thaw", "scope": "tenant"})
     late = in_background(lambda: hold_frozen(firing, timers))
     until_blocked(ticking, firing)
     thawing.commit()
@@ -381,7 +370,7 @@ def test_thaw_waits_for_a_firing_that_holds_timers(ticking: ClockedDatabase) -> 
 
 
 def test_timer_that_another_transaction_holds_keeps_the_thaw_open(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
+    ticking.submit(**MINUTELY)
     ask(ticking, "freeze")
     ticking.advance(MINUTE)
     fire_all(ticking)
@@ -398,36 +387,36 @@ def test_timer_that_another_transaction_holds_keeps_the_thaw_open(ticking: Clock
 
 def test_run_whose_deadline_passes_under_a_freeze_says_frozen(ticking: ClockedDatabase) -> None:
     for key, queue in (("job", "default"), ("other", "reports")):
-        submit(ticking, key, queue=queue, schedule_to_start="1m")
-    frozen, other = trigger(ticking), trigger(ticking, "other")
+        ticking.submit(key, queue=queue, schedule_to_start="1m")
+    frozen, other = ticking.trigger(), ticking.trigger("other")
     ask(ticking, "freeze", queue="default")
     ticking.advance(2 * MINUTE)
     assert Deadlines(ticking.session(), ticking.installation).step()[0] == 2
-    assert final_state(ticking, frozen) == ("timed_out", "frozen")
-    assert final_state(ticking, other) == ("timed_out", "schedule_to_start")
+    assert ticking.final_state(frozen) == ("timed_out", "frozen")
+    assert ticking.final_state(other) == ("timed_out", "schedule_to_start")
 
 
 def test_freeze_over_an_edit_that_did_not_see_it_ends(ticking: ClockedDatabase) -> None:
     """A job without a timer keeps its runs of before: the scheduler spun, and the freeze stayed for ever."""
-    submit(ticking, **MINUTELY, on_resume="skip")
+    ticking.submit(**MINUTELY, on_resume="skip")
     fire_due(ticking, lookahead=5 * MINUTE)
     freezing = ticking.connection()
-    apply_batch_within(freezing, ticking, {"type": "freeze", "scope": "tenant"})
+    ticking.apply_batch_within(freezing, {"type": "freeze", "scope": "tenant"})
     ticking.advance(2 * MINUTE)
-    submit(ticking, schedule="manual")
+    ticking.submit(schedule="manual")
     freezing.commit()
-    runs = [run.run_id for run in job_runs(ticking)]
+    runs = [run.run_id for run in ticking.job_runs()]
     assert instants(ticking) == [1.0, 2.0]
     thaws = Thaws(ticking.session(), ticking.installation)
     steps = 0
     while thaws.step():
         steps += 1
         assert steps < 10, "the scheduler spins"
-    assert [final_state(ticking, run) for run in runs] == [("skipped", "frozen")] * 2
+    assert [ticking.final_state(run) for run in runs] == [("skipped", "frozen")] * 2
     ask(ticking, "thaw")
     release(ticking)
     assert ticking.count("freezes") == 0
-    run = trigger(ticking)
+    run = ticking.trigger()
     assert claimable(ticking, run) == [True]
 
 
@@ -441,7 +430,7 @@ def test_edit_under_a_freeze_that_no_scheduler_saw_leaves_its_instants_to_the_ve
     ticking: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]], *, ahead: bool, thawed: bool
 ) -> None:
     """Issue 39: the new version decided what was written ahead; an edit after the thaw fired all."""
-    submit(ticking, **MINUTELY, on_resume=policy)
+    ticking.submit(**MINUTELY, on_resume=policy)
     if ahead:
         fire_due(ticking, lookahead=7 * MINUTE)
     ask(ticking, "freeze")
@@ -449,9 +438,9 @@ def test_edit_under_a_freeze_that_no_scheduler_saw_leaves_its_instants_to_the_ve
     if thawed:
         ask(ticking, "thaw")
         ticking.advance(MINUTE)
-    submit(ticking, schedule="@every 10m", overlap="allow_all", catch_up="fire_all", on_resume="fire_all")
+    ticking.submit(schedule="@every 10m", overlap="allow_all", catch_up="fire_all", on_resume="fire_all")
     made_after = [4.0] if thawed else []
-    assert [(run.job_version, at) for run, at in zip(job_runs(ticking), instants(ticking), strict=True)] == [
+    assert [(run.job_version, at) for run, at in zip(ticking.job_runs(), instants(ticking), strict=True)] == [
         (1, at) for at in made + made_after
     ]
     if not thawed:
@@ -464,53 +453,53 @@ def test_edit_under_a_freeze_that_no_scheduler_saw_leaves_its_instants_to_the_ve
 
 
 def test_edit_to_manual_under_a_freeze_decides_what_was_written_ahead(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="fire_once")
+    ticking.submit(**MINUTELY, on_resume="fire_once")
     fire_due(ticking, lookahead=5 * MINUTE)
     ask(ticking, "freeze")
     ticking.advance(3 * MINUTE)
-    submit(ticking, schedule="manual")
+    ticking.submit(schedule="manual")
     assert (instants(ticking), skips(ticking)) == ([3.0], [("frozen", 2)])
 
 
 def test_edit_that_did_not_see_a_freeze_leaves_no_run_to_the_new_version(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY, on_resume="fire_all")
+    ticking.submit(**MINUTELY, on_resume="fire_all")
     fire_due(ticking, lookahead=5 * MINUTE)
     freezing = ticking.connection()
-    apply_batch_within(freezing, ticking, {"type": "freeze", "scope": "tenant"})
+    ticking.apply_batch_within(freezing, {"type": "freeze", "scope": "tenant"})
     ticking.advance(2 * MINUTE)
-    submit(ticking, schedule="@every 1s", overlap="allow_all", on_resume="fire_all")
+    ticking.submit(schedule="@every 1s", overlap="allow_all", on_resume="fire_all")
     freezing.commit()
-    runs = [run.run_id for run in job_runs(ticking)]
+    runs = [run.run_id for run in ticking.job_runs()]
     release(ticking)
-    assert [final_state(ticking, run) for run in runs] == [("skipped", "frozen")] * 2
+    assert [ticking.final_state(run) for run in runs] == [("skipped", "frozen")] * 2
     ask(ticking, "thaw")
     for _ in range(2):
         release(ticking)
         fire_all(ticking)
-    assert (job_runs(ticking), ticking.count("freezes")) == ([], 0)
+    assert (ticking.job_runs(), ticking.count("freezes")) == ([], 0)
 
 
 def test_jobs_that_another_transaction_holds_keep_no_other_from_a_freeze(ticking: ClockedDatabase) -> None:
     """Issue 39: each look read the first 500 jobs, which could be locked for hours."""
     page = 500
     keys = [f"job-{number}" for number in range(page + 20)]
-    apply_batch(ticking, *(submission(key, **MINUTELY) for key in keys))
+    ticking.apply_batch(*(submission(key, **MINUTELY) for key in keys))
     fire_due(ticking, lookahead=MINUTE)
-    assert len(job_runs(ticking)) == len(keys)
+    assert len(ticking.job_runs()) == len(keys)
     ask(ticking, "freeze")
     holder = ticking.connection()
     first = holder.execute("SELECT job_id FROM timers ORDER BY job_id LIMIT %s FOR UPDATE", [page]).fetchall()
     release(ticking)
-    assert {run.job_id for run in job_runs(ticking)} == {job for (job,) in first}
+    assert {run.job_id for run in ticking.job_runs()} == {job for (job,) in first}
     ticking.advance(MINUTE)
     ask(ticking, "thaw")
     holder.rollback()
     release(ticking)
-    assert (job_runs(ticking), ticking.count("freezes")) == ([], 0)
+    assert (ticking.job_runs(), ticking.count("freezes")) == ([], 0)
 
 
 def test_scheduler_rests_while_another_transaction_holds_a_job_that_a_freeze_concerns(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
+    ticking.submit(**MINUTELY)
     fire_due(ticking, lookahead=5 * MINUTE)
     ask(ticking, "freeze")
     ticking.advance(MINUTE)
@@ -530,7 +519,7 @@ def test_freeze_retracts_at_once_beside_an_older_one_that_waits_for_a_transactio
 ) -> None:
     seconds = [0.0]
     monkeypatch.setattr(freezing, "monotonic_seconds", lambda: seconds[0])
-    submit(ticking, **MINUTELY)
+    ticking.submit(**MINUTELY)
     fire_due(ticking, lookahead=5 * MINUTE)
     before = ticking.connection()
     before.execute("SELECT pg_current_xact_id()")
@@ -547,7 +536,7 @@ def test_freeze_retracts_at_once_beside_an_older_one_that_waits_for_a_transactio
     assert ticking.value("SELECT settled FROM freezes") is False
     ask(ticking, "freeze", queue="default")
     pass_second()
-    assert job_runs(ticking) == []
+    assert ticking.job_runs() == []
 
 
 def test_thaw_looks_once_a_pass_for_runs_that_were_written_ahead(
@@ -556,7 +545,7 @@ def test_thaw_looks_once_a_pass_for_runs_that_were_written_ahead(
     """Each look reads the runs of the whole backlog."""
     monkeypatch.setattr(freezing, "_RELEASED", 2)
     for number in range(9):
-        submit(ticking, f"job-{number}", **MINUTELY)
+        ticking.submit(f"job-{number}", **MINUTELY)
     ask(ticking, "freeze", queue="default")
     ticking.advance(MINUTE)
     fire_all(ticking)
@@ -582,43 +571,41 @@ def test_thaw_looks_once_a_pass_for_runs_that_were_written_ahead(
 def test_request_that_changes_nothing_leaves_a_held_job_to_the_thaw(ticking: ClockedDatabase, *, is_once: bool) -> None:
     once = {"schedule": {"once": (ticking.now() + 10 * MINUTE).isoformat()}}
     spec: dict[str, Any] = once if is_once else {**MINUTELY, "on_resume": "fire_once"}
-    submit(ticking, **spec)
+    ticking.submit(**spec)
     ask(ticking, "freeze")
     ticking.advance(15 * MINUTE)
     fire_all(ticking)
-    submit(ticking, **spec)
+    ticking.submit(**spec)
     for _ in range(2):
         ticking.advance(MINUTE)
         fire_all(ticking)
-    assert (job_runs(ticking), ticking.rows(HOLDS)) == ([], [("freeze",)])
+    assert (ticking.job_runs(), ticking.rows(HOLDS)) == ([], [("freeze",)])
     ask(ticking, "thaw")
     release(ticking)
     fire_all(ticking)
-    assert (len(job_runs(ticking)), ticking.count("freezes")) == (1, 0)
+    assert (len(ticking.job_runs()), ticking.count("freezes")) == (1, 0)
 
 
 def test_edit_fires_no_paused_instant_of_a_pause_that_ended_under_a_freeze(ticking: ClockedDatabase) -> None:
-    submit(ticking, **MINUTELY)
-    apply_batch(ticking, about("job.pause", until=(ticking.now() + 4 * MINUTE).isoformat()))
+    ticking.submit(**MINUTELY)
+    ticking.apply_batch(about("job.pause", until=(ticking.now() + 4 * MINUTE).isoformat()))
     ticking.advance(2 * MINUTE)
     ask(ticking, "freeze")
     ticking.advance(3 * MINUTE)
     fire_all(ticking)
     assert ticking.rows(HOLDS) == [("freeze",)]
-    submit(ticking, **MINUTELY, labels={"team": "billing"})
-    assert job_runs(ticking) == []
+    ticking.submit(**MINUTELY, labels={"team": "billing"})
+    assert ticking.job_runs() == []
     ask(ticking, "thaw")
     release(ticking)
     fire_all(ticking)
-    assert job_runs(ticking) == []
+    assert ticking.job_runs() == []
 
 
 def test_moved_occurrence_under_a_freeze_fires_after_the_thaw(ticking: ClockedDatabase) -> None:
-    submit(ticking, schedule="@every 1h", overlap="allow_all", on_resume="fire_once")
+    ticking.submit(schedule="@every 1h", overlap="allow_all", on_resume="fire_once")
     first = ticking.now() + 60 * MINUTE
-    [reply] = apply_batch(
-        ticking, about("job.move", at=first.isoformat(), to=(ticking.now() + 10 * MINUTE).isoformat())
-    )
+    [reply] = ticking.apply_batch(about("job.move", at=first.isoformat(), to=(ticking.now() + 10 * MINUTE).isoformat()))
     assert reply.status == "accepted", reply.errors
     ask(ticking, "freeze")
     ticking.advance(20 * MINUTE)
@@ -627,4 +614,4 @@ def test_moved_occurrence_under_a_freeze_fires_after_the_thaw(ticking: ClockedDa
     for _ in range(3):
         release(ticking)
         fire_all(ticking)
-    assert (len(job_runs(ticking)), ticking.count("freezes"), ticking.rows(HOLDS)) == (1, 0, [(None,)])
+    assert (len(ticking.job_runs()), ticking.count("freezes"), ticking.rows(HOLDS)) == (1, 0, [(None,)])

@@ -12,7 +12,6 @@ from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.test_retention import DAY, KEEP, Retention, dying, made
-from tests.transitions.acts import submit
 from tests.transitions.stepping import in_background
 from tidewheel.activity import quantile
 from tidewheel.control.client.client import Client
@@ -48,7 +47,7 @@ def test_each_run_is_counted_once_though_a_scheduler_dies(
     monkeypatch.setattr(job_days, "_SLICE", 1)
     jobs = {key: job_id("default", key) for key in ("a", "b")}
     for key, job in jobs.items():
-        submit(fresh_database, key)
+        fresh_database.submit(key)
         at = datetime.combine(day, time(1), UTC)
         fresh_database.execute(RUNS, {"job_id": job, "day": at})
     fresh_database.execute("ANALYZE finished_runs")
@@ -95,7 +94,7 @@ SELECT count(*) FROM pg_stat_activity
 
 def test_slice_may_take_longer_than_the_limits_of_its_session(fresh_database: Database) -> None:
     [day] = made(fresh_database, 2)
-    submit(fresh_database, "a")
+    fresh_database.submit("a")
     fresh_database.execute(RUNS, {"job_id": job_id("default", "a"), "day": datetime.combine(day, time(1), UTC)})
     fresh_database.execute("INSERT INTO run_days (day, waits_for, closed_at) VALUES (%s, '{}', now())", [day])
     with closing(fresh_database.connection(autocommit=True)) as counting:

@@ -3,8 +3,8 @@
 from datetime import timedelta
 from typing import LiteralString
 
+from tests.fixtures.acts import ending, submission
 from tests.fixtures.database import ClockedDatabase
-from tests.transitions.acts import apply_batch, begin, end, ending, submission, trigger
 from tests.transitions.graphs import drain_some, never, play
 from tests.transitions.test_batches import ON, called, change, of, started
 from tidewheel.process.service import Shutdown
@@ -33,8 +33,7 @@ SELECT relname FROM pg_class
 
 def test_workflows_batches_keys_orders_and_windows_leave_no_row(clocked: ClockedDatabase) -> None:
     """Succeeded, failed, resumed and cancelled ones, with joins, callbacks, retries and runs that wait."""
-    apply_batch(
-        clocked,
+    clocked.apply_batch(
         *(submission(key, overlap="allow_all", retry={"max_attempts": 1}) for key in ("job", "bad", "called")),
         submission("root", overlap="skip", retry={"max_attempts": 1}),
         submission("left", schedule={"after": ["root"]}),
@@ -58,18 +57,18 @@ def test_workflows_batches_keys_orders_and_windows_leave_no_row(clocked: Clocked
             clocked.advance(timedelta(seconds=1))
         session.close()
 
-    root = trigger(clocked, "root")
+    root = clocked.trigger("root")
     runs = [*of("a"), *of("c", key="bad"), {"ref": "b", "key": "job", "after": ["a", "c"], "delay": "1s"}]
     batch = started(clocked, runs, on=ON)
     dropped = started(clocked, [*runs, *of("e", key="keyed")], on=ON, open=True)
     for _ in range(3):
-        trigger(clocked, "keyed")
-        trigger(clocked, "job", dedupe={"key": "k", "window": "1h", "mode": "reject"})
-        trigger(clocked, "job", ordering_key="acme")
-    trigger(clocked, "job", dedupe={"key": "l", "window": "1s", "mode": "debounce"})
-    begun = begin(clocked, trigger(clocked, "keyed", concurrency_key="other"))
-    apply_batch(clocked, {"type": "run.cancel", "run_id": str(begun.run_id)})
-    end(clocked, ending(begun, RunState.CANCELLED))
+        clocked.trigger("keyed")
+        clocked.trigger("job", dedupe={"key": "k", "window": "1h", "mode": "reject"})
+        clocked.trigger("job", ordering_key="acme")
+    clocked.trigger("job", dedupe={"key": "l", "window": "1s", "mode": "debounce"})
+    begun = clocked.begin(clocked.trigger("keyed", concurrency_key="other"))
+    clocked.apply_batch({"type": "run.cancel", "run_id": str(begun.run_id)})
+    clocked.end(ending(begun, RunState.CANCELLED))
     change(clocked, "cancel", dropped)
     settle()
     failing.clear()

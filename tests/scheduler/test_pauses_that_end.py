@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
+from tests.fixtures.acts import about, ending
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_all, fire_due
-from tests.transitions.acts import about, apply_batch, begin, end, ending, job_runs, lifecycle, submit
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply
 
@@ -16,7 +16,7 @@ AHEAD = 5 * SECOND
 
 def pause(database: ClockedDatabase, minutes: int | None) -> Reply:
     until = {} if minutes is None else {"until": (database.now() + minutes * MINUTE).isoformat()}
-    return apply_batch(database, about("job.pause", **until))[0]
+    return database.apply_batch(about("job.pause", **until))[0]
 
 
 def instants(database: ClockedDatabase) -> list[float]:
@@ -30,7 +30,7 @@ def paused(database: ClockedDatabase) -> bool:
 
 
 def test_pause_ends_at_its_instant_and_not_within_the_lookahead(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1m", overlap="allow_all")
+    still.submit(schedule="@every 1m", overlap="allow_all")
     pause(still, 3)
     still.advance(3 * MINUTE - SECOND)
     assert fire_due(still, lookahead=AHEAD) == 0
@@ -40,7 +40,7 @@ def test_pause_ends_at_its_instant_and_not_within_the_lookahead(still: ClockedDa
     assert not paused(still)
     assert instants(still) == [3.0]
     assert still.rows("SELECT reason, occurrences FROM skips") == [("paused", 2)]
-    [resumed] = [event for event in lifecycle(still) if event.type == "io.tidewheel.job.resumed.v1"]
+    [resumed] = [event for event in still.lifecycle() if event.type == "io.tidewheel.job.resumed.v1"]
     assert resumed.reason == "paused_until has passed"
 
 
@@ -48,7 +48,7 @@ def test_pause_ends_at_its_instant_and_not_within_the_lookahead(still: ClockedDa
 def test_on_resume_decides_occurrences_of_an_expired_pause(
     still: ClockedDatabase, policy: str, made: list[float]
 ) -> None:
-    submit(still, schedule="@every 1m", overlap="allow_all", on_resume=policy)
+    still.submit(schedule="@every 1m", overlap="allow_all", on_resume=policy)
     pause(still, 3)
     still.advance(3 * MINUTE)
     fire_all(still)
@@ -56,7 +56,7 @@ def test_on_resume_decides_occurrences_of_an_expired_pause(
 
 
 def test_occurrences_after_the_pauses_end_are_downtime(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1m", overlap="allow_all", on_resume="skip", catch_up="fire_all")
+    still.submit(schedule="@every 1m", overlap="allow_all", on_resume="skip", catch_up="fire_all")
     pause(still, 3)
     still.advance(10 * MINUTE)
     fire_all(still)
@@ -65,7 +65,7 @@ def test_occurrences_after_the_pauses_end_are_downtime(still: ClockedDatabase) -
 
 
 def test_repeated_pause_replaces_or_removes_its_end(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1m")
+    still.submit(schedule="@every 1m")
     pause(still, 3)
     assert not pause(still, 5).unchanged
     still.advance(4 * MINUTE)
@@ -78,16 +78,16 @@ def test_repeated_pause_replaces_or_removes_its_end(still: ClockedDatabase) -> N
 
 
 def test_past_end_of_a_pause_is_refused(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1m")
+    still.submit(schedule="@every 1m")
     reply = pause(still, -1)
     assert [error.path for error in reply.errors] == ["until"]
     assert not paused(still)
 
 
 def test_edit_keeps_the_pause_and_its_end(still: ClockedDatabase) -> None:
-    submit(still, schedule="@every 1m", overlap="allow_all")
+    still.submit(schedule="@every 1m", overlap="allow_all")
     pause(still, 3)
-    submit(still, schedule="@every 1m", overlap="allow_all", description="edited")
+    still.submit(schedule="@every 1m", overlap="allow_all", description="edited")
     assert paused(still)
     still.advance(3 * MINUTE)
     fire_all(still)
@@ -97,13 +97,13 @@ def test_edit_keeps_the_pause_and_its_end(still: ClockedDatabase) -> None:
 
 @pytest.mark.parametrize("request_kind", ["edit", "resume", "pause"])
 def test_request_before_firing_applies_the_expired_pause(still: ClockedDatabase, request_kind: str) -> None:
-    submit(still, schedule="@every 1m", overlap="allow_all")
+    still.submit(schedule="@every 1m", overlap="allow_all")
     pause(still, 3)
     still.advance(5 * MINUTE)
     if request_kind == "edit":
-        submit(still, schedule="@every 1m", overlap="allow_all", description="edited")
+        still.submit(schedule="@every 1m", overlap="allow_all", description="edited")
     else:
-        apply_batch(still, about(f"job.{request_kind}"))
+        still.apply_batch(about(f"job.{request_kind}"))
     fire_all(still)
     assert instants(still) == [4.0, 5.0]  # missed at 3.0 by two minutes: misfire, not pause
     assert still.rows("SELECT reason, occurrences FROM skips ORDER BY skip_id") == [("paused", 2), ("misfire", 1)]
@@ -111,19 +111,19 @@ def test_request_before_firing_applies_the_expired_pause(still: ClockedDatabase,
 
 
 def test_fixed_delay_with_an_open_run_waits_after_its_pause_expires(still: ClockedDatabase) -> None:
-    submit(still, schedule={"fixed_delay": "60s"})
+    still.submit(schedule={"fixed_delay": "60s"})
     fire_due(still)
-    [run] = job_runs(still)
-    started = begin(still, run.run_id)
+    [run] = still.job_runs()
+    started = still.begin(run.run_id)
     pause(still, 3)
     still.advance(3 * MINUTE)
     fire_due(still)
     assert still.rows("SELECT hold_reason FROM timers") == [("run",)]
-    end(still, ending(started, RunState.SUCCEEDED))
+    still.end(ending(started, RunState.SUCCEEDED))
     assert still.value("SELECT due_at - tidewheel_now() FROM timers") == MINUTE
 
 
 def test_end_of_a_pause_for_a_job_without_a_timer_is_refused(still: ClockedDatabase) -> None:
-    submit(still, schedule="manual")
+    still.submit(schedule="manual")
     reply = pause(still, 3)
     assert [(error.path, "nothing would end the pause" in error.problem) for error in reply.errors] == [("until", True)]

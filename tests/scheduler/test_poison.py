@@ -7,9 +7,9 @@ from typing import LiteralString
 import pytest
 from psycopg import sql
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, job_runs, lifecycle, submission, submit
 from tidewheel.ids import job_id
 from tidewheel.schemas.generated.records import ReplyStatus
 
@@ -30,7 +30,7 @@ POISONS: dict[str, LiteralString] = {
 def due(clocked: ClockedDatabase) -> ClockedDatabase:
     """Three jobs that fire each second, one of which will be poisoned, and a stopped clock."""
     clocked.stop_clock()
-    apply_batch(clocked, *(submission(key, **EACH_SECOND) for key in ("before", "poison", "zzz")))
+    clocked.apply_batch(*(submission(key, **EACH_SECOND) for key in ("before", "poison", "zzz")))
     return clocked
 
 
@@ -52,7 +52,7 @@ def test_poisoned_job_is_quarantined_and_others_fire(due: ClockedDatabase, chang
     [(kind, tenant, job, error)] = due.rows("SELECT kind, tenant, job_id, error FROM quarantine")
     assert (kind, tenant, job) == ("job", "default", POISON)
     assert error
-    [event] = [event for event in lifecycle(due) if event.type == "io.tidewheel.job.quarantined.v1"]
+    [event] = [event for event in due.lifecycle() if event.type == "io.tidewheel.job.quarantined.v1"]
     assert (event.job_key, event.job_version, event.reason) == ("poison", 1, error)
     # It is out of the way: the next look finds the others alone.
     due.advance(SECOND)
@@ -65,19 +65,19 @@ def test_edit_releases_job_from_quarantine(due: ClockedDatabase, change: Literal
     poison(due, change)
     due.advance(timedelta(hours=1))
     fire_due(due)
-    [reply] = apply_batch(due, submission("poison", **EACH_SECOND, payload=1))
+    [reply] = due.apply_batch(submission("poison", **EACH_SECOND, payload=1))
     assert (reply.status, reply.job_version) == (ReplyStatus.ACCEPTED, 2), reply.errors
     due.advance(SECOND)
     fire_due(due)
     assert "poison" in keys_fired(due)
-    assert {run.job_version for run in job_runs(due) if run.job_id == POISON} == {2}
+    assert {run.job_version for run in due.job_runs() if run.job_id == POISON} == {2}
 
 
 def test_quarantined_job_can_be_paused_and_deleted(due: ClockedDatabase) -> None:
     poison(due, "schedule_json = '{'")
     due.advance(SECOND)
     fire_due(due)
-    replies = apply_batch(due, *(about(kind, "poison") for kind in ("job.pause", "job.resume", "job.delete")))
+    replies = due.apply_batch(*(about(kind, "poison") for kind in ("job.pause", "job.resume", "job.delete")))
     assert [reply.status for reply in replies] == ["accepted"] * 3
 
 
@@ -99,5 +99,5 @@ def test_poisoned_job_does_not_repeat_written_runs(due: ClockedDatabase) -> None
     fire_due(due)
     made = due.rows("SELECT key, count(*) FROM runs JOIN jobs USING (job_id) GROUP BY key ORDER BY key")
     assert made == [("before", 5), ("zzz", 5)]
-    assert len(job_runs(due)) == 10
-    submit(due, "before", schedule="manual")
+    assert len(due.job_runs()) == 10
+    due.submit("before", schedule="manual")

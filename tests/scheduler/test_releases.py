@@ -6,7 +6,6 @@ from tests.control.test_doctor import examine
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.test_loop import running
-from tests.transitions.acts import begin, succeed, trigger
 from tests.transitions.graphs import after, changed, put
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.reads.findings import Finding, Severity
@@ -15,8 +14,8 @@ from tidewheel.scheduler.releases import Releases
 
 
 def end_root(database: Database, key: str) -> UUID:
-    root = trigger(database, key)
-    succeed(database, begin(database, root))
+    root = database.trigger(key)
+    database.succeed(database.begin(root))
     return root
 
 

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, apply_batch_within, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import bucket_of, job_id, shard_of
 from tidewheel.scheduler.repair import repair_missing_timers
@@ -27,7 +27,7 @@ def mend(database: ClockedDatabase) -> int:
 
 
 def test_missing_timer_is_restored_and_downtime_decided(still: ClockedDatabase) -> None:
-    submit(still, **EACH_SECOND)
+    still.submit(**EACH_SECOND)
     still.advance(3 * SECOND)
     fire_due(still)
     lose_timers(still)
@@ -40,7 +40,7 @@ def test_missing_timer_is_restored_and_downtime_decided(still: ClockedDatabase) 
 
 
 def test_job_that_never_fired_continues_from_its_submission(still: ClockedDatabase) -> None:
-    reply = submit(still, **EACH_SECOND)
+    reply = still.submit(**EACH_SECOND)
     lose_timers(still)
     still.advance(2 * SECOND)
     assert mend(still) == 1
@@ -55,7 +55,7 @@ def test_job_that_never_fired_continues_from_its_submission(still: ClockedDataba
 def test_unfired_once_without_a_timer_still_fires(still: ClockedDatabase, ahead: timedelta) -> None:
     """Also when its instant has passed meanwhile: a `once` always fires."""
     at = still.now() + ahead
-    submit(still, schedule={"once": at.isoformat()})
+    still.submit(schedule={"once": at.isoformat()})
     lose_timers(still)
     still.advance(10 * SECOND)
     assert mend(still) == 1
@@ -65,9 +65,9 @@ def test_unfired_once_without_a_timer_still_fires(still: ClockedDatabase, ahead:
 
 def test_repair_restores_only_missing_timers(still: ClockedDatabase) -> None:
     once = {"once": (still.now() + SECOND).isoformat()}
-    apply_batch(still, submission("paused", **EACH_SECOND), submission("deleted", **EACH_SECOND), submission("manual"))
-    apply_batch(
-        still, submission("finished", schedule=once), about("job.pause", "paused"), about("job.delete", "deleted")
+    still.apply_batch(submission("paused", **EACH_SECOND), submission("deleted", **EACH_SECOND), submission("manual"))
+    still.apply_batch(
+        submission("finished", schedule=once), about("job.pause", "paused"), about("job.delete", "deleted")
     )
     still.advance(SECOND)
     fire_due(still)
@@ -77,7 +77,7 @@ def test_repair_restores_only_missing_timers(still: ClockedDatabase) -> None:
 
 
 def test_unreadable_schedule_does_not_block_repair(still: ClockedDatabase) -> None:
-    apply_batch(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(5)))
+    still.apply_batch(*(submission(f"job-{n}", **EACH_SECOND) for n in range(5)))
     still.execute("UPDATE job_versions SET schedule_json = '{' WHERE job_id = %s", [job_id("default", "job-2")])
     lose_timers(still)
     assert mend(still) == 4
@@ -85,11 +85,11 @@ def test_unreadable_schedule_does_not_block_repair(still: ClockedDatabase) -> No
 
 
 def test_repair_waits_for_concurrent_edit(still: ClockedDatabase) -> None:
-    submit(still, **EACH_SECOND)
+    still.submit(**EACH_SECOND)
     lose_timers(still)
     editing, session = still.connection(), still.session()
     mending = session.connection()
-    apply_batch_within(editing, still, submission(schedule="@every 1h"))
+    still.apply_batch_within(editing, submission(schedule="@every 1h"))
     waiting = in_background(lambda: repair_missing_timers(session, SHARD, 64))
     until_blocked(still, mending)
     editing.commit()
@@ -99,10 +99,10 @@ def test_repair_waits_for_concurrent_edit(still: ClockedDatabase) -> None:
 
 def test_restored_timer_keeps_overrides(still: ClockedDatabase) -> None:
     now = still.now()
-    submit(still, schedule="@every 60s", overlap="allow_all")
+    still.submit(schedule="@every 60s", overlap="allow_all")
     minute = [now + n * 60 * SECOND for n in range(5)]
-    apply_batch(still, about("job.skip", at=minute[2].isoformat()))
-    apply_batch(still, about("job.move", at=minute[3].isoformat(), to=(now + SECOND).isoformat()))
+    still.apply_batch(about("job.skip", at=minute[2].isoformat()))
+    still.apply_batch(about("job.move", at=minute[3].isoformat(), to=(now + SECOND).isoformat()))
     lose_timers(still)
     assert mend(still) == 1
     still.advance(SECOND)

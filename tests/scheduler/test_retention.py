@@ -16,10 +16,10 @@ from psycopg import sql
 
 from tests.control.cli.command import json_output
 from tests.control.client.test_dead_letters import fail
+from tests.fixtures.acts import about, ending
 from tests.fixtures.database import Database
 from tests.fixtures.roles import stranger
 from tests.fixtures.services import until
-from tests.transitions.acts import about, apply_batch, begin, end, ending, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.errors import InvalidInput, Refused, Unavailable, UnknownRun
@@ -215,7 +215,7 @@ def test_audit_of_the_first_kept_day_finds_its_skips(fresh_database: Database, r
     """Runs go by whole days, so what an audit computes them from does too."""
     [day] = made(fresh_database, 10)
     midnight = datetime.combine(day, time(), UTC)
-    submitted = submit(fresh_database, schedule={"cron": "0 0 * * *"})
+    submitted = fresh_database.submit(schedule={"cron": "0 0 * * *"})
     fresh_database.execute("UPDATE job_versions SET effective_at = %s", [midnight - DAY])
     fresh_database.execute(
         "INSERT INTO skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, created_at)"
@@ -228,7 +228,7 @@ def test_audit_of_the_first_kept_day_finds_its_skips(fresh_database: Database, r
 
 
 def test_failed_runs_are_listed_after_their_day_is_dropped(fresh_database: Database, retention: Retention) -> None:
-    submit(fresh_database, overlap="allow_all")
+    fresh_database.submit(overlap="allow_all")
     failed = [fail(fresh_database) for _ in range(2)]
     fresh_database.execute("TRUNCATE finished_runs")
     with Client(fresh_database.url) as client:
@@ -295,12 +295,12 @@ def test_jobs_that_ended_long_ago_are_removed_if_nothing_needs_them(
     fresh_database: Database, retention: Retention
 ) -> None:
     for key in ("removed", "recent", "failed", "ran"):
-        submit(fresh_database, key)
-    submit(fresh_database, "live", schedule={"cron": "0 * * * *"})
+        fresh_database.submit(key)
+    fresh_database.submit("live", schedule={"cron": "0 * * * *"})
     fail(fresh_database, "failed")
     fresh_database.execute("TRUNCATE finished_runs")
-    end(fresh_database, ending(begin(fresh_database, trigger(fresh_database, "ran")), RunState.SUCCEEDED))
-    apply_batch(fresh_database, *(about("job.delete", key) for key in ("removed", "recent", "failed", "ran")))
+    fresh_database.end(ending(fresh_database.begin(fresh_database.trigger("ran")), RunState.SUCCEEDED))
+    fresh_database.apply_batch(*(about("job.delete", key) for key in ("removed", "recent", "failed", "ran")))
     fresh_database.execute("UPDATE jobs SET deleted_at = deleted_at - %s WHERE key <> 'recent'", [11 * DAY])
     trigger_lock = fresh_database.connection()
     trigger_lock.execute("SELECT FROM jobs WHERE key = 'removed' FOR KEY SHARE")
@@ -310,7 +310,7 @@ def test_jobs_that_ended_long_ago_are_removed_if_nothing_needs_them(
     retention.step()
     assert {key for (key,) in fresh_database.rows("SELECT key FROM jobs")} == {"recent", "failed", "ran", "live"}
     assert fresh_database.count("job_versions") == 4
-    assert submit(fresh_database, "removed").job_version == 1
+    assert fresh_database.submit("removed").job_version == 1
 
 
 LEFT_VERSIONS: LiteralString = """
@@ -332,7 +332,7 @@ def test_superseded_versions_go_if_no_run_can_have_them(
     """The third version was superseded 500 days ago: runs of ten days and the longest delay make 410."""
     monkeypatch.setattr(ended_jobs, "_VERSIONS", 2)
     for key in ("plain", "open", "ran", "missed", "moved", "backfilled", "edited"):
-        submit(fresh_database, key, schedule={"cron": "0 * * * *"})
+        fresh_database.submit(key, schedule={"cron": "0 * * * *"})
     job = dict(fresh_database.rows("SELECT key, job_id FROM jobs"))
     fresh_database.execute("UPDATE jobs SET version = 6, created_at = created_at - interval '900 days'")
     fresh_database.execute(VERSIONS)
@@ -340,8 +340,8 @@ def test_superseded_versions_go_if_no_run_can_have_them(
         "UPDATE job_versions SET effective_at = effective_at - interval '900 days' WHERE version = 1"
     )
     fresh_database.execute("UPDATE timers SET version = 6")
-    trigger(fresh_database, "open")
-    end(fresh_database, ending(begin(fresh_database, trigger(fresh_database, "ran")), RunState.SUCCEEDED))
+    fresh_database.trigger("open")
+    fresh_database.end(ending(fresh_database.begin(fresh_database.trigger("ran")), RunState.SUCCEEDED))
     ago: LiteralString = "SET job_version = 2, scheduled_at = scheduled_at - %s * interval '1 day' WHERE job_id = %s"
     fresh_database.execute("UPDATE job_runs " + ago, [750, job["open"]])
     fresh_database.execute("UPDATE finished_runs " + ago, [350, job["ran"]])
@@ -381,7 +381,7 @@ def test_superseded_versions_go_if_no_run_can_have_them(
     }
     retention.step()
     assert left()["edited"] == [4, 5, 6]
-    assert submit(fresh_database, "plain").job_version == 7
+    assert fresh_database.submit("plain").job_version == 7
 
 
 def test_what_an_open_occurrence_needs_is_kept(fresh_database: Database, retention: Retention) -> None:
@@ -460,7 +460,7 @@ def test_once_of_a_dropped_day_is_refused(fresh_database: Database, retention: R
 
 
 def test_failed_run_of_a_dropped_day_is_shown_by_its_copy(fresh_database: Database) -> None:
-    submit(fresh_database)
+    fresh_database.submit()
     run_id = fail(fresh_database)
     with Client(fresh_database.url) as client:
         before = client.runs.detail(run_id)
@@ -477,8 +477,8 @@ def test_failed_run_of_a_dropped_day_is_shown_by_its_copy(fresh_database: Databa
 
 
 def test_days_of_open_runs_are_kept(fresh_database: Database, retention: Retention) -> None:
-    submit(fresh_database)
-    waiting, started = trigger(fresh_database), begin(fresh_database, trigger(fresh_database))
+    fresh_database.submit()
+    waiting, started = fresh_database.trigger(), fresh_database.begin(fresh_database.trigger())
     created, begun, neither = made(fresh_database, 40, 30, 20)
     age: LiteralString = "UPDATE job_runs SET created_at = created_at - %s WHERE run_id = %s"
     fresh_database.execute(age, [40 * DAY, waiting])
@@ -492,7 +492,7 @@ def test_days_of_open_runs_are_kept(fresh_database: Database, retention: Retenti
         assert stored(fresh_database, table) >= {begun}
         assert not stored(fresh_database, table) & {created, neither}
     assert not stored(fresh_database, "finished_runs") & {created, begun, neither}
-    end(fresh_database, ending(started, RunState.SUCCEEDED))
+    fresh_database.end(ending(started, RunState.SUCCEEDED))
     assert fresh_database.value("SELECT state FROM finished_runs WHERE run_id = %s", [started.run_id]) == "succeeded"
 
 
@@ -519,10 +519,10 @@ def test_an_old_occurrence_that_is_resumed_meanwhile_stays(fresh_database: Datab
 
 
 def test_old_batches_go_with_their_runs_and_edges(fresh_database: Database, retention: Retention) -> None:
-    submit(fresh_database)
+    fresh_database.submit()
     runs = [{"ref": "a", "key": "job"}, {"ref": "b", "key": "job", "after": ["a"]}]
     for _ in range(2):
-        apply_batch(fresh_database, {"type": "batch.submit", "runs": runs})
+        fresh_database.apply_batch({"type": "batch.submit", "runs": runs})
     fresh_database.execute(
         "UPDATE workflows SET state = 'succeeded', finished_at = now() - interval '20 d'"
         " WHERE root_run_id = (SELECT batch_id FROM batches LIMIT 1)"
@@ -618,7 +618,7 @@ def test_retention_without_a_database_raises_unavailable() -> None:
 
 
 def test_redrives_that_ended_long_ago_are_deleted(retention: Retention, fresh_database: Database) -> None:
-    submit(fresh_database)
+    fresh_database.submit()
     with Client(fresh_database.url) as client:
         for age in (9, 11, None):
             fail(fresh_database)

@@ -7,8 +7,8 @@ from uuid import uuid4
 import pytest
 from prometheus_client import REGISTRY
 
+from tests.fixtures.acts import HANDLER
 from tests.fixtures.database import ClockedDatabase
-from tests.transitions.acts import HANDLER, begin, lifecycle, open_run, submit, trigger
 from tidewheel.scheduler.unhandled import Unhandled, UnhandledWatch
 from tidewheel.schemas.generated.records import LifecycleEvent
 
@@ -26,7 +26,7 @@ def waiting() -> float | None:
 
 def announced(database: ClockedDatabase) -> list[LifecycleEvent]:
     """The announcements on their way."""
-    return [event for event in lifecycle(database) if event.type == "io.tidewheel.job.no_executor.v1"]
+    return [event for event in database.lifecycle() if event.type == "io.tidewheel.job.no_executor.v1"]
 
 
 def executor(
@@ -41,8 +41,8 @@ def executor(
 
 
 def test_run_without_an_executor_for_its_handler_is_announced(still: ClockedDatabase) -> None:
-    submit(still, "mail", queue="reports")
-    run_id, *_ = [trigger(still, "mail") for _ in range(3)]
+    still.submit("mail", queue="reports")
+    run_id, *_ = [still.trigger("mail") for _ in range(3)]
     executor(still, handlers=[HANDLER])  # of another queue
     executor(still, queues=["reports"], handlers=["other"])
     assert check(still) == []  # due for a moment only
@@ -54,13 +54,13 @@ def test_run_without_an_executor_for_its_handler_is_announced(still: ClockedData
     assert (event.job_key, event.reason) == ("mail", f"no executor of queue 'reports' has the handler '{HANDLER}'")
     assert event.detail["runs"] == "3"
     assert event.detail["run_id"] == str(run_id)
-    run = open_run(still, run_id)
+    run = still.open_run(run_id)
     assert (run.state, run.attempt, run.failed_attempts) == ("queued", 0, 0)
 
 
 def test_queue_without_executors_is_announced_for_every_target(still: ClockedDatabase) -> None:
-    submit(still, "call", queue="web", target={"type": "http", "url": "https://example.org/"})
-    trigger(still, "call")
+    still.submit("call", queue="web", target={"type": "http", "url": "https://example.org/"})
+    still.trigger("call")
     still.advance(LATER)
     assert check(still) == [("web", "tidewheel.http", 1)]
     [event] = announced(still)
@@ -68,8 +68,8 @@ def test_queue_without_executors_is_announced_for_every_target(still: ClockedDat
 
 
 def test_announcement_is_repeated_after_ten_minutes(still: ClockedDatabase) -> None:
-    submit(still)
-    trigger(still)
+    still.submit()
+    still.trigger()
     still.advance(LATER)
     assert len(check(still)) == 1
     still.advance(timedelta(minutes=9))
@@ -82,8 +82,8 @@ def test_announcement_is_repeated_after_ten_minutes(still: ClockedDatabase) -> N
 
 @pytest.mark.parametrize("gone", ["stopping", "silent"])
 def test_stopping_executor_does_not_count(still: ClockedDatabase, gone: str) -> None:
-    submit(still)
-    trigger(still)
+    still.submit()
+    still.trigger()
     if gone == "silent":
         executor(still, handlers=[HANDLER])
         still.advance(timedelta(minutes=2))
@@ -94,8 +94,8 @@ def test_stopping_executor_does_not_count(still: ClockedDatabase, gone: str) -> 
 
 
 def test_live_executor_ends_announcements(still: ClockedDatabase) -> None:
-    submit(still)
-    trigger(still)
+    still.submit()
+    still.trigger()
     still.advance(LATER)
     assert len(check(still)) == 1
     executor(still, handlers=[HANDLER])
@@ -105,9 +105,9 @@ def test_live_executor_ends_announcements(still: ClockedDatabase) -> None:
 
 
 def test_owned_and_future_runs_are_not_announced(still: ClockedDatabase) -> None:
-    submit(still, overlap="allow_all")
-    begin(still, trigger(still))
-    trigger(still, delay="1h")
+    still.submit(overlap="allow_all")
+    still.begin(still.trigger())
+    still.trigger(delay="1h")
     still.advance(LATER)
     assert check(still) == []
 
@@ -117,8 +117,8 @@ def test_each_queue_lane_and_handler_is_found(still: ClockedDatabase) -> None:
     for queue in ("a", "b", "default"):
         for lane in ("critical", "standard", "batch"):
             handler = f"{queue}-{lane}"
-            submit(still, handler, queue=queue, lane=lane, target=handler)
-            trigger(still, handler)
+            still.submit(handler, queue=queue, lane=lane, target=handler)
+            still.trigger(handler)
             wanted.add((queue, handler, 1))
     still.advance(LATER)
     assert set(check(still)) == wanted

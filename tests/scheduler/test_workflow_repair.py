@@ -7,7 +7,6 @@ from uuid import UUID
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import active_run_of, trigger
 from tests.transitions.graphs import (
     DIAMOND,
     Chance,
@@ -47,7 +46,7 @@ def mended(database: Database, session: Session) -> int:
 def test_an_occurrence_goes_on_after_a_release_was_lost(database: Database, session: Session, failing: str) -> None:
     graph = {**DIAMOND, "repair": [("c", "failure")], "e": after("d")}
     put(database, graph, overlap="skip")
-    root = trigger(database, "a")
+    root = database.trigger("a")
 
     def decide(key: str) -> RunState:
         return RunState.FAILED if key == failing else RunState.SUCCEEDED
@@ -74,12 +73,12 @@ def test_an_occurrence_goes_on_after_a_release_was_lost(database: Database, sess
 
 def test_an_occurrence_ends_after_its_count_was_wrong(database: Database, session: Session) -> None:
     put(database, DIAMOND, overlap="skip")
-    root = trigger(database, "a")
+    root = database.trigger("a")
     end_and_drain(database)
     database.execute("UPDATE workflows SET pending = pending + 1")
     play(database)
     assert workflow(database, root) == ("open", 1, 0)
-    assert active_run_of(database, job_id("default", "a")) == root
+    assert database.active_run_of(job_id("default", "a")) == root
     assert mended(database, session) == 1
     assert workflow(database, root) == ("succeeded", 0, 0)
     assert_nothing_left(database)
@@ -97,7 +96,7 @@ def cancel_open(database: Database, state: str) -> None:
 def cancelled_while_blocked(database: Database) -> UUID:
     """Return a cancelled occurrence with pending cancels: all its runs but the blocked one have ended."""
     put(database, DIAMOND)
-    root = trigger(database, "a")
+    root = database.trigger("a")
     end_and_drain(database)
     end_and_drain(database, limit=1)
     assert changed(database, "cancel", root)
@@ -130,12 +129,12 @@ def test_a_release_of_an_ended_occurrence_counts_nothing(database: Database, ses
 
 def test_a_place_that_no_occurrence_holds_is_released(database: Database, session: Session) -> None:
     put(database, DIAMOND, overlap="buffer_all")
-    root = trigger(database, "a")
+    root = database.trigger("a")
     end_and_drain(database)
     database.execute("UPDATE workflows SET finished_at = tidewheel_now(), state = 'cancelled', pending = 0")
-    assert active_run_of(database, job_id("default", "a")) == root
+    assert database.active_run_of(job_id("default", "a")) == root
     assert mended(database, session) == 0
-    assert active_run_of(database, job_id("default", "a")) is None
+    assert database.active_run_of(job_id("default", "a")) is None
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -143,7 +142,7 @@ def test_no_step_of_an_occurrence_looks_stopped(database: Database, session: Ses
     draws = random.Random(seed)  # noqa: S311 - a test's draws
     put(database, {**DIAMOND, "e": after("d", "b"), "f": [("c", "always")]}, overlap="buffer_all")
     for _ in range(3):
-        trigger(database, "a")
+        database.trigger("a")
     outcomes = [RunState.SUCCEEDED, RunState.SUCCEEDED, RunState.FAILED]
     chance = Chance(draws)
     while end_some(database, lambda _: draws.choice(outcomes), chance, 2) + drain_some(database, chance, 2):

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from typing import LiteralString
 
+from tests.fixtures.acts import EXECUTOR, about, submission
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.system.history_model import END, START, Job, Model, Pause, Version, schedule_of
-from tests.transitions.acts import EXECUTOR, about, apply_batch, submission
-from tests.transitions.acts import end as finish_runs
 from tidewheel.ids import job_id
 from tidewheel.intake.lifecycle import release_jobs
 from tidewheel.runs import RunState
@@ -254,11 +253,11 @@ class History:
         for run, attempt in self.database.rows(_TO_END, {"states": [RunState.RUNNING, RunState.CANCELLING]}):
             if self.rng.random() < 0.4:
                 state = self.rng.choice((RunState.SUCCEEDED, RunState.FAILED))
-                finish_runs(self.database, RunEnd(run, attempt, state, EXECUTOR))
+                self.database.end(RunEnd(run, attempt, state, EXECUTOR))
 
     def _ask(self, document: dict[str, object]) -> Reply | None:
         """Ask; None when it is refused."""
-        [reply] = apply_batch(self.database, document)
+        [reply] = self.database.apply_batch(document)
         taken = reply.status is ReplyStatus.ACCEPTED
         self._count(f"{document['type']}{'' if taken else ' refused'}")
         self.log.append((self.now, f"{document} {reply.status}"))

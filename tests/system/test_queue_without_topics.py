@@ -4,7 +4,6 @@ import pytest
 from pydantic import SecretStr
 
 from tests.fixtures.services import Fleet, admin_of
-from tests.transitions.acts import submit
 from tidewheel.control.doctor.doctor import diagnose
 from tidewheel.control.reads.status import read_status
 from tidewheel.runs import Lane
@@ -27,7 +26,7 @@ def test_queue_without_topics_is_found_with_one_remedy(fleet: Fleet, monkeypatch
     """Its runs started a second late, by the sweep alone, and nothing said so."""
     services = fleet.start_all("scheduler", "relay", "executor")
     fleet.wait_started()
-    submit(fleet.database, "often", schedule="@every 1s", target="note")
+    fleet.database.submit("often", schedule="@every 1s", target="note")
     ended = "SELECT count(*) FROM finished_runs WHERE claimed_from <> 'sweep'"
     fleet.until(lambda: fleet.database.value(ended), "a message brings a run")
     admin = admin_of(fleet.kafka)

@@ -8,23 +8,9 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import ending
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import (
-    apply_batch,
-    begin,
-    begun,
-    dead_letters,
-    end,
-    ending,
-    job_runs,
-    lifecycle,
-    messages,
-    requests,
-    requeue,
-    submit,
-    trigger,
-)
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.values import format_timestamp
@@ -38,17 +24,17 @@ from tidewheel.transitions.finished import RunEnd
 
 @pytest.fixture
 def fragile(clocked: ClockedDatabase) -> ClockedDatabase:
-    submit(clocked, schedule="@every 1h", overlap="allow_all", pause_on_failure=3)
+    clocked.submit(schedule="@every 1h", overlap="allow_all", pause_on_failure=3)
     return clocked
 
 
 def finish(database: ClockedDatabase, *states: RunState) -> None:
     for state in states:
-        end(database, ending(begun(database), state, error_type="E"))
+        database.end(ending(database.begun(), state, error_type="E"))
 
 
 def sent_requests(database: ClockedDatabase) -> list[Request]:
-    return messages(database, database.installation.topics.requests, Request)
+    return database.messages(database.installation.topics.requests, Request)
 
 
 def test_consecutive_failures_request_one_pause(fragile: ClockedDatabase) -> None:
@@ -70,9 +56,9 @@ def test_success_resets_consecutive_failures(fragile: ClockedDatabase) -> None:
 
 
 def test_failures_in_one_batch_count_in_order(fragile: ClockedDatabase) -> None:
-    attempts = [begun(fragile) for _ in range(4)]
+    attempts = [fragile.begun() for _ in range(4)]
     states = [RunState.FAILED, RunState.SUCCEEDED, RunState.FAILED, RunState.FAILED]
-    end(fragile, *(ending(one, state, error_type="E") for one, state in zip(attempts, states, strict=True)))
+    fragile.end(*(ending(one, state, error_type="E") for one, state in zip(attempts, states, strict=True)))
     assert fragile.value("SELECT consecutive_failures FROM jobs") == 2
 
 
@@ -85,8 +71,8 @@ def test_pause_request_pauses_the_job_and_resume_resets_the_count(fragile: Clock
             [reply] = apply_requests(connection, fragile.installation, [ReceivedRequest(parsed)])
         assert reply.status == "accepted"
     assert fragile.rows("SELECT paused, pause_reason FROM jobs") == [(True, request.reason)]
-    assert [event.reason for event in lifecycle(fragile) if event.type.endswith("job.paused.v1")] == [request.reason]
-    apply_batch(fragile, {"type": "job.resume", "key": "job"})
+    assert [event.reason for event in fragile.lifecycle() if event.type.endswith("job.paused.v1")] == [request.reason]
+    fragile.apply_batch({"type": "job.resume", "key": "job"})
     assert fragile.value("SELECT consecutive_failures FROM jobs") == 0
     fragile.advance(timedelta(seconds=1))
     finish(fragile, RunState.FAILED, RunState.FAILED)
@@ -94,7 +80,7 @@ def test_pause_request_pauses_the_job_and_resume_resets_the_count(fragile: Clock
 
 
 def test_job_without_pause_on_failure_counts_nothing(clocked: ClockedDatabase) -> None:
-    submit(clocked, overlap="allow_all")
+    clocked.submit(overlap="allow_all")
     finish(clocked, RunState.FAILED)
     assert clocked.value("SELECT consecutive_failures FROM jobs") == 0
 
@@ -111,11 +97,11 @@ def test_late_pause_request_does_not_pause_an_edited_job(fragile: ClockedDatabas
     finish(fragile, *[RunState.FAILED] * 3)
     [request] = sent_requests(fragile)
     if mended == "resume":
-        apply_batch(fragile, {"type": "job.pause", "key": "job"}, {"type": "job.resume", "key": "job"})
+        fragile.apply_batch({"type": "job.pause", "key": "job"}, {"type": "job.resume", "key": "job"})
     elif mended == "edit":
-        submit(fragile, schedule="@every 2h", overlap="allow_all", pause_on_failure=3)
+        fragile.submit(schedule="@every 2h", overlap="allow_all", pause_on_failure=3)
     else:
-        submit(fragile, schedule="@every 1h", overlap="allow_all")
+        fragile.submit(schedule="@every 1h", overlap="allow_all")
         fragile.execute("UPDATE jobs SET consecutive_failures = 3")
     assert apply(fragile, request).unchanged
     assert not fragile.value("SELECT paused FROM jobs")
@@ -125,7 +111,7 @@ def test_pause_of_an_operator_is_not_changed(fragile: ClockedDatabase) -> None:
     finish(fragile, *[RunState.FAILED] * 3)
     [request] = sent_requests(fragile)
     until = fragile.now() + timedelta(hours=1)
-    apply_batch(fragile, {"type": "job.pause", "key": "job", "until": until.isoformat()})
+    fragile.apply_batch({"type": "job.pause", "key": "job", "until": until.isoformat()})
     assert apply(fragile, request).unchanged
     assert fragile.value("SELECT paused_until FROM jobs") == until
 
@@ -134,14 +120,14 @@ def test_expired_pause_resets_the_count(fragile: ClockedDatabase) -> None:
     fragile.stop_clock()
     finish(fragile, *[RunState.FAILED] * 2)
     until = fragile.now() + timedelta(minutes=1)
-    apply_batch(fragile, {"type": "job.pause", "key": "job", "until": until.isoformat()})
+    fragile.apply_batch({"type": "job.pause", "key": "job", "until": until.isoformat()})
     fragile.advance(timedelta(minutes=1))
     fire_due(fragile)
     assert fragile.rows("SELECT paused, consecutive_failures FROM jobs") == [(False, 0)]
 
 
 def test_pause_request_is_json_where_events_are_json(fragile: ClockedDatabase) -> None:
-    attempts = [begun(fragile) for _ in range(3)]
+    attempts = [fragile.begun() for _ in range(3)]
     installation = replace(fragile.installation, content_type="application/json")
     with fragile.transaction() as connection:
         finish_runs(connection, installation, [ending(one, RunState.FAILED, error_type="E") for one in attempts])
@@ -155,21 +141,21 @@ def test_pause_request_is_json_where_events_are_json(fragile: ClockedDatabase) -
 @pytest.fixture
 def watched(clocked: ClockedDatabase) -> ClockedDatabase:
     clocked.stop_clock()
-    submit(clocked, on_failure="alert", retry={"max_attempts": 1})
-    submit(clocked, "alert", labels={"team": "ops"})
+    clocked.submit(on_failure="alert", retry={"max_attempts": 1})
+    clocked.submit("alert", labels={"team": "ops"})
     return clocked
 
 
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.TIMED_OUT])
 def test_final_failure_triggers_the_on_failure_job_once(watched: ClockedDatabase, state: RunState) -> None:
-    started = begun(watched)
-    end(watched, ending(started, state, reason="start_to_close", error_type="E", error_message="it broke"))
+    started = watched.begun()
+    watched.end(ending(started, state, reason="start_to_close", error_type="E", error_message="it broke"))
     [request] = sent_requests(watched)
     replies = [apply(watched, request) for _ in range(2)]  # a repeat, as Kafka may bring it
     assert len({reply.run_id for reply in replies}) == 1
-    [run] = job_runs(watched)
+    [run] = watched.job_runs()
     assert str(run.run_id) == replies[0].run_id
-    [message] = [each for each in requests(watched) if each.run_id == str(run.run_id)]
+    [message] = [each for each in watched.requests() if each.run_id == str(run.run_id)]
     assert message.labels == {"tidewheel.on_failure_of": str(started.run_id)}
     assert json.loads(message.payload or b"") == {
         "run_id": str(started.run_id),
@@ -184,14 +170,14 @@ def test_final_failure_triggers_the_on_failure_job_once(watched: ClockedDatabase
 
 
 def test_repeated_end_after_a_rollback_triggers_the_same_run(watched: ClockedDatabase) -> None:
-    started = begun(watched)
+    started = watched.begun()
     failure = ending(started, RunState.FAILED, error_type="E")
     with contextlib.suppress(ConnectionError), watched.transaction() as connection:
         finish_runs(connection, watched.installation, [failure])
         raise ConnectionError
     assert sent_requests(watched) == []
-    end(watched, failure)
-    end(watched, failure)
+    watched.end(failure)
+    watched.end(failure)
     [request] = sent_requests(watched)
     assert request.request_id == f"on-failure/{started.run_id}"
 
@@ -199,32 +185,32 @@ def test_repeated_end_after_a_rollback_triggers_the_same_run(watched: ClockedDat
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.CANCELLED, RunState.SKIPPED])
 def test_other_ends_trigger_no_on_failure_job(watched: ClockedDatabase, state: RunState) -> None:
     if state is RunState.SUCCEEDED:
-        end(watched, ending(begun(watched), state))
+        watched.end(ending(watched.begun(), state))
     else:
-        end(watched, RunEnd(trigger(watched), 0, state))
+        watched.end(RunEnd(watched.trigger(), 0, state))
     assert sent_requests(watched) == []
 
 
 def test_retried_failure_triggers_no_on_failure_job(watched: ClockedDatabase) -> None:
-    requeue(watched, begun(watched), AttemptOutcome.FAILED)
+    watched.requeue(watched.begun(), AttemptOutcome.FAILED)
     assert sent_requests(watched) == []
 
 
 @pytest.mark.parametrize("target", ["alert", "job"])
 def test_on_failure_jobs_do_not_trigger_each_other_in_a_circle(watched: ClockedDatabase, target: str) -> None:
     """The job that watches fails too, and names itself, or the one that it watches."""
-    submit(watched, "alert", on_failure=target)
-    end(watched, ending(begun(watched), RunState.FAILED))
+    watched.submit("alert", on_failure=target)
+    watched.end(ending(watched.begun(), RunState.FAILED))
     [request] = sent_requests(watched)
     reply = apply(watched, request)
-    end(watched, ending(begin(watched, UUID(reply.run_id)), RunState.FAILED))
+    watched.end(ending(watched.begin(UUID(reply.run_id)), RunState.FAILED))
     assert sent_requests(watched) == [request]
-    assert len(dead_letters(watched)) == 2
+    assert len(watched.dead_letters()) == 2
 
 
 def test_missing_on_failure_job_is_refused_and_harms_no_run(watched: ClockedDatabase) -> None:
-    apply_batch(watched, {"type": "job.delete", "key": "alert"})
-    end(watched, ending(begun(watched), RunState.FAILED))
+    watched.apply_batch({"type": "job.delete", "key": "alert"})
+    watched.end(ending(watched.begun(), RunState.FAILED))
     [request] = sent_requests(watched)
     reply = apply(watched, request)
     assert (reply.status, reply.code) == ("rejected", "unknown_job")
@@ -232,7 +218,7 @@ def test_missing_on_failure_job_is_refused_and_harms_no_run(watched: ClockedData
 
 def test_on_failure_request_is_json_where_events_are_json(watched: ClockedDatabase) -> None:
     in_json = replace(watched.installation, content_type="application/json", encode_event=encode_json)
-    started = begun(watched, traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
+    started = watched.begun(traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
     with watched.transaction() as connection:
         finish_runs(connection, in_json, [ending(started, RunState.FAILED, error_message="né")])
     [(value,)] = watched.rows("SELECT value FROM outbox WHERE topic = %s", [watched.installation.topics.requests])

@@ -5,21 +5,8 @@ from uuid import uuid4
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, about
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import (
-    EXECUTOR,
-    about,
-    apply_batch,
-    begin,
-    claim,
-    job_runs,
-    open_run,
-    requested_claim,
-    requeue,
-    submit,
-    succeed,
-    trigger,
-)
 from tidewheel.runs import AttemptOutcome
 from tidewheel.transitions.claim import Claim, Claimed, claim_runs, read_claims
 
@@ -30,8 +17,8 @@ def claimed(database: Database, *claims: Claim) -> Claimed:
 
 
 def test_two_executors_one_run_one_winner(database: Database) -> None:
-    submit(database)
-    wanted = requested_claim(database, trigger(database))
+    database.submit()
+    wanted = database.requested_claim(database.trigger())
     first, second = database.connection(), database.connection()
     ours = claim_runs(first, database.installation, [wanted], executor_id=uuid4())
     # The row is locked and not yet committed: the other one passes it over instead of waiting.
@@ -40,15 +27,15 @@ def test_two_executors_one_run_one_winner(database: Database) -> None:
     assert claim_runs(second, database.installation, [wanted], executor_id=uuid4()).started == []
     second.commit()
     assert [started.attempt for started in ours.started] == [1]
-    assert open_run(database, wanted.run_id).attempt == 1
+    assert database.open_run(wanted.run_id).attempt == 1
 
 
 def test_claim_records_executor_and_message(database: Database) -> None:
-    submit(database)
-    run_id = trigger(database)
-    before = open_run(database, run_id)
+    database.submit()
+    run_id = database.trigger()
+    before = database.open_run(run_id)
     [started] = claimed(database, Claim(run_id, 1, 1, "t.runs.standard/3/17@1700000000000")).started
-    run = open_run(database, run_id)
+    run = database.open_run(run_id)
     assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts) == ("running", 1, 0, 0)
     assert (run.executor_id, run.claimed_from) == (EXECUTOR, "t.runs.standard/3/17@1700000000000")
     assert started.started_at == run.started_at
@@ -67,20 +54,20 @@ def test_claim_records_executor_and_message(database: Database) -> None:
     ],
 )
 def test_mismatched_claim_is_lost(database: Database, wrong: dict[str, int]) -> None:
-    submit(database)
-    run_id = trigger(database)
-    refused = claimed(database, requested_claim(database, run_id)._replace(**wrong))
+    database.submit()
+    run_id = database.trigger()
+    refused = claimed(database, database.requested_claim(run_id)._replace(**wrong))
     assert (refused.started, refused.overlaps.skipped) == ([], set())
-    assert open_run(database, run_id).state == "queued"
-    assert len(claim(database, run_id).started) == 1
+    assert database.open_run(run_id).state == "queued"
+    assert len(database.claim(run_id).started) == 1
 
 
 def test_message_after_an_edit_claims_its_own_version(database: Database) -> None:
     """A trigger keeps the version that was current when it was accepted, even after an edit."""
-    submit(database)
-    run_id = trigger(database)
-    assert submit(database, labels={"team": "billing"}).job_version == 2
-    stale = requested_claim(database, run_id)
+    database.submit()
+    run_id = database.trigger()
+    assert database.submit(labels={"team": "billing"}).job_version == 2
+    stale = database.requested_claim(run_id)
     assert stale.job_version == 1
     assert claimed(database, stale._replace(job_version=2)).started == []
     assert len(claimed(database, stale).started) == 1
@@ -88,74 +75,74 @@ def test_message_after_an_edit_claims_its_own_version(database: Database) -> Non
 
 def test_no_run_is_claimed_before_publish_at_of_the_database_clock(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
-    submit(clocked)
-    run_id = trigger(clocked, delay="10s")
+    clocked.submit()
+    run_id = clocked.trigger(delay="10s")
     clocked.advance(timedelta(seconds=10) - timedelta(microseconds=1))
-    assert claim(clocked, run_id).started == []
+    assert clocked.claim(run_id).started == []
     clocked.advance(timedelta(microseconds=1))
-    [started] = claim(clocked, run_id).started
+    [started] = clocked.claim(run_id).started
     assert started.started_at == started.publish_at
 
 
 def test_redelivered_message_claims_nothing(database: Database) -> None:
-    submit(database)
-    wanted = requested_claim(database, trigger(database))
+    database.submit()
+    wanted = database.requested_claim(database.trigger())
     [started] = claimed(database, wanted).started
     assert claimed(database, wanted).started == []
     assert claimed(database, wanted._replace(attempt=2)).started == []
-    succeed(database, started)
+    database.succeed(started)
     assert claimed(database, wanted).started == []
 
 
 def test_duplicate_messages_in_a_batch_are_one_claim(database: Database) -> None:
-    submit(database)
-    wanted = requested_claim(database, trigger(database))
+    database.submit()
+    wanted = database.requested_claim(database.trigger())
     assert len(claimed(database, wanted, wanted).started) == 1
 
 
 def test_attempt_number_is_never_issued_twice(database: Database) -> None:
-    submit(database)
-    run_id = trigger(database)
+    database.submit()
+    run_id = database.trigger()
     for number, outcome in enumerate([o for o in AttemptOutcome if o.value in {"failed", "lost", "released"}], 1):
-        started = begin(database, run_id)
+        started = database.begin(run_id)
         assert started.attempt == number
-        requeue(database, started, outcome)
-    assert open_run(database, run_id).attempt == 3
+        database.requeue(started, outcome)
+    assert database.open_run(run_id).attempt == 3
 
 
 def test_committed_claims_are_read_back_after_a_lost_commit(database: Database) -> None:
-    submit(database)
-    ours, others, unclaimed = (requested_claim(database, trigger(database)) for _ in range(3))
+    database.submit()
+    ours, others, unclaimed = (database.requested_claim(database.trigger()) for _ in range(3))
     someone = uuid4()
     [started] = claimed(database, ours).started
     with database.transaction() as connection:
         claim_runs(connection, database.installation, [others], executor_id=someone)
     with database.transaction() as connection:
         assert read_claims(connection, [ours, others, unclaimed], executor_id=EXECUTOR) == [started]
-    requeue(database, started, AttemptOutcome.RELEASED)
+    database.requeue(started, AttemptOutcome.RELEASED)
     with database.transaction() as connection:
         assert read_claims(connection, [ours], executor_id=EXECUTOR) == []
 
 
 def test_rolled_back_claim_leaves_the_run_claimable(database: Database) -> None:
-    submit(database)
-    wanted = requested_claim(database, trigger(database))
+    database.submit()
+    wanted = database.requested_claim(database.trigger())
     connection = database.connection()
     assert len(claim_runs(connection, database.installation, [wanted], executor_id=EXECUTOR).started) == 1
     connection.rollback()
-    assert open_run(database, wanted.run_id).attempt == 0
+    assert database.open_run(wanted.run_id).attempt == 0
     assert len(claimed(database, wanted).started) == 1
 
 
 def test_cancelled_run_is_not_claimed(database: Database) -> None:
-    submit(database)
-    wanted = requested_claim(database, trigger(database))
-    apply_batch(database, {"type": "run.cancel", "run_id": str(wanted.run_id)})
+    database.submit()
+    wanted = database.requested_claim(database.trigger())
+    database.apply_batch({"type": "run.cancel", "run_id": str(wanted.run_id)})
     assert claimed(database, wanted).started == []
-    assert job_runs(database) == []
+    assert database.job_runs() == []
 
 
 def test_triggered_run_of_a_paused_job_is_claimed(database: Database) -> None:
-    submit(database)
-    apply_batch(database, about("job.pause"))
-    assert len(claim(database, trigger(database)).started) == 1
+    database.submit()
+    database.apply_batch(about("job.pause"))
+    assert len(database.claim(database.trigger()).started) == 1

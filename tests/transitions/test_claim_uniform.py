@@ -6,20 +6,8 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import (
-    EXECUTOR,
-    claim,
-    completions,
-    end,
-    ending,
-    final_state,
-    open_run,
-    requested_claim,
-    requests,
-    submit,
-    trigger,
-)
 from tests.transitions.overlapping import JOB, make, waiting
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.postgres.pg_binary import uuids
@@ -38,7 +26,7 @@ PATIENT = f"{UNIFORM} -c lock_timeout=10s"
 @pytest.fixture
 def job(database: Database) -> Database:
     """A database with one job; its runs have policies of their own."""
-    submit(database)
+    database.submit()
     return database
 
 
@@ -53,7 +41,7 @@ def patient(database: Database) -> Conn:
 
 
 def wanted(database: Database, *runs: UUID) -> list[Claim]:
-    return [requested_claim(database, run) for run in runs]
+    return [database.requested_claim(run) for run in runs]
 
 
 def mark(connection: Conn, run: UUID) -> None:
@@ -71,7 +59,7 @@ def decide(database: Database, connection: Conn, claim: Claim) -> Claimed:
 
 def success_of(database: Database, *started: Started) -> list[RunEnd]:
     """The ends of attempts that succeeded, with their messages, as an executor has them."""
-    messages = {UUID(request.run_id): request for request in requests(database)}
+    messages = {UUID(request.run_id): request for request in database.requests()}
     return [ending(each, RunState.SUCCEEDED, request=messages[each.run_id]) for each in started]
 
 
@@ -79,17 +67,17 @@ def test_run_that_meets_no_other_starts_without_an_active_run(job: Database) -> 
     run = make(job, Overlap.SKIP)
     [started] = start(job, *wanted(job, run))
     assert (started.run_id, started.attempt, started.claimed_from) == (run, 1, "test/0/0@0")
-    assert (open_run(job, run).claimed_from, waiting(job)) == (None, None)
-    end(job, ending(started, RunState.SUCCEEDED, claimed_from=started.claimed_from))
+    assert (job.open_run(run).claimed_from, waiting(job)) == (None, None)
+    job.end(ending(started, RunState.SUCCEEDED, claimed_from=started.claimed_from))
     assert job.value("SELECT claimed_from FROM finished_runs") == "test/0/0@0"
 
 
 def test_claims_of_several_versions_and_attempts_start_together(job: Database) -> None:
-    submit(job, "other", overlap="allow_all")
-    submit(job, "other", overlap="allow_all", labels={"edited": "yes"})
-    first, second, third = make(job, Overlap.ALLOW_ALL), trigger(job, "other"), make(job, Overlap.ALLOW_ALL)
+    job.submit("other", overlap="allow_all")
+    job.submit("other", overlap="allow_all", labels={"edited": "yes"})
+    first, second, third = make(job, Overlap.ALLOW_ALL), job.trigger("other"), make(job, Overlap.ALLOW_ALL)
     job.execute("UPDATE job_runs SET attempt = 3, failed_attempts = 2, state = 'retrying' WHERE run_id = %s", [third])
-    stale = requested_claim(job, first)._replace(job_version=2)
+    stale = job.requested_claim(first)._replace(job_version=2)
     assert start(job, stale) == []
     found = {
         each.run_id: (each.attempt, each.failed_attempts) for each in start(job, *wanted(job, first, second, third))
@@ -100,8 +88,8 @@ def test_claims_of_several_versions_and_attempts_start_together(job: Database) -
 def test_runs_of_one_job_that_have_come_are_left_to_a_decision(job: Database) -> None:
     older, newer = make(job, Overlap.SKIP), make(job, Overlap.SKIP)
     assert start(job, *wanted(job, older, newer)) == start(job, *wanted(job, newer)) == []
-    assert [each.run_id for each in claim(job, older, newer).started] == [older]
-    assert final_state(job, newer) == ("skipped", "overlap")
+    assert [each.run_id for each in job.claim(older, newer).started] == [older]
+    assert job.final_state(newer) == ("skipped", "overlap")
 
 
 def test_runs_written_ahead_do_not_meet(job: Database) -> None:
@@ -124,14 +112,14 @@ def test_started_run_becomes_active_when_another_meets_it(job: Database) -> None
     [first] = start(job, *wanted(job, make(job, Overlap.SKIP)))
     second, third = make(job, Overlap.BUFFER_ALL), make(job, Overlap.SKIP)
     assert start(job, *wanted(job, second)) == []
-    assert claim(job, second).overlaps.buffered == {second}
-    assert claim(job, third).overlaps.skipped == {third}
+    assert job.claim(second).overlaps.buffered == {second}
+    assert job.claim(third).overlaps.skipped == {third}
     assert job.rows("SELECT run_id, has_waiters FROM active_runs") == [(first.run_id, True)]
-    end(job, ending(first, RunState.SUCCEEDED))
+    job.end(ending(first, RunState.SUCCEEDED))
     assert job.rows("SELECT run_id, has_waiters FROM active_runs") == [(second, False)]
     assert start(job, *wanted(job, second)) == [], "it is the active run: a decision starts it"
-    [promoted] = claim(job, second).started
-    end(job, ending(promoted, RunState.SUCCEEDED))
+    [promoted] = job.claim(second).started
+    job.end(ending(promoted, RunState.SUCCEEDED))
     assert waiting(job) is None
 
 
@@ -139,7 +127,7 @@ def test_retried_run_stays_active(job: Database) -> None:
     [first] = start(job, *wanted(job, make(job, Overlap.SKIP)))
     job.execute("UPDATE job_runs SET state = 'retrying', executor_id = NULL, publish_at = 'infinity'")
     second = make(job, Overlap.SKIP)
-    assert claim(job, second).overlaps.skipped == {second}
+    assert job.claim(second).overlaps.skipped == {second}
     assert job.rows("SELECT run_id FROM active_runs WHERE job_id = %s", [JOB]) == [(first.run_id,)]
 
 
@@ -155,7 +143,7 @@ def test_claim_that_waits_for_a_decision_starts_nothing(job: Database) -> None:
     deciding.commit()
     assert held.result(30) == []
     claiming.rollback()
-    assert open_run(job, first).attempt == 0
+    assert job.open_run(first).attempt == 0
 
 
 def test_decision_waits_for_a_claim_under_way_and_sees_its_run(job: Database) -> None:
@@ -169,7 +157,7 @@ def test_decision_waits_for_a_claim_under_way_and_sees_its_run(job: Database) ->
     claiming.commit()
     marked.result(30)
     assert decide(job, deciding, claimed).overlaps.skipped == {second}
-    assert open_run(job, started.run_id).attempt == 1
+    assert job.open_run(started.run_id).attempt == 1
 
 
 def test_run_behind_a_claim_that_takes_long_is_left(job: Database) -> None:
@@ -177,10 +165,10 @@ def test_run_behind_a_claim_that_takes_long_is_left(job: Database) -> None:
     claiming = patient(job)
     claim_uniform(claiming, wanted(job, first), executor_id=EXECUTOR)
     second = make(job, Overlap.SKIP)
-    left = claim(job, second)
+    left = job.claim(second)
     assert (left.started, left.overlaps.undecided, waiting(job)) == ([], {second}, None)
     claiming.commit()
-    assert claim(job, second).overlaps.skipped == {second}
+    assert job.claim(second).overlaps.skipped == {second}
 
 
 @pytest.mark.parametrize("policy", [Overlap.SKIP, Overlap.BUFFER_ALL])
@@ -190,10 +178,10 @@ def test_started_run_in_a_long_transaction_is_the_holder(job: Database, policy: 
     holder = job.connection()
     holder.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
     second = make(job, policy)
-    decided = claim(job, second)
+    decided = job.claim(second)
     assert decided.overlaps.skipped | decided.overlaps.buffered == {second}
     holder.rollback()
-    end(job, ending(first, RunState.SUCCEEDED))
+    job.end(ending(first, RunState.SUCCEEDED))
     ActiveRunRepair(job.session(), job.installation).step()
     found = job.rows("SELECT run_id FROM active_runs")
     assert found == ([(second,)] if policy is Overlap.BUFFER_ALL else [])
@@ -214,7 +202,7 @@ def test_open_cancellation_leaves_all_claims_to_a_decision(job: Database) -> Non
     run = make(job, Overlap.ALLOW_ALL)
     job.execute("INSERT INTO cancellations (tenant, queue, created_before) VALUES ('default', 'elsewhere', now())")
     assert start(job, *wanted(job, run)) == []
-    assert len(claim(job, run).started) == 1
+    assert len(job.claim(run).started) == 1
 
 
 def test_end_in_one_statement_leaves_cancelled_and_foreign_runs_to_the_other(job: Database) -> None:
@@ -231,7 +219,7 @@ def test_end_in_one_statement_leaves_cancelled_and_foreign_runs_to_the_other(job
     assert (done.superseded, done.busy) == ({runs[2]}, set())
     # Rows of two statements, whose instants differ.
     ends_of_rows = dict(job.rows("SELECT run_id, finished_at FROM finished_runs"))
-    assert {UUID(event.run_id): event.finished_at for event in completions(job)} == ends_of_rows
+    assert {UUID(event.run_id): event.finished_at for event in job.completions()} == ends_of_rows
     assert len(set(ends_of_rows.values())) == 2
 
 
@@ -240,7 +228,7 @@ def test_started_run_counts_although_the_clock_went_back(job: Database) -> None:
     second = make(job, Overlap.SKIP)
     job.execute("UPDATE job_runs SET scheduled_at = now() + interval '4 s' WHERE run_id = %s", [first.run_id])
     assert start(job, *wanted(job, second)) == []
-    assert claim(job, second).overlaps.skipped == {second}
+    assert job.claim(second).overlaps.skipped == {second}
 
 
 def test_end_waits_for_a_decision_and_promotes_the_run_that_it_buffers(job: Database) -> None:
@@ -260,7 +248,7 @@ def test_end_waits_for_a_decision_and_promotes_the_run_that_it_buffers(job: Data
     assert ended.result(30).states == {first.run_id: RunState.SUCCEEDED}
     ending_one.commit()
     assert job.rows("SELECT run_id, has_waiters FROM active_runs") == [(second, False)]
-    assert open_run(job, second).state == RunState.QUEUED
+    assert job.open_run(second).state == RunState.QUEUED
 
 
 def test_decision_waits_for_an_end_under_way_and_starts_the_newcomer(job: Database) -> None:

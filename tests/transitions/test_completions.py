@@ -5,8 +5,8 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, begin, begun, completions, end, ending, submit, trigger
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
@@ -28,15 +28,14 @@ def headers(database: Database) -> dict[str, dict[bytes, bytes]]:
 
 
 def test_each_completion_of_a_batch_has_its_own_headers(database: Database) -> None:
-    submit(database, retry={"max_attempts": 1})
-    plain, second, failed = begun(database), begun(database), begun(database)
-    traced = begin(database, trigger(database, traceparent=TRACE))
-    end(
-        database,
+    database.submit(retry={"max_attempts": 1})
+    plain, second, failed = database.begun(), database.begun(), database.begun()
+    traced = database.begin(database.trigger(traceparent=TRACE))
+    database.end(
         *(ending(one, RunState.SUCCEEDED) for one in (plain, second, traced)),
         ending(failed, RunState.FAILED, error_type="E"),
     )
-    events = {event.run_id: event for event in completions(database)}
+    events = {event.run_id: event for event in database.completions()}
     for run_id, told in headers(database).items():
         event = events[run_id]
         expected = {
@@ -55,8 +54,8 @@ def test_each_completion_of_a_batch_has_its_own_headers(database: Database) -> N
 
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED])
 def test_json_completion_holds_the_same_fields(database: Database, state: RunState) -> None:
-    submit(database, labels={"team": "billing"}, retry={"max_attempts": 1})
-    started = begun(database)
+    database.submit(labels={"team": "billing"}, retry={"max_attempts": 1})
+    started = database.begun()
     in_json = replace(database.installation, content_type="application/json", encode_event=encode_json)
     with database.transaction() as connection:
         finish_runs(connection, in_json, [ending(started, state, result=b"1", error_type="E", reason="so")])
@@ -71,10 +70,10 @@ def test_json_completion_holds_the_same_fields(database: Database, state: RunSta
 
 
 def test_completions_name_the_executor_of_each_run(database: Database) -> None:
-    submit(database)
-    held, waiting = begun(database), trigger(database)
-    end(database, ending(held, RunState.SUCCEEDED), RunEnd(waiting, 0, RunState.CANCELLED, reason="asked"))
-    told = {event.run_id: (event.executor_id, event.started_at, event.reason) for event in completions(database)}
+    database.submit()
+    held, waiting = database.begun(), database.trigger()
+    database.end(ending(held, RunState.SUCCEEDED), RunEnd(waiting, 0, RunState.CANCELLED, reason="asked"))
+    told = {event.run_id: (event.executor_id, event.started_at, event.reason) for event in database.completions()}
     assert told == {
         str(held.run_id): (str(EXECUTOR), held.started_at, None),
         str(waiting): (None, None, "asked"),
@@ -83,13 +82,13 @@ def test_completions_name_the_executor_of_each_run(database: Database) -> None:
 
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED])
 def test_completion_names_the_request_that_created_its_run(database: Database, state: RunState) -> None:
-    submit(database)
+    database.submit()
     origin = RequestOrigin(topic="tidewheel.requests", partition=3, offset=7)
     wanted = parse_request({"type": "job.trigger", "key": "job", "request_id": "r-1"})
     with database.transaction() as connection:
         [reply] = apply_requests(connection, database.installation, [ReceivedRequest(wanted, origin)])
-    end(database, ending(begin(database, UUID(reply.run_id)), state))
-    own = begun(database)
-    end(database, ending(own, state))
-    found = {event.run_id: (event.request_id, event.origin) for event in completions(database)}
+    database.end(ending(database.begin(UUID(reply.run_id)), state))
+    own = database.begun()
+    database.end(ending(own, state))
+    found = {event.run_id: (event.request_id, event.origin) for event in database.completions()}
     assert found == {reply.run_id: ("r-1", origin), str(own.run_id): (None, None)}

@@ -9,8 +9,8 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from tests.fixtures.acts import EXECUTOR, HANDLER, ending
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, HANDLER, begin, ending, job_runs, requests, submit, succeed
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import JobId, job_id, run_id
 from tidewheel.outbox import slice_lane_of, slice_of
@@ -24,7 +24,7 @@ JOB = job_id("default", "job")
 
 @pytest.fixture
 def now(database: Database) -> datetime:
-    submit(database)
+    database.submit()
     return database.now()
 
 
@@ -61,9 +61,9 @@ def test_run_and_message_agree(database: Database, now: datetime) -> None:
     assert write(database, run, now=now) == {run.run_id}
     [row] = database.rows("SELECT run_id, job_id, cause, scheduled_at, state, attempt, created_at FROM runs")
     assert row == (run.run_id, JOB, "timer", at, "queued", 0, now)
-    [opened] = job_runs(database)
+    [opened] = database.job_runs()
     assert (opened.run_id, opened.state, opened.publish_at) == (run.run_id, "queued", at)
-    [message] = requests(database)
+    [message] = database.requests()
     assert (message.run_id, message.attempt, message.job_version) == (str(run.run_id), 1, 1)
     assert (message.scheduled_at, message.publish_at, message.definition) == (at, at, run.definition)
     [(key, publish_at, slice_lane)] = database.rows(
@@ -79,7 +79,7 @@ def test_duplicate_occurrence_is_refused_as_a_whole(database: Database, now: dat
     write(database, first, now=now)
     with pytest.raises(psycopg.errors.UniqueViolation):
         write(database, second, first, now=now)
-    assert [run.run_id for run in job_runs(database)] == [first.run_id]
+    assert [run.run_id for run in database.job_runs()] == [first.run_id]
 
 
 def test_repeats_creates_only_new_runs(database: Database, now: datetime) -> None:
@@ -87,7 +87,7 @@ def test_repeats_creates_only_new_runs(database: Database, now: datetime) -> Non
     write(database, first, now=now)
     assert write(database, first, second, second, now=now, repeats=True) == {second.run_id}
     assert write(database, first, second, now=now, repeats=True) == set()
-    assert len(job_runs(database)) == len(requests(database)) == database.count("runs") == 2
+    assert len(database.job_runs()) == len(database.requests()) == database.count("runs") == 2
 
 
 def test_second_concurrent_writer_of_an_occurrence_creates_nothing(database: Database, now: datetime) -> None:
@@ -99,31 +99,31 @@ def test_second_concurrent_writer_of_an_occurrence_creates_nothing(database: Dat
     first.commit()
     assert waiting.result(30) == set()
     second.commit()
-    assert len(job_runs(database)) == len(requests(database)) == 1
+    assert len(database.job_runs()) == len(database.requests()) == 1
 
 
 def test_run_that_has_finished_is_not_created_again(database: Database, now: datetime) -> None:
     finished, new = (new_run(database, now - timedelta(seconds=n)) for n in (2, 1))
     finished = finished._replace(inputs=RunInputs(payload=b"1"))
     write(database, finished, now=now)
-    succeed(database, begin(database, finished.run_id))
+    database.succeed(database.begin(finished.run_id))
     assert write(database, finished, new, now=now, repeats=True) == {new.run_id}
     assert write(database, finished, new, now=now, repeats=True) == set()
-    assert [run.run_id for run in job_runs(database)] == [new.run_id]
-    assert (len(requests(database)), database.count("run_inputs"), database.count("finished_runs")) == (2, 1, 1)
+    assert [run.run_id for run in database.job_runs()] == [new.run_id]
+    assert (len(database.requests()), database.count("run_inputs"), database.count("finished_runs")) == (2, 1, 1)
 
 
 def test_repeat_of_an_open_run_does_not_wait_for_its_end(database: Database, now: datetime) -> None:
     """A client's own transaction may end it and stay open for minutes."""
     run = new_run(database, now)
     write(database, run, now=now)
-    started = begin(database, run.run_id)
+    started = database.begin(run.run_id)
     ending_it, repeating = database.connection(), database.connection()
     finish_runs(ending_it, database.installation, [ending(started, RunState.SUCCEEDED)])
     assert create_runs(repeating, database.installation, [run], now=now, repeats=True) == set()
     ending_it.commit()
     repeating.commit()
-    assert (job_runs(database), len(requests(database)), database.count("finished_runs")) == ([], 1, 1)
+    assert (database.job_runs(), len(database.requests()), database.count("finished_runs")) == ([], 1, 1)
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
@@ -143,9 +143,9 @@ def test_repeat_that_waits_for_the_end_of_its_run_creates_no_second_one(
     new = [other] if outcome == "commit" else [run, other]
     assert waiting.result(30) == {each.run_id for each in new}
     second.commit()
-    assert {each.run_id for each in job_runs(database)} == {each.run_id for each in new}
-    assert len(requests(database)) == database.count("run_inputs") == 2
-    assert [message.run_id for message in requests(database)].count(str(run.run_id)) == 1
+    assert {each.run_id for each in database.job_runs()} == {each.run_id for each in new}
+    assert len(database.requests()) == database.count("run_inputs") == 2
+    assert [message.run_id for message in database.requests()].count(str(run.run_id)) == 1
     assert database.count("finished_runs") == (outcome == "commit")
 
 
@@ -157,7 +157,7 @@ def test_run_inputs_are_stored_and_sent(database: Database, now: datetime) -> No
         "  FROM run_inputs AS i JOIN runs USING (run_id)"
     )
     assert row == (b"\x00", "application/octet-stream", {"a": "b"}, "r", now)
-    [message] = requests(database)
+    [message] = database.requests()
     assert (message.payload, message.labels) == (b"\x00", {"a": "b"})
 
 

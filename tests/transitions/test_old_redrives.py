@@ -9,7 +9,6 @@ import pytest
 
 from tests.control.client.test_dead_letters import fail, redriven, work_off
 from tests.fixtures.database import Database
-from tests.transitions.acts import job_runs, submit
 from tidewheel.control.client.client import Client
 from tidewheel.postgres.session import Session
 from tidewheel.scheduler.work_loop import WorkLoop, do_batch
@@ -38,7 +37,7 @@ SHOWN = "SELECT state, redriven_count, after_id > 0, finished_at IS NOT NULL FRO
 
 @pytest.fixture
 def client(database: Database) -> Iterator[Client]:
-    submit(database, "job")
+    database.submit("job")
     with Client(database.url) as made:
         yield made
 
@@ -73,7 +72,7 @@ def test_adopted_redrive_goes_on_after_the_letters_that_old_schedulers_redrove(
     assert set(redriven(database)) == {first, *rest}
     work_off(database)
     assert client.works.get(redrive_id).done_count == 3, "it counts what both have done"
-    assert len(job_runs(database)) == 3
+    assert len(database.job_runs()) == 3
 
 
 def test_new_redrive_is_continued_by_old_schedulers_and_again_by_new_ones(client: Client, database: Database) -> None:

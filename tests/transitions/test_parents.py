@@ -4,8 +4,8 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.acts import EXECUTOR
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, apply_batch, trigger
 from tests.transitions.graphs import DIAMOND, after, changed, drain_some, never, play, put
 from tidewheel.errors import UnknownRun
 from tidewheel.runs import RunState
@@ -57,7 +57,7 @@ def test_results_are_left_out_above_64_kib_together_and_read_one_by_one(
     left_out: bool,  # noqa: FBT001
 ) -> None:
     put(database, DIAMOND)
-    trigger(database, "a")
+    database.trigger("a")
     give(database, {"a": b"1"})
     give(database, {"b": result, "c": b"345"})
     found = parents(database, run_of(database, "d"))
@@ -72,7 +72,7 @@ def test_results_are_left_out_above_64_kib_together_and_read_one_by_one(
 
 def test_blocked_child_has_parents_that_have_not_run_yet(database: Database) -> None:
     put(database, {"a": [], "b": after("a"), "c": [("a", "always"), ("b", "always")]})
-    trigger(database, "a")
+    database.trigger("a")
     give(database, {"a": b"7"})
     found = parents(database, run_of(database, "c"))
     assert (found["a"].result, found["b"].status) == (b"7", "queued")
@@ -82,7 +82,7 @@ def test_blocked_child_has_parents_that_have_not_run_yet(database: Database) -> 
 
 def test_result_whose_day_is_dropped_is_expired_and_no_error(database: Database) -> None:
     put(database, {"a": [], "b": after("a")})
-    trigger(database, "a")
+    database.trigger("a")
     give(database, {"a": b"7"})
     child = run_of(database, "b")
     at = database.value("SELECT started_at FROM finished_runs")
@@ -108,18 +108,18 @@ def test_result_whose_day_is_dropped_is_expired_and_no_error(database: Database)
 
 def test_generations_and_retries_see_the_runs_before_them(database: Database) -> None:
     put(database, {"a": [], "b": after("a")})
-    root = trigger(database, "a")
+    root = database.trigger("a")
     give(database, {"a": b"1"})
     first = run_of(database, "b")
     play(database, lambda _: RunState.FAILED)
-    apply_batch(database, {"type": "run.retry", "run_id": str(first)})
+    database.apply_batch({"type": "run.retry", "run_id": str(first)})
     retry = run_of(database, "b")
     assert retry != first
     assert changed(database, "resume", root)
     second = run_of(database, "b")
     for child in (first, retry, second):
         assert (parents(database, child)["a"].run_id, parents(database, child)["a"].result) == (root, b"1")
-    alone = trigger(database, "b")
+    alone = database.trigger("b")
     assert parents(database, alone) == {}
     assert parents(database, root) == {}
     with database.transaction() as connection, pytest.raises(UnknownRun):

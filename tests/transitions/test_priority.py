@@ -6,9 +6,9 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from tests.fixtures.acts import submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import apply_batch, begin, claim, open_run, requeue, submission, submit, succeed, trigger
 from tidewheel.control.client.enqueue import enqueue
 from tidewheel.errors import Refused
 from tidewheel.runs import AttemptOutcome, RunState
@@ -24,25 +24,25 @@ def priorities(database: Database, run_id: UUID) -> list[object]:
 
 
 def test_run_has_its_jobs_priority_or_its_triggers(database: Database) -> None:
-    submit(database, "plain")
-    submit(database, priority=2)
-    assert priorities(database, trigger(database, "plain")) == [5, 5]
-    assert priorities(database, trigger(database)) == [2, 2]
-    assert priorities(database, trigger(database, priority=0)) == [0, 0]
+    database.submit("plain")
+    database.submit(priority=2)
+    assert priorities(database, database.trigger("plain")) == [5, 5]
+    assert priorities(database, database.trigger()) == [2, 2]
+    assert priorities(database, database.trigger(priority=0)) == [0, 0]
     with psycopg.connect(database.url) as own:
         run = enqueue(own, "job", priority=9)
     assert priorities(database, run) == [9, 9]
 
 
 def test_next_attempt_keeps_the_priority(database: Database) -> None:
-    submit(database, priority=8, retry={"max_attempts": 3})
-    run = trigger(database)
-    requeue(database, begin(database, run), AttemptOutcome.FAILED)
+    database.submit(priority=8, retry={"max_attempts": 3})
+    run = database.trigger()
+    database.requeue(database.begin(run), AttemptOutcome.FAILED)
     assert priorities(database, run) == [8, 8, 8]
 
 
 def test_occurrence_has_its_jobs_priority(clocked: ClockedDatabase) -> None:
-    submit(clocked, schedule={"interval": "1h"}, priority=7)
+    clocked.submit(schedule={"interval": "1h"}, priority=7)
     clocked.advance(timedelta(hours=1))
     fire_due(clocked)
     [(run,)] = clocked.rows("SELECT run_id FROM job_runs")
@@ -52,32 +52,32 @@ def test_occurrence_has_its_jobs_priority(clocked: ClockedDatabase) -> None:
 @pytest.mark.parametrize("priority", [-1, 10, "high", True, 1.5])
 def test_other_values_are_refused(database: Database, priority: object) -> None:
     with pytest.raises(Refused, match=r"job\.priority.*write 0 to 9: 9 goes first"):
-        apply_batch(database, submission(priority=priority))
+        database.apply_batch(submission(priority=priority))
     with pytest.raises(Refused, match=r"priority.*write 0 to 9: 9 goes first"):
-        apply_batch(database, {"type": "job.trigger", "key": "job", "priority": priority})
+        database.apply_batch({"type": "job.trigger", "key": "job", "priority": priority})
 
 
 def test_higher_priority_gets_the_next_place_of_a_key(database: Database) -> None:
-    submit(database, concurrency_key="acme", priority=0)
-    first = begin(database, trigger(database))
-    low, high = trigger(database), trigger(database, priority=9)
-    claim(database, low, high)
-    assert {open_run(database, run).state for run in (low, high)} == {RunState.BUFFERED}
-    succeed(database, first)
-    assert [open_run(database, run).state for run in (low, high)] == [RunState.BUFFERED, RunState.QUEUED]
+    database.submit(concurrency_key="acme", priority=0)
+    first = database.begin(database.trigger())
+    low, high = database.trigger(), database.trigger(priority=9)
+    database.claim(low, high)
+    assert {database.open_run(run).state for run in (low, high)} == {RunState.BUFFERED}
+    database.succeed(first)
+    assert [database.open_run(run).state for run in (low, high)] == [RunState.BUFFERED, RunState.QUEUED]
     assert priorities(database, high) == [9, 9, 9]
-    succeed(database, begin(database, high))
-    assert open_run(database, low).state == RunState.QUEUED
+    database.succeed(database.begin(high))
+    assert database.open_run(low).state == RunState.QUEUED
 
 
 def test_waiting_run_ages(clocked: ClockedDatabase) -> None:
     """A run of priority 0 goes before one of priority 9 that is due more than 270 s later."""
-    submit(clocked, concurrency_key="acme", priority=0)
-    first = begin(clocked, trigger(clocked))
-    low = trigger(clocked)
-    claim(clocked, low)
+    clocked.submit(concurrency_key="acme", priority=0)
+    first = clocked.begin(clocked.trigger())
+    low = clocked.trigger()
+    clocked.claim(low)
     clocked.advance(timedelta(seconds=271))
-    high = trigger(clocked, priority=9)
-    claim(clocked, high)
-    succeed(clocked, first)
-    assert [open_run(clocked, run).state for run in (low, high)] == [RunState.QUEUED, RunState.BUFFERED]
+    high = clocked.trigger(priority=9)
+    clocked.claim(high)
+    clocked.succeed(first)
+    assert [clocked.open_run(run).state for run in (low, high)] == [RunState.QUEUED, RunState.BUFFERED]

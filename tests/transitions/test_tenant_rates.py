@@ -8,18 +8,8 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from tests.fixtures.acts import ending, submission
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import (
-    apply_batch,
-    apply_batch_within,
-    begun,
-    end,
-    ending,
-    job_runs,
-    requests,
-    submission,
-    submit,
-)
 from tests.transitions.graphs import end_and_drain
 from tests.transitions.test_rate_ring import most_in
 from tidewheel.control.client.client import Client
@@ -43,7 +33,7 @@ class _Run(NamedTuple):
 @pytest.fixture
 def rated(clocked: ClockedDatabase) -> ClockedDatabase:
     clocked.stop_clock()
-    submit(clocked)
+    clocked.submit()
     return clocked
 
 
@@ -54,7 +44,7 @@ def limit(database: ClockedDatabase, rate: float | None) -> None:
 
 
 def flood(database: ClockedDatabase, runs: int) -> None:
-    replies = apply_batch(database, *[TRIGGER] * runs)
+    replies = database.apply_batch(*[TRIGGER] * runs)
     assert {reply.status for reply in replies} == {"accepted"}
 
 
@@ -69,13 +59,13 @@ def test_flood_is_delayed_and_held_and_none_is_lost(rated: ClockedDatabase) -> N
         rated.advance(timedelta(seconds=1))
         duties.pace()
     assert rated.value(HELD) == 0
-    due = [run.publish_at for run in job_runs(rated)]
+    due = [run.publish_at for run in rated.job_runs()]
     assert len(due) == 300
     assert max(due[:100]) <= min(due[100:200])
     assert max(due[100:200]) <= min(due[200:])
     assert most_in(timedelta(seconds=1), due) <= 20
     assert most_in(timedelta(seconds=10), due) <= 110
-    assert len(requests(rated)) == 300
+    assert len(rated.requests()) == 300
 
 
 def test_edit_during_a_backlog_applies_and_a_lifted_rate_queues_all(rated: ClockedDatabase) -> None:
@@ -93,7 +83,7 @@ def test_edit_during_a_backlog_applies_and_a_lifted_rate_queues_all(rated: Clock
     duties.pace()
     assert rated.value(HELD) == 0
     assert rated.count("tenant_rates") == 0
-    assert len(requests(rated)) == 300
+    assert len(rated.requests()) == 300
 
 
 def test_runs_under_the_rate_and_of_tenants_without_one_leave_at_once(rated: ClockedDatabase) -> None:
@@ -101,8 +91,8 @@ def test_runs_under_the_rate_and_of_tenants_without_one_leave_at_once(rated: Clo
     assert rated.count("tenant_rates") == 0
     limit(rated, 10)
     flood(rated, 5)
-    assert len({run.publish_at for run in job_runs(rated)}) == 1
-    apply_batch(rated, TRIGGER | {"delay": "1h"})
+    assert len({run.publish_at for run in rated.job_runs()}) == 1
+    rated.apply_batch(TRIGGER | {"delay": "1h"})
     assert rated.value(HELD) == 1
     flood(rated, 1)
     assert rated.value(HELD) == 1
@@ -110,7 +100,7 @@ def test_runs_under_the_rate_and_of_tenants_without_one_leave_at_once(rated: Clo
     assert duties.pace() == (0, False)
     rated.advance(timedelta(minutes=59, seconds=59))
     assert duties.pace() == (1, False)
-    [late] = [run for run in job_runs(rated) if run.publish_at > job_runs(rated)[0].publish_at]
+    [late] = [run for run in rated.job_runs() if run.publish_at > rated.job_runs()[0].publish_at]
     assert late.publish_at == late.scheduled_at
 
 
@@ -119,7 +109,7 @@ def test_held_run_can_be_cancelled(rated: ClockedDatabase) -> None:
     flood(rated, 30)
     [(run,)] = rated.rows("SELECT run_id FROM job_runs WHERE waits_for IS NOT NULL LIMIT 1")
     held = rated.value(HELD)
-    apply_batch(rated, {"type": "run.cancel", "run_id": str(run)})
+    rated.apply_batch({"type": "run.cancel", "run_id": str(run)})
     assert rated.value(HELD) == held - 1
 
 
@@ -141,13 +131,13 @@ def test_run_held_by_an_open_transaction_survives_a_lifted_rate(rated: ClockedDa
     duties = KeyDuties(rated.session(), rated.installation)
     with connect(rated.url, "second") as second:
         with second.transaction():
-            apply_batch_within(second, rated, *[TRIGGER] * 30)
+            rated.apply_batch_within(second, *[TRIGGER] * 30)
             limit(rated, None)
             duties.pace()
         assert rated.value(HELD) == 19
     duties.pace()
     assert rated.value(HELD) == 0
-    assert len(requests(rated)) == 30
+    assert len(rated.requests()) == 30
     assert rated.count("tenant_rates") == 0
 
 
@@ -155,7 +145,7 @@ def test_newcomers_stay_behind_runs_that_an_open_transaction_holds(rated: Clocke
     limit(rated, 1)
     duties = KeyDuties(rated.session(), rated.installation)
     with connect(rated.url, "second") as second, second.transaction():
-        apply_batch_within(second, rated, *[TRIGGER] * 30)
+        rated.apply_batch_within(second, *[TRIGGER] * 30)
         rated.advance(timedelta(seconds=20))
         duties.pace()
         flood(rated, 1)
@@ -168,17 +158,17 @@ def test_newcomers_stay_behind_runs_that_an_open_transaction_holds(rated: Clocke
 
 
 def test_held_run_keeps_its_own_time(rated: ClockedDatabase) -> None:
-    failed = begun(rated)
-    end(rated, ending(failed, RunState.FAILED))
+    failed = rated.begun()
+    rated.end(ending(failed, RunState.FAILED))
     limit(rated, 1)
     retried_at = rated.advance(timedelta(seconds=1))
-    apply_batch(rated, {"type": "run.retry", "run_id": str(failed.run_id), "delay": "1h"})
+    rated.apply_batch({"type": "run.retry", "run_id": str(failed.run_id), "delay": "1h"})
     duties = KeyDuties(rated.session(), rated.installation)
     assert rated.value(HELD) == 1
     assert duties.pace() == (0, False)
     rated.advance(timedelta(minutes=59, seconds=59))
     assert duties.pace() == (1, False)
-    [run] = job_runs(rated)
+    [run] = rated.job_runs()
     assert run.publish_at == retried_at + timedelta(hours=1)
 
 
@@ -201,28 +191,28 @@ def test_locked_places_stop_runs_of_limited_tenants_only_and_not_for_long(rated:
     with Client(rated.url) as client:
         client.tenants.create("limited", triggers_per_second=1)
     limited = {"tenant": "limited"}
-    apply_batch(rated, submission() | limited)
-    apply_batch(rated, TRIGGER | limited)
+    rated.apply_batch(submission() | limited)
+    rated.apply_batch(TRIGGER | limited)
     with connect(rated.url, "second") as second, second.transaction():
         second.execute("SELECT FROM tenant_rates FOR UPDATE")
         with pytest.raises(RowsLocked):
-            apply_batch(rated, TRIGGER | limited)
+            rated.apply_batch(TRIGGER | limited)
         flood(rated, 1)
-    apply_batch(rated, TRIGGER | limited)
-    assert len(requests(rated)) == 3
+    rated.apply_batch(TRIGGER | limited)
+    assert len(rated.requests()) == 3
 
 
 def test_unblocked_runs_take_places(rated: ClockedDatabase) -> None:
     children: list[dict[str, object]] = [{"ref": str(n), "key": "job", "after": ["root"]} for n in range(30)]
-    apply_batch(rated, {"type": "batch.submit", "runs": [{"ref": "root", "key": "job"}, *children]})
+    rated.apply_batch({"type": "batch.submit", "runs": [{"ref": "root", "key": "job"}, *children]})
     limit(rated, 1)
     end_and_drain(rated)
     assert rated.value(HELD) == 19
-    assert len(requests(rated)) == 1 + 11
+    assert len(rated.requests()) == 1 + 11
     duties = KeyDuties(rated.session(), rated.installation)
     for _ in range(30):
         rated.advance(timedelta(seconds=1))
         duties.pace()
-    due = sorted(run.publish_at for run in job_runs(rated))
-    assert len(requests(rated)) == 31
+    due = sorted(run.publish_at for run in rated.job_runs())
+    assert len(rated.requests()) == 31
     assert due[-1] - due[0] >= timedelta(seconds=28)

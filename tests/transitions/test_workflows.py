@@ -8,19 +8,10 @@ from datetime import timedelta
 
 import pytest
 
+from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import (
-    about,
-    apply_batch,
-    apply_batch_within,
-    final_state,
-    lifecycle,
-    requests,
-    submission,
-    trigger,
-)
 from tests.transitions.graphs import (
     DIAMOND,
     Chance,
@@ -48,7 +39,7 @@ _ENDED = "SELECT count(*) FROM workflows WHERE finished_at IS NOT NULL"
 
 def test_a_diamond_runs_each_job_once_after_its_parents(database: Database) -> None:
     put(database, DIAMOND)
-    root = trigger(database, "a")
+    root = database.trigger("a")
     play(database)
     assert states(database, root) == dict.fromkeys("abcd", "succeeded")
     assert workflow(database, root) == ("succeeded", 0, 0)
@@ -58,9 +49,9 @@ def test_a_diamond_runs_each_job_once_after_its_parents(database: Database) -> N
     )
     assert next(iter(starts)) == "a"
     assert list(starts)[-1] == "d"
-    [event] = [event for event in lifecycle(database) if event.type == "io.tidewheel.workflow.finished.v1"]
+    [event] = [event for event in database.lifecycle() if event.type == "io.tidewheel.workflow.finished.v1"]
     assert (event.job_key, event.detail["state"], event.detail["root_run_id"]) == ("a", "succeeded", str(root))
-    [message] = [one for one in requests(database) if one.job_id == str(job_id("default", "d"))]
+    [message] = [one for one in database.requests() if one.job_id == str(job_id("default", "d"))]
     scheduled_at = database.rows("SELECT scheduled_at FROM finished_runs WHERE run_id = %s", [root])[0][0]
     assert message.run_id == str(child_run_id(job_id("default", "d"), scheduled_at, root, 0))
     assert (message.cause, message.scheduled_at) == ("workflow", scheduled_at)
@@ -71,10 +62,10 @@ def test_children_are_in_the_trace_of_their_root(database: Database) -> None:
     put(database, DIAMOND)
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     for given, stored in ({"traceparent": trace}, 4), ({}, 0):
-        trigger(database, "a", **given)
+        database.trigger("a", **given)
         play(database)
         assert database.rows("SELECT count(*) FROM run_inputs WHERE traceparent IS NOT NULL") == [(stored,)]
-        sent = {(one.run_id, one.traceparent) for one in requests(database)}
+        sent = {(one.run_id, one.traceparent) for one in database.requests()}
         assert [one for _, one in sent] == [given.get("traceparent")] * 4
         database.execute("DELETE FROM outbox")
         database.execute("DELETE FROM run_inputs")
@@ -99,20 +90,20 @@ def test_conditions_decide_down_the_branches(
     end = [("c", "always"), ("repair", "always")]
     graph = {"a": [], "b": after("a"), "c": after("b"), "repair": [("b", "failure")], "end": end}
     put(database, graph)
-    root = trigger(database, "a")
+    root = database.trigger("a")
     play(database, lambda key: RunState.FAILED if key == failing else RunState.SUCCEEDED)
     assert states(database, root) == expected
     assert workflow(database, root)[0] == state
     assert_nothing_left(database)
     if failing == "b":
         [(run,)] = database.rows("SELECT run_id FROM runs JOIN jobs USING (job_id) WHERE key = 'c'")
-        assert final_state(database, run) == ("skipped", "parents")
+        assert database.final_state(run) == ("skipped", "parents")
 
 
 def test_a_root_without_a_begun_run_opens_no_occurrence(database: Database) -> None:
     put(database, DIAMOND)
-    run = trigger(database, "a", delay="1h")
-    apply_batch(database, {"type": "run.cancel", "run_id": str(run)})
+    run = database.trigger("a", delay="1h")
+    database.apply_batch({"type": "run.cancel", "run_id": str(run)})
     play(database)
     assert database.count("workflows") == 0
     assert_nothing_left(database)
@@ -120,16 +111,16 @@ def test_a_root_without_a_begun_run_opens_no_occurrence(database: Database) -> N
 
 def test_a_child_that_is_triggered_or_retried_runs_alone(database: Database) -> None:
     put(database, DIAMOND)
-    alone = trigger(database, "b")
+    alone = database.trigger("b")
     play(database)
-    root = trigger(database, "a")
+    root = database.trigger("a")
     play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
     failed = child_run_id(job_id("default", "b"), scheduled_at(database, root), root, 0)
-    apply_batch(database, {"type": "run.retry", "run_id": str(failed)})
+    database.apply_batch({"type": "run.retry", "run_id": str(failed)})
     play(database)
     assert states(database, root) == {"a": "succeeded", "b": "failed", "c": "succeeded", "d": "skipped"}
     assert database.count("workflows") == 1
-    assert final_state(database, alone) == ("succeeded", None)
+    assert database.final_state(alone) == ("succeeded", None)
     assert_nothing_left(database)
 
 
@@ -137,12 +128,12 @@ def test_an_occurrence_has_the_edges_and_versions_of_its_instant(clocked: Clocke
     clocked.stop_clock()
     put(clocked, {"a": [], "b": after("a"), "c": after("a")})
     clocked.advance(timedelta(seconds=1))
-    before = trigger(clocked, "a")
+    before = clocked.trigger("a")
     clocked.advance(timedelta(seconds=1))
     put(clocked, {"a": [], "b": after("a"), "c": after("b")}, payload=2)
-    at = trigger(clocked, "a")  # the instant of the edit: the former edges
+    at = clocked.trigger("a")  # the instant of the edit: the former edges
     clocked.advance(timedelta(seconds=1))
-    later = trigger(clocked, "a")
+    later = clocked.trigger("a")
     play(clocked, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
     assert [states(clocked, root)["c"] for root in (before, at, later)] == ["succeeded", "succeeded", "skipped"]
     assert_nothing_left(clocked)
@@ -153,8 +144,8 @@ def test_a_drain_leaves_a_tenant_whose_graph_changes_to_a_later_one(database: Da
     put(database, DIAMOND)
     with database.transaction() as editing:
         edit = submission("d", schedule={"after": [{"job": "b"}]})
-        assert apply_batch_within(editing, database, edit)[0].status is ReplyStatus.ACCEPTED
-        root = trigger(database, "a")
+        assert database.apply_batch_within(editing, edit)[0].status is ReplyStatus.ACCEPTED
+        root = database.trigger("a")
         end_and_drain(database)
         assert states(database, root) == {"a": "succeeded"}
         assert database.count("releases") == 1
@@ -170,7 +161,7 @@ def test_the_graph_of_an_occurrence_that_was_moved_ahead_is_that_of_its_start(cl
     put(clocked, DIAMOND, schedule="@every 1h")
     [(at,)] = clocked.rows("SELECT scheduled_at FROM timers")
     to = clocked.now() + timedelta(seconds=1)
-    assert apply_batch(clocked, about("job.move", "a", at=at.isoformat(), to=to.isoformat()))[0].status == "accepted"
+    assert clocked.apply_batch(about("job.move", "a", at=at.isoformat(), to=to.isoformat()))[0].status == "accepted"
     clocked.advance(timedelta(seconds=2))
     fire_due(clocked)
     end_and_drain(clocked)
@@ -187,7 +178,7 @@ def test_the_graph_of_an_occurrence_that_was_moved_ahead_is_that_of_its_start(cl
 def test_a_drain_gives_each_release_its_part_of_the_limit(database: Database) -> None:
     put(database, {"a": []} | {f"m{number}": after("a") for number in range(10)})
     for _ in range(3):
-        trigger(database, "a")
+        database.trigger("a")
     chance = never()
     end_some(database, lambda _: RunState.SUCCEEDED, chance)
     drain_some(database, chance, children=7)
@@ -201,9 +192,9 @@ def test_a_drain_gives_each_release_its_part_of_the_limit(database: Database) ->
 
 def test_a_run_written_ahead_of_the_first_child_releases_it(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
-    apply_batch(clocked, submission("a", schedule="@every 10s", overlap="allow_all"))
+    clocked.apply_batch(submission("a", schedule="@every 10s", overlap="allow_all"))
     clocked.advance(timedelta(seconds=8))
-    delayed = trigger(clocked, "a", delay="1m")
+    delayed = clocked.trigger("a", delay="1m")
     fire_due(clocked, lookahead=timedelta(seconds=5))
     put(clocked, {"a": [], "b": after("a")}, schedule="@every 10s", overlap="allow_all")
     clocked.advance(timedelta(seconds=62))
@@ -218,8 +209,8 @@ def test_a_run_written_ahead_of_the_first_child_releases_it(clocked: ClockedData
 
 def test_paused_and_deleted_children_are_skipped_with_the_reason(database: Database) -> None:
     put(database, {"a": [], "b": after("a"), "c": after("a"), "d": after("a")})
-    root = trigger(database, "a")
-    apply_batch(database, {"type": "job.pause", "key": "b"}, {"type": "job.delete", "key": "c"})
+    root = database.trigger("a")
+    database.apply_batch({"type": "job.pause", "key": "b"}, {"type": "job.delete", "key": "c"})
     play(database)
     reasons = dict(database.rows("SELECT j.key, r.reason FROM finished_runs r JOIN jobs j USING (job_id)"))
     assert reasons == {"a": None, "b": "paused", "c": "deleted", "d": None}
@@ -229,14 +220,14 @@ def test_paused_and_deleted_children_are_skipped_with_the_reason(database: Datab
 
 def test_a_blocked_run_that_is_cancelled_counts_as_ended(database: Database) -> None:
     put(database, {**DIAMOND, "e": [("d", "always")]})
-    root = trigger(database, "a")
+    root = database.trigger("a")
     chance = never()
     end_some(database, lambda _: RunState.SUCCEEDED, chance)
     drain_some(database, chance)
     end_some(database, lambda _: RunState.SUCCEEDED, chance, limit=1)
     drain_some(database, chance)
     [(blocked,)] = database.rows("SELECT run_id FROM job_runs WHERE state = 'blocked'")
-    [reply] = apply_batch(database, {"type": "run.cancel", "run_id": str(blocked)})
+    [reply] = database.apply_batch({"type": "run.cancel", "run_id": str(blocked)})
     assert reply.run_status == "blocked"
     play(database)
     assert states(database, root) == dict.fromkeys("abce", "succeeded") | {"d": "cancelled"}
@@ -250,7 +241,7 @@ def test_a_blocked_run_that_is_cancelled_counts_as_ended(database: Database) -> 
 def test_a_fan_out_of_a_thousand_and_back_in(database: Database) -> None:
     middle = [f"m-{number}" for number in range(1000)]
     put(database, {"a": []} | {key: after("a") for key in middle} | {"end": after(*middle)})
-    root = trigger(database, "a")
+    root = database.trigger("a")
     play(database)
     assert Counter(states(database, root).values()) == {"succeeded": 1002}
     assert workflow(database, root) == ("succeeded", 0, 0)
@@ -273,7 +264,7 @@ def test_random_graphs_end_as_a_model_says_under_rollbacks(database: Database, s
     outcome = {key: draws.choice([RunState.SUCCEEDED] * 3 + [RunState.FAILED]) for key in graph}
     outcome["n0"] = RunState.SUCCEEDED
     put(database, graph)
-    roots = [trigger(database, "n0") for _ in range(5)]
+    roots = [database.trigger("n0") for _ in range(5)]
     over, errors = threading.Event(), list[BaseException]()
 
     def repeat(step: Callable[[Chance], int], number: int) -> None:
