@@ -1,6 +1,8 @@
-"""Completions and triggers on asynchronous connections, without foreign statements in between."""
+"""Completions on asynchronous connections, and in processes that die at any statement."""
 
 import asyncio
+import multiprocessing
+import signal
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 
@@ -8,7 +10,16 @@ import psycopg
 import pytest
 from psycopg.rows import TupleRow
 
-from tests.executor.own_transactions import EFFECT, MAKE_EFFECTS, completion, effects, one_or_none
+from tests.executor.own_transactions import (
+    EFFECT,
+    MAKE_EFFECTS,
+    completion,
+    die_at,
+    effects,
+    one_or_none,
+    wait_gone,
+    work,
+)
 from tests.executor.running import hold_row
 from tests.fixtures.database import Database, Template
 from tests.fixtures.services import until
@@ -17,6 +28,7 @@ from tidewheel.errors import AttemptOver, InvalidInput, Refused
 from tidewheel.postgres.caller_connection import use_async_connection
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome
+from tidewheel.transitions.deferred_effects import apply_deferred_effects
 
 Own = psycopg.AsyncConnection[TupleRow]
 
@@ -151,3 +163,41 @@ async def test_wrong_kind_of_connection_is_refused_with_the_right_call(shop: Dat
             enqueue(own, "job")  # type: ignore[arg-type]  # which is what is tested
         with psycopg.connect(shop.url) as sync, pytest.raises(InvalidInput, match="call the one without _async"):
             await use_async_connection(sync, never)  # type: ignore[arg-type]
+
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_MAX_STEPS = 100
+_PATIENCE_SECONDS = 60
+
+
+@pytest.mark.slow
+def test_crash_between_any_two_statements_leaves_one_effect(fresh_database: Database) -> None:
+    """The job may not overlap, so that the completion writes all there is to write."""
+    shop = fresh_database
+    shop.execute(MAKE_EFFECTS)
+    shop.submit(schedule="@every 1h", overlap="buffer_all", pause_on_failure=5)
+    ends: list[bool] = []
+    for step in range(1, _MAX_STEPS):
+        shop.execute("TRUNCATE outbox")
+        started = shop.begun()
+        doomed = _PROCESSES.Process(target=die_at, args=(step, shop.url, shop.installation, started))
+        doomed.start()
+        doomed.join(_PATIENCE_SECONDS)
+        assert doomed.exitcode in {0, -signal.SIGKILL}
+        wait_gone(shop)
+        ends.append(one_or_none(shop, started.run_id))
+        if not ends[-1]:
+            # What the reaper does; the next attempt is the one that counts.
+            shop.requeue(started, AttemptOutcome.LOST)
+            with psycopg.connect(shop.url) as again:
+                work(again, completion(shop, shop.begin(started.run_id)))
+        assert effects(shop, started.run_id) == 1
+        with shop.transaction() as connection:
+            assert apply_deferred_effects(connection, shop.installation) == 1
+        assert shop.count("active_runs") == shop.count("job_runs") == 0
+        if doomed.exitcode == 0:
+            break
+    # Everything up to COMMIT leaves nothing, everything after it all.
+    assert ends == sorted(ends)
+    assert ends.count(True) >= 2
+    assert ends.count(False) > 20

@@ -2,11 +2,12 @@
 
 import pytest
 
-from tests.fixtures.database import Database
+from tests.fixtures.database import ClockedDatabase
+from tests.intake.minutes import MINUTELY
 
 
 @pytest.fixture
-def with_job(database: Database) -> Database:
-    """Return a database with the job that `submit` creates by default."""
-    database.submit()
-    return database
+def minutely(still: ClockedDatabase) -> ClockedDatabase:
+    """A job that fires each minute and may overlap; the clock is stopped."""
+    still.submit(**MINUTELY)
+    return still

@@ -12,13 +12,6 @@ SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 MINUTELY = {"schedule": "@every 1m", "overlap": "allow_all"}
 
 
-def start_minutely(database: ClockedDatabase) -> ClockedDatabase:
-    """Submit it, and stop the clock."""
-    database.stop_clock()
-    database.submit(**MINUTELY)
-    return database
-
-
 def minute(database: ClockedDatabase, number: float) -> datetime:
     """So many minutes after the job's first acceptance: for whole ones, an occurrence."""
     return database.value("SELECT created_at FROM jobs ORDER BY created_at LIMIT 1") + number * MINUTE

@@ -1,22 +1,24 @@
-"""max_runs and bounds count from the first acceptance; jitter changes no run id."""
+"""Bounds of requests: every value within them is applied or refused under its path."""
 
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from tests.fixtures.acts import about, submission
-from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.bounds import BOUNDS
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
+from tests.tidewheel.jobs.test_bounds import PLACES, outcome
+from tidewheel.intake.breaker import RequestBreaker
+from tidewheel.intake.request import reply_row
 from tidewheel.jobs.parsing import RequestRefused
-from tidewheel.schemas.generated.records import Reply
+from tidewheel.postgres.faults import MAX_ALIKE
+from tidewheel.schemas.codec import encode, encode_json
+from tidewheel.schemas.generated.records import Reply, ReplyError, ReplyStatus, RequestOrigin, RequestType
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
-
-
-@pytest.fixture
-def still(clocked: ClockedDatabase) -> ClockedDatabase:
-    clocked.stop_clock()
-    return clocked
 
 
 def refused(database: ClockedDatabase, **job: object) -> list[tuple[str, str]]:
@@ -128,3 +130,88 @@ def test_if_version_guards_an_edit(still: ClockedDatabase) -> None:
     assert change(0, schedule="@every 2h") == ("rejected", "version_conflict")
     assert change(1, schedule="@every 2h") == ("accepted", None)
     assert change(1, schedule="@every 3h") == ("rejected", "version_conflict")
+
+
+_BATCH = 200
+
+
+def accepted(root: str) -> Iterator[dict[str, Any]]:
+    """Yield the documents of a request that its reader accepts."""
+    for place in PLACES:
+        for value in BOUNDS if place.root == root else ():
+            document = place.holding(value)
+            if not isinstance(outcome(document), tuple):
+                yield document
+
+
+def test_job_whose_runs_wait_in_an_ordering_key_gets_a_concurrency_key(with_job: Database) -> None:
+    """Found by the values below: the edit failed its whole batch in the database."""
+    for _ in range(2):
+        with_job.trigger(ordering_key="customer")
+    assert with_job.submit(concurrency_key={"key": "acme", "at_once": 2}).job_version == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("root", sorted({place.root for place in PLACES}))
+def test_accepted_value_at_any_bound_is_applied_or_rejected_under_its_path(database: Database, root: str) -> None:
+    for key in ("parent", "job"):
+        database.submit(key)
+    documents = list(accepted(root))
+    for start in range(0, len(documents), _BATCH):
+        verify(database, documents[start : start + _BATCH])
+
+
+def verify(database: Database, batch: Sequence[dict[str, Any]]) -> None:
+    for document, reply in zip(batch, database.apply_batch(*batch), strict=True):
+        if reply.status is not ReplyStatus.ACCEPTED:
+            assert all(error.problem and error.remedy for error in reply.errors), (document, reply)
+            assert reply.errors, document
+
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+ACCEPTED: dict[str, Any] = {"type": RequestType.JOB_SUBMIT, "tenant": "default", "status": ReplyStatus.ACCEPTED}
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"request_id": 'r-"1"\\é\u2028', "key": "a\tb", "job_id": "j", "job_version": 3, "next_run_at": NOW},
+        {"type": RequestType.RUN_CANCEL, "run_id": "r", "run_status": "running", "unchanged": True},
+        {"backfill_id": "b", "backfill_status": "paused", "occurrences": 0, "cancellation_id": 1 << 40},
+        {"origin": RequestOrigin(topic="t", partition=3, offset=1 << 50)},
+        {"status": ReplyStatus.REJECTED, "code": "invalid", "errors": (ReplyError(path="a", problem="b", remedy="c"),)},
+    ],
+)
+def test_reply_is_encoded_like_its_schemas_writer(database: Database, facts: dict[str, Any]) -> None:
+    known: dict[str, Any] = {"unchanged": False, "errors": (), **ACCEPTED, **facts}
+    reply = Reply(**known)
+    for encoding, wanted in (("json", encode_json(reply)), ("avro", encode(reply))):
+        row = reply_row(database.installation, reply, b"k", encoding, NOW, topic="r")  # type: ignore[arg-type]  # as above
+        assert (row.topic, row.value, row.key, row.publish_at) == ("r", wanted, b"k", NOW)
+
+
+SUBMIT, TRIGGER, PAUSE = RequestType.JOB_SUBMIT, RequestType.JOB_TRIGGER, RequestType.JOB_PAUSE
+
+
+def rejects(breaker: RequestBreaker, error: Exception, offset: int, kind: RequestType) -> bool:
+    return breaker.rejects(error, (("requests", 0), offset), kind, allowed=MAX_ALIKE)
+
+
+@pytest.mark.unit
+def test_types_that_fail_alike_share_one_count_that_either_restarts() -> None:
+    """A count that kept the other type's failures would repeat the request for ever."""
+    breaker = RequestBreaker()
+    assert all(rejects(breaker, KeyError(), offset, TRIGGER) for offset in range(MAX_ALIKE))
+    assert not rejects(breaker, KeyError(), 10, SUBMIT)
+    assert rejects(breaker, ValueError(), 11, SUBMIT)
+    breaker.restart({PAUSE})
+    assert not rejects(breaker, KeyError(), 10, SUBMIT)
+    breaker.restart({SUBMIT})
+    assert rejects(breaker, KeyError(), 10, SUBMIT)
+
+
+@pytest.mark.unit
+def test_request_that_is_tried_again_counts_once() -> None:
+    breaker = RequestBreaker()
+    assert all(rejects(breaker, KeyError(), 1, SUBMIT) for _ in range(2 * MAX_ALIKE))

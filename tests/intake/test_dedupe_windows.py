@@ -182,33 +182,31 @@ def test_trigger_without_dedupe_costs_no_statement(still: ClockedDatabase, monke
     assert still.count("dedupes") == 0
 
 
-def test_concurrent_first_triggers_make_one_run(database: Database) -> None:
-    database.submit()
+def test_concurrent_first_triggers_make_one_run(with_job: Database) -> None:
     found: list[Reply] = []
-    threads = [threading.Thread(target=lambda: found.append(send(database, "reject"))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(send(with_job, "reject"))) for _ in range(8)]
     for each in threads:
         each.start()
     for each in threads:
         each.join(30)
     assert sorted(map(str, answers(*found))) == ["accepted", *["deduplicated"] * 7]
-    assert len(database.job_runs()) == 1
+    assert len(with_job.job_runs()) == 1
 
 
-def test_what_is_answered_is_what_runs_however_claims_and_triggers_meet(database: Database) -> None:
-    database.submit()
+def test_what_is_answered_is_what_runs_however_claims_and_triggers_meet(with_job: Database) -> None:
     for number in range(60):
         key = f"k-{number}"
-        first = send(database, "replace", number, key=key)
-        [message] = [each for each in database.requests() if each.run_id == first.run_id]
-        claimed = in_background(partial(by_message, database, message))
-        second = send(database, "replace", -number - 1, key=key)
+        first = send(with_job, "replace", number, key=key)
+        [message] = [each for each in with_job.requests() if each.run_id == first.run_id]
+        claimed = in_background(partial(by_message, with_job, message))
+        second = send(with_job, "replace", -number - 1, key=key)
         if second.dedupe == "accepted":
             assert (second.run_id != first.run_id, claimed.result(30)) == (True, True)
         else:
             assert not claimed.result(30)
-            last = [each for each in database.requests() if each.run_id == first.run_id][-1]
+            last = [each for each in with_job.requests() if each.run_id == first.run_id][-1]
             assert last.payload == str(-number - 1).encode()
-            assert by_message(database, last)
+            assert by_message(with_job, last)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from tests.intake.minutes import (
     refusal,
     request_override,
     runs,
-    start_minutely,
 )
 from tests.scheduler.firing import fire_due, look_at
 from tests.transitions.stepping import in_background, until_blocked
@@ -27,12 +26,6 @@ from tidewheel.scheduler.firing import fire
 from tidewheel.transitions.claim import claim_runs
 
 AHEAD = 5 * SECOND
-
-
-@pytest.fixture
-def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each minute and may overlap; the clock is stopped."""
-    return start_minutely(clocked)
 
 
 def text(database: ClockedDatabase, number: float) -> str:
@@ -49,11 +42,10 @@ def test_instant_without_an_occurrence_is_refused_with_the_nearest_ones(minutely
     )
 
 
-def test_refusal_at_the_schedules_bounds_names_one_occurrence(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    clocked.submit(**MINUTELY, max_runs=3)
-    assert refusal(request_override(clocked, "skip", 4))[2] == f"the last is {text(clocked, 3)}"
-    assert refusal(request_override(clocked, "skip", 0.5))[2] == f"the next is {text(clocked, 1)}"
+def test_refusal_at_the_schedules_bounds_names_one_occurrence(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, max_runs=3)
+    assert refusal(request_override(still, "skip", 4))[2] == f"the last is {text(still, 3)}"
+    assert refusal(request_override(still, "skip", 0.5))[2] == f"the next is {text(still, 1)}"
 
 
 def test_refusal_names_no_occurrence_that_has_passed(minutely: ClockedDatabase) -> None:
@@ -98,11 +90,10 @@ def test_invalid_target_of_a_move_is_refused(minutely: ClockedDatabase, to: floa
 
 @pytest.mark.parametrize(("schedule", "kind"), [("manual", "manual"), ({"fixed_delay": "1m"}, "fixed_delay")])
 def test_skip_for_a_job_without_computed_instants_is_refused(
-    clocked: ClockedDatabase, schedule: object, kind: str
+    still: ClockedDatabase, schedule: object, kind: str
 ) -> None:
-    clocked.stop_clock()
-    clocked.submit(schedule=schedule)
-    path, problem, _ = refusal(request_override(clocked, "skip", 1))
+    still.submit(schedule=schedule)
+    path, problem, _ = refusal(request_override(still, "skip", 1))
     assert (path, problem) == ("at", f"the schedule is {kind}: its occurrences are not known ahead")
 
 

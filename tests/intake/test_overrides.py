@@ -17,16 +17,9 @@ from tests.intake.minutes import (
     override,
     request_override,
     runs,
-    start_minutely,
 )
 from tests.scheduler.firing import fire_due
 from tidewheel.ids import job_id
-
-
-@pytest.fixture
-def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each minute and may overlap; the clock is stopped."""
-    return start_minutely(clocked)
 
 
 def test_skipped_occurrence_does_not_fire_and_is_recorded_as_manual(minutely: ClockedDatabase) -> None:
@@ -60,12 +53,11 @@ def test_occurrence_may_move_before_behind_or_onto_another(minutely: ClockedData
     assert runs(minutely) == sorted(wanted, key=lambda run: (run[1], run[0]))
 
 
-def test_moved_run_waits_for_its_new_time_without_jitter(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    clocked.submit(**MINUTELY, jitter="50%")
-    override(clocked, "move", 1, to=1.25)
-    fire_for(clocked, 2)
-    first = next(run for run in runs(clocked) if run[0] == 1)
+def test_moved_run_waits_for_its_new_time_without_jitter(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, jitter="50%")
+    override(still, "move", 1, to=1.25)
+    fire_for(still, 2)
+    first = next(run for run in runs(still) if run[0] == 1)
     assert first == (1, 1.25)
 
 
@@ -142,24 +134,22 @@ def test_skip_within_the_lookahead_leaves_no_due_timer(minutely: ClockedDatabase
     assert [fire_due(minutely, lookahead=5 * SECOND) for _ in range(2)] == [1, 0]
 
 
-def test_skip_of_the_last_occurrence_finishes_the_job(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    clocked.submit(**MINUTELY, max_runs=2)
-    override(clocked, "skip", 2)
-    fire_for(clocked, 3)
-    assert runs(clocked) == [(1, 1)]
-    assert manual_skips(clocked) == [2]
-    assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
-    assert clocked.count("timers") == 0
+def test_skip_of_the_last_occurrence_finishes_the_job(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, max_runs=2)
+    override(still, "skip", 2)
+    fire_for(still, 3)
+    assert runs(still) == [(1, 1)]
+    assert manual_skips(still) == [2]
+    assert still.value("SELECT finished_at IS NOT NULL FROM jobs")
+    assert still.count("timers") == 0
 
 
-def test_occurrence_may_be_moved_beyond_its_jobs_bounds(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    clocked.submit(**MINUTELY, max_runs=2)
-    assert override(clocked, "move", 2, to=5).next_run_at == minute(clocked, 1)
-    fire_for(clocked, 6)
-    assert runs(clocked) == [(1, 1), (2, 5)]
-    assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
+def test_occurrence_may_be_moved_beyond_its_jobs_bounds(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, max_runs=2)
+    assert override(still, "move", 2, to=5).next_run_at == minute(still, 1)
+    fire_for(still, 6)
+    assert runs(still) == [(1, 1), (2, 5)]
+    assert still.value("SELECT finished_at IS NOT NULL FROM jobs")
 
 
 def test_retracted_last_run_reopens_its_finished_job(clocked: ClockedDatabase) -> None:
@@ -205,21 +195,20 @@ def test_pause_skips_occurrences_moved_into_it(minutely: ClockedDatabase) -> Non
 
 
 @pytest.mark.parametrize("on_resume", ["skip", "fire_all"])
-def test_override_of_a_paused_job_keeps_instants_for_on_resume(clocked: ClockedDatabase, on_resume: str) -> None:
-    clocked.stop_clock()
-    clocked.submit(**MINUTELY, on_resume=on_resume)
-    clocked.apply_batch(about("job.pause"))
-    clocked.advance(2.5 * MINUTE)
-    assert override(clocked, "skip", 4).next_run_at is None
-    assert override(clocked, "move", 5, to=5.5).next_run_at is None
-    assert clocked.count("skips") == 0
-    clocked.apply_batch(about("job.resume"))
-    fire_for(clocked, 4)
+def test_override_of_a_paused_job_keeps_instants_for_on_resume(still: ClockedDatabase, on_resume: str) -> None:
+    still.submit(**MINUTELY, on_resume=on_resume)
+    still.apply_batch(about("job.pause"))
+    still.advance(2.5 * MINUTE)
+    assert override(still, "skip", 4).next_run_at is None
+    assert override(still, "move", 5, to=5.5).next_run_at is None
+    assert still.count("skips") == 0
+    still.apply_batch(about("job.resume"))
+    fire_for(still, 4)
     later = [(3, 3), (5, 5.5), (6, 6)]
-    nominal = sorted(nominal for nominal, _ in runs(clocked))
+    nominal = sorted(nominal for nominal, _ in runs(still))
     assert nominal == [3, 5, 6] if on_resume == "skip" else nominal == [1, 2, 3, 5, 6]
-    assert set(later) <= set(runs(clocked))
-    assert manual_skips(clocked) == [4]
+    assert set(later) <= set(runs(still))
+    assert manual_skips(still) == [4]
 
 
 def test_override_keeps_the_end_of_a_pause(minutely: ClockedDatabase) -> None:

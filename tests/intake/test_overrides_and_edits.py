@@ -19,15 +19,8 @@ from tests.intake.minutes import (
     request_override,
     runs,
     skipped,
-    start_minutely,
 )
 from tests.scheduler.firing import fire_due
-
-
-@pytest.fixture
-def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A job that fires each minute and may overlap; the clock is stopped."""
-    return start_minutely(clocked)
 
 
 def test_edit_keeps_overrides_of_its_schedules_occurrences_only(minutely: ClockedDatabase) -> None:
@@ -187,16 +180,15 @@ def test_moved_occurrence_with_a_past_instant_can_be_overridden_again(
     assert runs(minutely)[-3:] == [(5, 5), (1, 5.5), (6, 6)]
 
 
-def test_last_occurrence_moved_and_then_skipped_finishes_its_job(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    clocked.submit(**MINUTELY, max_runs=1)
-    override(clocked, "move", 1, to=3)
-    fire_for(clocked, 2)
-    override(clocked, "skip", 1)
-    fire_for(clocked, 2)
-    assert runs(clocked) == []
-    assert manual_skips(clocked) == [1]
-    assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
+def test_last_occurrence_moved_and_then_skipped_finishes_its_job(still: ClockedDatabase) -> None:
+    still.submit(**MINUTELY, max_runs=1)
+    override(still, "move", 1, to=3)
+    fire_for(still, 2)
+    override(still, "skip", 1)
+    fire_for(still, 2)
+    assert runs(still) == []
+    assert manual_skips(still) == [1]
+    assert still.value("SELECT finished_at IS NOT NULL FROM jobs")
 
 
 def test_edit_does_not_change_a_started_moved_run(minutely: ClockedDatabase) -> None:

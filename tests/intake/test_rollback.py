@@ -79,16 +79,15 @@ def test_rolled_back_job_stays_paused(database: Database) -> None:
     assert database.value("SELECT hold_reason FROM timers") == "pause"
 
 
-def test_version_that_can_never_fire_again_is_refused(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    end = clocked.now().replace(year=clocked.now().year + 1)
-    clocked.submit(schedule="@every 1h", end_at=end.isoformat())
-    clocked.submit(schedule="@every 1h")
-    clocked.stop_clock(end.replace(year=end.year + 1))
-    path, problem, remedy = refusal(rollback(clocked, 1))
+def test_version_that_can_never_fire_again_is_refused(still: ClockedDatabase) -> None:
+    end = still.now().replace(year=still.now().year + 1)
+    still.submit(schedule="@every 1h", end_at=end.isoformat())
+    still.submit(schedule="@every 1h")
+    still.stop_clock(end.replace(year=end.year + 1))
+    path, problem, remedy = refusal(rollback(still, 1))
     assert (path, remedy) == ("version", "write a later end_at, or omit it")
     assert problem.startswith("the job.end_at of version 1: end_at")
-    assert clocked.value("SELECT version FROM jobs") == 2
+    assert still.value("SELECT version FROM jobs") == 2
 
 
 def test_recreated_job_rolls_back_to_versions_before_its_deletion(database: Database) -> None:

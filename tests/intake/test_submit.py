@@ -45,14 +45,13 @@ def test_new_job_is_version_1_and_reports_its_next_run(clocked: ClockedDatabase)
     assert kinds(clocked) == ["job.created"]
 
 
-def test_an_identical_spec_changes_nothing_and_reports_the_current_version(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    first = clocked.submit(schedule="@every 60s", retry={"initial": "2s"})
-    clocked.advance(timedelta(seconds=30))
-    again = clocked.submit(schedule={"interval": "1m"}, retry={"initial": 2})
+def test_an_identical_spec_changes_nothing_and_reports_the_current_version(still: ClockedDatabase) -> None:
+    first = still.submit(schedule="@every 60s", retry={"initial": "2s"})
+    still.advance(timedelta(seconds=30))
+    again = still.submit(schedule={"interval": "1m"}, retry={"initial": 2})
     assert (again.job_version, again.unchanged, again.next_run_at) == (1, True, first.next_run_at)
-    assert clocked.count("job_versions") == 1
-    assert kinds(clocked) == ["job.created"]
+    assert still.count("job_versions") == 1
+    assert kinds(still) == ["job.created"]
 
 
 def test_changed_spec_is_the_next_version_and_keeps_the_earlier_one(database: Database) -> None:
@@ -65,10 +64,9 @@ def test_changed_spec_is_the_next_version_and_keeps_the_earlier_one(database: Da
     assert kinds(database) == ["job.created", "job.updated"]
 
 
-def test_explicit_default_is_a_changed_spec(database: Database) -> None:
+def test_explicit_default_is_a_changed_spec(with_job: Database) -> None:
     """A later release may change a default: who wrote the value meant the value."""
-    database.submit()
-    assert database.submit(lane="standard").job_version == 2
+    assert with_job.submit(lane="standard").job_version == 2
 
 
 def test_submit_of_an_earlier_spec_is_a_new_version(database: Database) -> None:
@@ -262,14 +260,13 @@ def test_once_whose_instant_has_a_run_is_refused(clocked: ClockedDatabase, betwe
     assert clocked.count("runs") == 2
 
 
-def test_recreated_recurring_job_continues_after_its_earlier_runs(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
+def test_recreated_recurring_job_continues_after_its_earlier_runs(still: ClockedDatabase) -> None:
     every: dict[str, Any] = {"schedule": "@every 1s", "overlap": "allow_all"}
-    clocked.submit(**every)
-    clocked.advance(2 * SECOND)
-    fire_due(clocked)
-    clocked.apply_batch(about("job.delete"))
-    clocked.submit(**every)
-    clocked.advance(SECOND)
-    fire_due(clocked)
-    assert clocked.count("runs") == 3
+    still.submit(**every)
+    still.advance(2 * SECOND)
+    fire_due(still)
+    still.apply_batch(about("job.delete"))
+    still.submit(**every)
+    still.advance(SECOND)
+    fire_due(still)
+    assert still.count("runs") == 3

@@ -223,12 +223,11 @@ def test_heartbeat_does_not_extend_schedule_to_close(database: Database) -> None
     assert until == schedule_to_close_at
 
 
-def test_job_without_a_heartbeat_timeout_keeps_its_deadline(database: Database) -> None:
-    database.submit()
-    started = waiting(database)
-    before = deadline(database, started.run_id)
-    assert beat(database, started, progress=1).status == "accepted"
-    assert deadline(database, started.run_id) == before
+def test_job_without_a_heartbeat_timeout_keeps_its_deadline(with_job: Database) -> None:
+    started = waiting(with_job)
+    before = deadline(with_job, started.run_id)
+    assert beat(with_job, started, progress=1).status == "accepted"
+    assert deadline(with_job, started.run_id) == before
 
 
 def test_heartbeat_saves_progress_and_checkpoint_and_keeps_absent_fields(with_heartbeat: Database) -> None:
@@ -295,13 +294,12 @@ def test_late_heartbeat_of_an_earlier_attempt_changes_nothing(with_heartbeat: Da
     assert stored(with_heartbeat, started.run_id) == (None, 2, b"2", 2)
 
 
-def test_forged_report_uses_up_no_request_id(database: Database) -> None:
-    database.submit()
-    started = waiting(database)
+def test_forged_report_uses_up_no_request_id(with_job: Database) -> None:
+    started = waiting(with_job)
     forged = completing(task_token(b"another key", started.run_id, 1), request_id="order-7")
-    assert database.apply_batch(forged)[0].code == "invalid"
-    assert database.count("requests") == 0
-    assert complete(database, started, request_id="order-7").status == "accepted"
+    assert with_job.apply_batch(forged)[0].code == "invalid"
+    assert with_job.count("requests") == 0
+    assert complete(with_job, started, request_id="order-7").status == "accepted"
 
 
 def test_request_id_of_a_report_is_a_name_within_its_attempt(database: Database) -> None:

@@ -1,25 +1,33 @@
-"""Slow full scans run in the background, and no read waits for one."""
+"""Late rows: found in the background; wrong clocks and lagging groups."""
 
+import logging
+import os
 import threading
 from collections.abc import Generator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from prometheus_client import REGISTRY
 
-from tests.fixtures.database import Database
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
+from tests.relay.topics import set_topic_config
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
+from tidewheel.kafka.topics import Topics
+from tidewheel.local.stack import StackInfo
 from tidewheel.outbox import SLICES, OutboxLane
 from tidewheel.postgres.session import Session
+from tidewheel.relay import group_lag
 from tidewheel.relay import low_water as walk
 from tidewheel.relay.due_rows import ID, VALUE, Batch, DueRow
+from tidewheel.relay.group_lag import GroupLag
 from tidewheel.relay.read import Reader
 
 pytestmark = pytest.mark.kafka
-
 HELD = list(range(SLICES))
 HALF_AN_HOUR = timedelta(minutes=-30)
 LATELY = timedelta(seconds=-10)  # so that a short walk finds it too
@@ -252,3 +260,129 @@ def test_cancelled_statement_ends_at_once(database: Database) -> None:
     with pytest.raises(Unavailable, match="cancel"):
         asleep.result()
     session.close()
+
+
+_BEFORE = "message.timestamp.before.max.ms"
+
+
+def test_message_refused_for_timestamp_is_retried(relaying: Relaying, caplog: pytest.LogCaptureFixture) -> None:
+    """A broker that allows no age refuses every sender's clock."""
+    caplog.set_level(logging.WARNING)
+    topic = relaying.topic("strict", config={_BEFORE: "0"})
+    kept = os.urandom(900_000)  # takes milliseconds to arrive: a short one may come in the millisecond it was sent in
+    relaying.write(relaying.row(topic, kept))
+    with relaying.running():
+        until(lambda: "did not accept a message" in caplog.text, "the broker has refused it")
+        assert (relaying.left(), relaying.database.count("quarantine")) == (1, 0)
+        set_topic_config(relaying.kafka, topic, {_BEFORE: "9223372036854775807"})
+        relaying.until_empty()
+    assert relaying.values(topic) == [kept]
+    assert relaying.database.count("quarantine") == 0
+
+
+def test_clock_set_back_delays_old_rows_only(clocked: ClockedDatabase, info: StackInfo) -> None:
+    """New rows are then due before rows that the relay has published already."""
+    relaying = Relaying(clocked, info.kafka)
+    topic = relaying.topic("a")
+    clocked.stop_clock()
+    relaying.write(relaying.row(topic, b"before"))
+    with relaying.running():
+        relaying.until_empty()
+        clocked.advance(timedelta(hours=-1))
+        relaying.write(
+            relaying.row(topic, b"new", publish_at=clocked.now()),
+            relaying.row(topic, b"old", publish_at=relaying.began_at),
+        )
+        until(lambda: relaying.left() == 1, "what is due now leaves")
+        assert relaying.values(topic) == [b"before", b"new"]
+        clocked.advance(timedelta(hours=1))
+        relaying.until_empty()
+    assert relaying.values(topic) == [b"before", b"new", b"old"]
+
+
+def test_lost_relay_with_future_heartbeat_is_replaced(clocked: ClockedDatabase, info: StackInfo) -> None:
+    """Its last heartbeat lies in the future; live relays send new ones."""
+    relaying = Relaying(clocked, info.kafka)
+    topic = relaying.topic("a")
+    clocked.execute(
+        "INSERT INTO members (member_id, role, name, last_heartbeat_at, started_at)"
+        " VALUES (gen_random_uuid(), 'relay', 'lost', tidewheel_now(), tidewheel_now())"
+    )
+    clocked.advance(timedelta(hours=-1))
+    relaying.write(*(relaying.row(topic, b"v", shard=shard, publish_at=clocked.now()) for shard in range(64)))
+    relaying.drain()
+
+
+def lag_of(topic: str, group: str) -> float | None:
+    return REGISTRY.get_sample_value("tidewheel_group_lag", {"group": group, "topic": topic})
+
+
+def fill(relaying: Relaying, topic: str, count: int) -> None:
+    producer = Producer({**relaying.kafka})
+    for number in range(count):
+        producer.produce(topic, value=b"v", partition=number % 2)
+    assert producer.flush(30) == 0
+
+
+def commit(relaying: Relaying, group: str, topic: str, *offsets: int) -> None:
+    """Commit offsets of the partitions, as a member does that has read them."""
+    consumer = Consumer({**relaying.kafka, "group.id": group, "enable.auto.commit": False})
+    consumer.commit(
+        offsets=[TopicPartition(topic, number, offset) for number, offset in enumerate(offsets)], asynchronous=False
+    )
+    consumer.close()
+
+
+def test_lag_is_what_a_group_has_not_read_and_all_of_requests_that_no_intake_ever_read(relaying: Relaying) -> None:
+    requests = relaying.topic("requests", partitions=2)
+    read, unread = (relaying.topic(f"runs.{lane}", partitions=2) for lane in ("standard", "batch"))
+    of_tenant = relaying.topic("requests.t.acme", partitions=2)
+    for topic in (requests, read, unread):
+        fill(relaying, topic, 10)
+    fill(relaying, of_tenant, 3)
+    commit(relaying, f"{read}.executors", read, 5, 2)
+    measured = GroupLag(relaying.kafka, Topics(relaying.prefix))
+    measured.measure()
+    assert lag_of(requests, f"{requests}.intake") == 13
+    assert lag_of(read, f"{read}.executors") == 3
+    assert lag_of(unread, f"{unread}.executors") is None  # as share groups, which have no offsets
+
+    commit(relaying, f"{requests}.intake", requests, 5, 4)
+    commit(relaying, f"{requests}.intake", of_tenant, 2, 1)
+    measured.measure()
+    assert lag_of(requests, f"{requests}.intake") == 1
+    measured.step(measures=False)  # another relay measures from now on
+    assert lag_of(requests, f"{requests}.intake") == lag_of(read, f"{read}.executors") == 0
+
+
+def test_topic_whose_offsets_cannot_be_read_is_skipped(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of topics names a partition that the broker does not have, as while it elects a leader."""
+    requests, gone = relaying.topic("requests", partitions=2), relaying.topic("runs.batch", partitions=2)
+    fill(relaying, requests, 4)
+    known = group_lag.read_partitions
+
+    def listed(client: Consumer) -> dict[str, list[tuple[str, int]]]:
+        return {**known(client), gone: [(gone, 0), (gone, 7)]}
+
+    monkeypatch.setattr(group_lag, "read_partitions", listed)
+    GroupLag(relaying.kafka, Topics(relaying.prefix)).measure()
+    assert lag_of(requests, f"{requests}.intake") == 4
+    assert lag_of(gone, f"{gone}.executors") is None
+
+
+def test_relay_measures_by_itself_while_it_publishes(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_lag, "_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(group_lag, "_SHARE", 1)  # else it waits a hundred times as long as it measured
+    requests = relaying.topic("requests", partitions=2)
+    fill(relaying, requests, 4)
+    with relaying.running(topic_prefix=relaying.prefix):
+        until(lambda: lag_of(requests, f"{requests}.intake") == 4, "the lag is exported")
+        fill(relaying, requests, 2)
+        until(lambda: lag_of(requests, f"{requests}.intake") == 6, "it is measured again")
+
+
+def test_broker_that_is_away_stops_nothing_but_the_measurement(relaying: Relaying) -> None:
+    GroupLag(relaying.kafka, Topics(relaying.prefix)).measure()  # nor do topics that are not created yet
+    away = GroupLag({"bootstrap.servers": "127.0.0.1:1"}, Topics(relaying.prefix))
+    with pytest.raises(Unavailable):
+        away.measure()

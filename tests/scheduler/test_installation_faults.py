@@ -137,50 +137,48 @@ def test_one_error_of_many_jobs_leaves_none_quarantined(
     assert_no_gap(instants_of(database))
 
 
-def test_freed_jobs_keep_their_pause_and_edits(clocked: ClockedDatabase) -> None:
+def test_freed_jobs_keep_their_pause_and_edits(still: ClockedDatabase) -> None:
     """Before a fourth job fails, one of three is paused and one is submitted again."""
-    clocked.stop_clock()
-    breaker, session = Breaker(), clocked.session()
-    clocked.apply_batch(*(submission(key, **EACH_SECOND) for key in KEYS[:MAX_ALIKE]))
-    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
-    clocked.advance(SECOND)
-    fire(session, clocked.installation, look_at(clocked), breaker)
-    assert clocked.value(QUARANTINED) == MAX_ALIKE
+    breaker, session = Breaker(), still.session()
+    still.apply_batch(*(submission(key, **EACH_SECOND) for key in KEYS[:MAX_ALIKE]))
+    still.execute("UPDATE job_versions SET lane = 'nonsense'")
+    still.advance(SECOND)
+    fire(session, still.installation, look_at(still), breaker)
+    assert still.value(QUARANTINED) == MAX_ALIKE
     paused, edited, parked = KEYS[:MAX_ALIKE]
     later = submission(KEYS[MAX_ALIKE], **EACH_SECOND)
-    clocked.apply_batch(submission(edited, schedule="@every 1h"), later)
-    clocked.execute("UPDATE jobs SET paused = true WHERE key = %s", [paused])  # as pause_on_failure does
-    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
-    position = clocked.value("SELECT scheduled_at FROM timers WHERE job_id = %s", [job_id("default", parked)])
-    clocked.advance(SECOND)
-    fire(session, clocked.installation, look_at(clocked), breaker)
-    held = dict(clocked.rows("SELECT key, hold_reason FROM timers JOIN jobs USING (job_id)"))
+    still.apply_batch(submission(edited, schedule="@every 1h"), later)
+    still.execute("UPDATE jobs SET paused = true WHERE key = %s", [paused])  # as pause_on_failure does
+    still.execute("UPDATE job_versions SET lane = 'nonsense'")
+    position = still.value("SELECT scheduled_at FROM timers WHERE job_id = %s", [job_id("default", parked)])
+    still.advance(SECOND)
+    fire(session, still.installation, look_at(still), breaker)
+    held = dict(still.rows("SELECT key, hold_reason FROM timers JOIN jobs USING (job_id)"))
     assert held == {paused: "pause", edited: None, parked: None, KEYS[MAX_ALIKE]: None}
-    [(at, due)] = clocked.rows("SELECT scheduled_at, due_at FROM timers WHERE job_id = %s", [job_id("default", parked)])
-    assert (at, due > clocked.now()) == (position, True)
-    released = [event.job_key for event in clocked.lifecycle() if event.type == "io.tidewheel.job.released.v1"]
+    [(at, due)] = still.rows("SELECT scheduled_at, due_at FROM timers WHERE job_id = %s", [job_id("default", parked)])
+    assert (at, due > still.now()) == (position, True)
+    released = [event.job_key for event in still.lifecycle() if event.type == "io.tidewheel.job.released.v1"]
     assert sorted(released) == sorted([paused, parked])
 
 
-def test_jobs_that_could_not_be_freed_are_freed_by_the_next_failure(clocked: ClockedDatabase) -> None:
+def test_jobs_that_could_not_be_freed_are_freed_by_the_next_failure(still: ClockedDatabase) -> None:
     """An edit holds a quarantined timer for longer than lock_timeout."""
-    clocked.stop_clock()
-    breaker, session, edit = Breaker(), clocked.session(options="-c lock_timeout=100ms"), clocked.connection()
-    clocked.apply_batch(*(submission(key, **EACH_SECOND) for key in KEYS[:MAX_ALIKE]))
-    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
-    clocked.advance(SECOND)
-    fire(session, clocked.installation, look_at(clocked), breaker)
-    clocked.apply_batch(submission(KEYS[MAX_ALIKE], **EACH_SECOND))
-    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
-    clocked.advance(SECOND)
+    breaker, session, edit = Breaker(), still.session(options="-c lock_timeout=100ms"), still.connection()
+    still.apply_batch(*(submission(key, **EACH_SECOND) for key in KEYS[:MAX_ALIKE]))
+    still.execute("UPDATE job_versions SET lane = 'nonsense'")
+    still.advance(SECOND)
+    fire(session, still.installation, look_at(still), breaker)
+    still.apply_batch(submission(KEYS[MAX_ALIKE], **EACH_SECOND))
+    still.execute("UPDATE job_versions SET lane = 'nonsense'")
+    still.advance(SECOND)
     edit.execute("SELECT FROM timers WHERE job_id = %s FOR UPDATE", [job_id("default", KEYS[0])])
     with pytest.raises(Unavailable):
-        fire(session, clocked.installation, look_at(clocked), breaker)
-    assert clocked.value(QUARANTINED) == MAX_ALIKE
+        fire(session, still.installation, look_at(still), breaker)
+    assert still.value(QUARANTINED) == MAX_ALIKE
     edit.rollback()
-    clocked.advance(2 * SECOND)
-    fire(session, clocked.installation, look_at(clocked), breaker)
-    assert clocked.value(QUARANTINED) == 0
+    still.advance(2 * SECOND)
+    fire(session, still.installation, look_at(still), breaker)
+    assert still.value(QUARANTINED) == 0
 
 
 @pytest.fixture
@@ -214,54 +212,52 @@ def test_postponed_job_is_explained_and_replies_with_an_occurrence(of_a_newer_re
 
 @pytest.mark.parametrize("ended_by", ["firing", "edit"])
 def test_ended_pauses_that_fail_alike_are_postponed_and_end_at_their_instant(
-    clocked: ClockedDatabase, ended_by: str
+    still: ClockedDatabase, ended_by: str
 ) -> None:
-    clocked.stop_clock()
-    breaker, session = Breaker(), clocked.session()
-    clocked.apply_batch(*(submission(key, **EACH_SECOND, catch_up="fire_all") for key in KEYS))
-    ends_at = clocked.now() + 3 * SECOND
-    clocked.apply_batch(*({"type": "job.pause", "key": key, "until": ends_at.isoformat()} for key in KEYS))
-    schedules = clocked.rows("SELECT schedule_json, job_id FROM job_versions")
-    clocked.execute("UPDATE job_versions SET schedule_json = %s", [ZONE_THAT_IS_GONE])
-    clocked.advance(5 * SECOND)
-    assert fire(session, clocked.installation, look_at(clocked), breaker) == JOBS
-    assert clocked.value("SELECT count(*) FROM timers WHERE hold_reason = 'pause'") == JOBS
-    assert fire(session, clocked.installation, look_at(clocked), breaker) == 0, "the next poll takes none of them"
-    with clocked.transaction() as connection:
+    breaker, session = Breaker(), still.session()
+    still.apply_batch(*(submission(key, **EACH_SECOND, catch_up="fire_all") for key in KEYS))
+    ends_at = still.now() + 3 * SECOND
+    still.apply_batch(*({"type": "job.pause", "key": key, "until": ends_at.isoformat()} for key in KEYS))
+    schedules = still.rows("SELECT schedule_json, job_id FROM job_versions")
+    still.execute("UPDATE job_versions SET schedule_json = %s", [ZONE_THAT_IS_GONE])
+    still.advance(5 * SECOND)
+    assert fire(session, still.installation, look_at(still), breaker) == JOBS
+    assert still.value("SELECT count(*) FROM timers WHERE hold_reason = 'pause'") == JOBS
+    assert fire(session, still.installation, look_at(still), breaker) == 0, "the next poll takes none of them"
+    with still.transaction() as connection:
         detail = show_job(connection, "default", KEYS[-1])
     assert detail.summary.postponed_until is not None
-    assert detail.summary.postponed_until > clocked.now()
+    assert detail.summary.postponed_until > still.now()
     for schedule in schedules:
-        clocked.execute("UPDATE job_versions SET schedule_json = %s WHERE job_id = %s", schedule)
-    with clocked.transaction() as connection:
+        still.execute("UPDATE job_versions SET schedule_json = %s WHERE job_id = %s", schedule)
+    with still.transaction() as connection:
         explained = explain(connection, "default", KEYS[-1], ends_at - SECOND)
     assert (explained.outcome, "postponed" in explained.words) == (OccurrenceOutcome.PAUSED, True)
     if ended_by == "edit":
-        replies = clocked.apply_batch(*(submission(key, **EACH_SECOND, payload=2) for key in KEYS))
+        replies = still.apply_batch(*(submission(key, **EACH_SECOND, payload=2) for key in KEYS))
         assert {reply.status for reply in replies} == {"accepted"}
-        assert clocked.value("SELECT count(*) FROM jobs WHERE paused") == 0
+        assert still.value("SELECT count(*) FROM jobs WHERE paused") == 0
     else:
-        clocked.advance(2 * SECOND)  # the first pause between two tries takes 1 s
-    while fire(session, clocked.installation, look_at(clocked), breaker):
+        still.advance(2 * SECOND)  # the first pause between two tries takes 1 s
+    while fire(session, still.installation, look_at(still), breaker):
         pass
-    since = (clocked.now() - ends_at) // SECOND
-    assert set(instants_of(clocked)) == {job_id("default", key) for key in KEYS}
-    for instants in instants_of(clocked).values():
+    since = (still.now() - ends_at) // SECOND
+    assert set(instants_of(still)) == {job_id("default", key) for key in KEYS}
+    for instants in instants_of(still).values():
         assert instants == [ends_at + number * SECOND for number in range(since + 1)]
-    assert clocked.rows("SELECT reason, sum(occurrences) FROM skips GROUP BY reason") == [("paused", 2 * JOBS)]
+    assert still.rows("SELECT reason, sum(occurrences) FROM skips GROUP BY reason") == [("paused", 2 * JOBS)]
 
 
-def test_some_poisoned_jobs_are_quarantined_and_others_fire(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    clocked.apply_batch(*(submission(key, **EACH_SECOND) for key in KEYS))
+def test_some_poisoned_jobs_are_quarantined_and_others_fire(still: ClockedDatabase) -> None:
+    still.apply_batch(*(submission(key, **EACH_SECOND) for key in KEYS))
     poisoned = KEYS[:MAX_ALIKE]
-    clocked.execute(
+    still.execute(
         "UPDATE job_versions SET lane = 'nonsense' WHERE job_id IN (SELECT job_id FROM jobs WHERE key = ANY (%s))",
         [poisoned],
     )
-    clocked.advance(SECOND)
-    fire_due(clocked)
-    held = clocked.rows("SELECT key FROM timers JOIN jobs USING (job_id) WHERE hold_reason = 'quarantine'")
+    still.advance(SECOND)
+    fire_due(still)
+    held = still.rows("SELECT key FROM timers JOIN jobs USING (job_id) WHERE hold_reason = 'quarantine'")
     assert sorted(key for (key,) in held) == poisoned
-    assert len(instants_of(clocked)) == JOBS - MAX_ALIKE
+    assert len(instants_of(still)) == JOBS - MAX_ALIKE
     assert faults.why_not_ready() is None

@@ -46,13 +46,12 @@ def test_of_two_runs_of_a_job_in_one_claim_one_starts(skipping: Database) -> Non
     assert {done.started[0].run_id} | done.overlaps.skipped == runs
 
 
-def test_allow_all_starts_both_triggers_of_a_claim(database: Database) -> None:
-    database.submit()
-    replies = database.apply_batch(*({"type": "job.trigger", "key": "job"} for _ in range(2)))
+def test_allow_all_starts_both_triggers_of_a_claim(with_job: Database) -> None:
+    replies = with_job.apply_batch(*({"type": "job.trigger", "key": "job"} for _ in range(2)))
     runs = {UUID(reply.run_id) for reply in replies}
     assert len(runs) == 2
-    assert {started.run_id for started in database.claim(*runs).started} == runs
-    assert database.active_run_of(JOB) is None
+    assert {started.run_id for started in with_job.claim(*runs).started} == runs
+    assert with_job.active_run_of(JOB) is None
 
 
 def test_runs_of_different_jobs_do_not_wait_for_each_other(skipping: Database) -> None:
@@ -131,19 +130,18 @@ def test_active_run_keeps_its_place_during_a_retry_delay(skipping: Database) -> 
 
 
 @pytest.mark.slow
-def test_thousand_buffered_runs_of_one_job_follow_one_another_until_none_is_left(database: Database) -> None:
-    database.submit()
-    [started] = _claim_all(database, _triggered(database, "job", 1000, Overlap.BUFFER_ALL)).started
+def test_thousand_buffered_runs_of_one_job_follow_one_another_until_none_is_left(with_job: Database) -> None:
+    [started] = _claim_all(with_job, _triggered(with_job, "job", 1000, Overlap.BUFFER_ALL)).started
     order = list[UUID]()
     while True:
         order.append(started.run_id)
-        database.succeed(started)
-        active = database.active_run_of(JOB)
+        with_job.succeed(started)
+        active = with_job.active_run_of(JOB)
         if active is None:
             break
-        [started] = _claim_all(database, [Claim(active, 1, 1, "test/0/0@0")]).started
-    assert order == [run for (run,) in database.rows("SELECT run_id FROM runs ORDER BY scheduled_at, run_id")]
-    assert (len(order), database.job_runs()) == (1000, [])
+        [started] = _claim_all(with_job, [Claim(active, 1, 1, "test/0/0@0")]).started
+    assert order == [run for (run,) in with_job.rows("SELECT run_id FROM runs ORDER BY scheduled_at, run_id")]
+    assert (len(order), with_job.job_runs()) == (1000, [])
 
 
 def _triggered(database: Database, key: str, count: int, policy: Overlap) -> list[Claim]:

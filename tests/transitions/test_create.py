@@ -1,7 +1,4 @@
-"""`create_runs`: run, inputs and message are written together or not at all, and once.
-
-Also if the run has ended.
-"""
+"""`create_runs` and what new runs carry: ids, priorities, and runs written ahead that are taken back."""
 
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -9,15 +6,19 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from tests.fixtures.acts import EXECUTOR, HANDLER, ending
-from tests.fixtures.database import Database
+from tests.fixtures.acts import EXECUTOR, HANDLER, ending, submission
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.scheduler.firing import fire_due
 from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.control.client.enqueue import enqueue
+from tidewheel.errors import Refused
 from tidewheel.ids import JobId, job_id, run_id
 from tidewheel.outbox import slice_lane_of, slice_of
-from tidewheel.runs import Cause, RunState
+from tidewheel.runs import AttemptOutcome, Cause, RunState
 from tidewheel.transitions.claim import Claim, claim_runs
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.timers import retract_runs
 
 JOB = job_id("default", "job")
 
@@ -163,3 +164,149 @@ def test_run_inputs_are_stored_and_sent(database: Database, now: datetime) -> No
 
 def test_creating_no_runs_writes_nothing(database: Database, now: datetime) -> None:
     assert write(database, now=now) == set()
+
+
+def priorities(database: Database, run_id: UUID) -> list[object]:
+    """Return the priority of an open run, then of its messages in the order in which they were written."""
+    row = database.value("SELECT priority FROM job_runs WHERE run_id = %s", [run_id])
+    read = "SELECT tenant, priority FROM outbox WHERE key = convert_to(%s::text, 'UTF8') ORDER BY publish_at, id"
+    messages = database.rows(read, [run_id])
+    assert {tenant for tenant, _ in messages} == {"default"}
+    return [row, *(priority for _, priority in messages)]
+
+
+def test_run_has_its_jobs_priority_or_its_triggers(database: Database) -> None:
+    database.submit("plain")
+    database.submit(priority=2)
+    assert priorities(database, database.trigger("plain")) == [5, 5]
+    assert priorities(database, database.trigger()) == [2, 2]
+    assert priorities(database, database.trigger(priority=0)) == [0, 0]
+    with psycopg.connect(database.url) as own:
+        run = enqueue(own, "job", priority=9)
+    assert priorities(database, run) == [9, 9]
+
+
+def test_next_attempt_keeps_the_priority(database: Database) -> None:
+    database.submit(priority=8, retry={"max_attempts": 3})
+    run = database.trigger()
+    database.requeue(database.begin(run), AttemptOutcome.FAILED)
+    assert priorities(database, run) == [8, 8, 8]
+
+
+def test_occurrence_has_its_jobs_priority(clocked: ClockedDatabase) -> None:
+    clocked.submit(schedule={"interval": "1h"}, priority=7)
+    clocked.advance(timedelta(hours=1))
+    fire_due(clocked)
+    [(run,)] = clocked.rows("SELECT run_id FROM job_runs")
+    assert priorities(clocked, run) == [7, 7]
+
+
+@pytest.mark.parametrize("priority", [-1, 10, "high", True, 1.5])
+def test_other_values_are_refused(database: Database, priority: object) -> None:
+    with pytest.raises(Refused, match=r"job\.priority.*write 0 to 9: 9 goes first"):
+        database.apply_batch(submission(priority=priority))
+    with pytest.raises(Refused, match=r"priority.*write 0 to 9: 9 goes first"):
+        database.apply_batch({"type": "job.trigger", "key": "job", "priority": priority})
+
+
+def test_higher_priority_gets_the_next_place_of_a_key(database: Database) -> None:
+    database.submit(concurrency_key="acme", priority=0)
+    first = database.begin(database.trigger())
+    low, high = database.trigger(), database.trigger(priority=9)
+    database.claim(low, high)
+    assert {database.open_run(run).state for run in (low, high)} == {RunState.BUFFERED}
+    database.succeed(first)
+    assert [database.open_run(run).state for run in (low, high)] == [RunState.BUFFERED, RunState.QUEUED]
+    assert priorities(database, high) == [9, 9, 9]
+    database.succeed(database.begin(high))
+    assert database.open_run(low).state == RunState.QUEUED
+
+
+def test_waiting_run_ages(clocked: ClockedDatabase) -> None:
+    """A run of priority 0 goes before one of priority 9 that is due more than 270 s later."""
+    clocked.submit(concurrency_key="acme", priority=0)
+    first = clocked.begin(clocked.trigger())
+    low = clocked.trigger()
+    clocked.claim(low)
+    clocked.advance(timedelta(seconds=271))
+    high = clocked.trigger(priority=9)
+    clocked.claim(high)
+    clocked.succeed(first)
+    assert [clocked.open_run(run).state for run in (low, high)] == [RunState.QUEUED, RunState.BUFFERED]
+
+
+AHEAD = timedelta(seconds=5)
+
+
+@pytest.fixture
+def ahead(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A job that fires each second, five of its runs written ahead of their time."""
+    clocked.stop_clock()
+    clocked.submit(schedule="@every 1s", overlap="allow_all")
+    fire_due(clocked, lookahead=AHEAD)
+    assert len(clocked.job_runs()) == 5
+    return clocked
+
+
+def taken_back(database: ClockedDatabase) -> dict[UUID, object]:
+    with database.transaction() as connection:
+        return dict(retract_runs(connection, [JOB], now=database.now()))
+
+
+def test_retracted_runs_leave_no_row(ahead: ClockedDatabase) -> None:
+    first = ahead.job_runs()[0]
+    assert taken_back(ahead) == {JOB: first.scheduled_at}
+    assert ahead.count("runs") == 0
+
+
+def test_due_run_is_not_retracted(ahead: ClockedDatabase) -> None:
+    now = ahead.advance(timedelta(seconds=2))
+    assert taken_back(ahead) == {JOB: now + timedelta(seconds=1)}
+    assert [run.scheduled_at for run in ahead.job_runs()] == [now - timedelta(seconds=1), now]
+
+
+def test_triggered_and_started_runs_are_not_retracted(ahead: ClockedDatabase) -> None:
+    """Also when the clock has gone back since they began, and one of them waits for another executor."""
+    triggered = ahead.trigger(delay="1h")
+    running, released = ahead.job_runs()[:2]
+    ahead.advance(timedelta(seconds=2))
+    ahead.begin(running.run_id)
+    ahead.requeue(ahead.begin(released.run_id), AttemptOutcome.RELEASED)
+    ahead.advance(timedelta(seconds=-2))
+    taken_back(ahead)
+    assert {run.run_id for run in ahead.job_runs()} == {triggered, running.run_id, released.run_id}
+
+
+def test_message_of_a_retracted_run_claims_nothing(ahead: ClockedDatabase) -> None:
+    wanted = ahead.requested_claim(ahead.job_runs()[0].run_id)
+    taken_back(ahead)
+    ahead.advance(AHEAD)
+    with ahead.transaction() as connection:
+        assert claim_runs(connection, ahead.installation, [wanted], executor_id=EXECUTOR).started == []
+
+
+def test_retraction_waits_for_a_concurrent_claim_which_wins(ahead: ClockedDatabase) -> None:
+    """The claim's row is locked: taking back waits for it and then finds a run that has begun."""
+    first = ahead.job_runs()[0]
+    wanted = ahead.requested_claim(first.run_id)
+    before = ahead.now()
+    ahead.advance(timedelta(seconds=1))
+    claiming, taking = ahead.connection(), ahead.connection()
+    assert len(claim_runs(claiming, ahead.installation, [wanted], executor_id=EXECUTOR).started) == 1
+    waiting = in_background(lambda: retract_runs(taking, [JOB], now=before))
+    until_blocked(ahead, taking)
+    claiming.commit()
+    assert first.scheduled_at not in waiting.result(30).values()
+    taking.commit()
+    assert [run.run_id for run in ahead.job_runs()] == [first.run_id]
+
+
+def test_ended_schedule_finishes_its_job(clocked: ClockedDatabase) -> None:
+    now = clocked.stop_clock()
+    clocked.submit(schedule={"once": (now + timedelta(seconds=1)).isoformat()})
+    clocked.advance(timedelta(seconds=2))
+    fire_due(clocked)
+    assert clocked.count("timers") == 0
+    assert clocked.value("SELECT finished_at FROM jobs") == clocked.now()
+    assert len(clocked.claim(*(run.run_id for run in clocked.job_runs())).started) == 1
+    assert [event.type for event in clocked.lifecycle()] == ["io.tidewheel.job.created.v1"]

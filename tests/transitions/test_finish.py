@@ -40,18 +40,16 @@ def test_success_writes_outcome_attempt_result_and_event(database: Database) -> 
     assert database.dead_letters() == []
 
 
-def test_attempt_row_names_executor_times_and_message(database: Database) -> None:
-    database.submit()
-    started = database.begun()
-    database.succeed(started)
-    [row] = database.rows("SELECT executor_id, started_at, claimed_from, finished_at >= started_at FROM ended_attempts")
+def test_attempt_row_names_executor_times_and_message(with_job: Database) -> None:
+    started = with_job.begun()
+    with_job.succeed(started)
+    [row] = with_job.rows("SELECT executor_id, started_at, claimed_from, finished_at >= started_at FROM ended_attempts")
     assert row == (EXECUTOR, started.started_at, "test/0/0@0", True)
 
 
-def test_attempt_without_output_has_no_output_row(database: Database) -> None:
-    database.submit()
-    database.succeed(database.begun())
-    assert database.count("attempt_outputs") == 0
+def test_attempt_without_output_has_no_output_row(with_job: Database) -> None:
+    with_job.succeed(with_job.begun())
+    assert with_job.count("attempt_outputs") == 0
 
 
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.TIMED_OUT])
@@ -79,45 +77,41 @@ def test_failed_run_becomes_a_dead_letter_in_table_and_topic(database: Database,
     assert database.final_state(last.run_id) == (state, "why")
 
 
-def test_dead_letter_header_names_the_kind_run(database: Database) -> None:
-    database.submit()
-    started = database.begun()
-    database.end(ending(started, RunState.FAILED, error_type="ValueError"))
-    topic = database.installation.topics.dead_letters
-    [(headers, key)] = database.rows("SELECT headers, key FROM outbox WHERE topic = %s", [topic])
+def test_dead_letter_header_names_the_kind_run(with_job: Database) -> None:
+    started = with_job.begun()
+    with_job.end(ending(started, RunState.FAILED, error_type="ValueError"))
+    topic = with_job.installation.topics.dead_letters
+    [(headers, key)] = with_job.rows("SELECT headers, key FROM outbox WHERE topic = %s", [topic])
     assert headers == [b"tidewheel-dlq-kind", b"run", b"content-type", b"application/avro"]
-    assert key == database.completions()[0].job_id.encode()
+    assert key == with_job.completions()[0].job_id.encode()
 
 
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.CANCELLED])
-def test_other_ends_create_no_dead_letter(database: Database, state: RunState) -> None:
-    database.submit()
-    run_id = database.trigger()
-    attempt = database.begin(run_id).attempt if state is RunState.SUCCEEDED else 0
-    database.end(RunEnd(run_id, attempt, state, EXECUTOR if attempt else None))
-    assert (database.count("dead_letters"), database.count("failed_runs"), database.dead_letters()) == (0, 0, [])
+def test_other_ends_create_no_dead_letter(with_job: Database, state: RunState) -> None:
+    run_id = with_job.trigger()
+    attempt = with_job.begin(run_id).attempt if state is RunState.SUCCEEDED else 0
+    with_job.end(RunEnd(run_id, attempt, state, EXECUTOR if attempt else None))
+    assert (with_job.count("dead_letters"), with_job.count("failed_runs"), with_job.dead_letters()) == (0, 0, [])
 
 
-def test_locked_run_is_busy_and_ends_on_retry(database: Database) -> None:
-    database.submit()
-    started = database.begun()
+def test_locked_run_is_busy_and_ends_on_retry(with_job: Database) -> None:
+    started = with_job.begun()
     wanted = ending(started, RunState.SUCCEEDED)
-    holding = database.connection()
+    holding = with_job.connection()
     holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
-    refused = database.end(wanted)
+    refused = with_job.end(wanted)
     assert (refused.states, refused.busy, refused.superseded) == ({}, {started.run_id}, set())
-    assert database.completions() == []
+    assert with_job.completions() == []
     holding.rollback()
-    assert database.end(wanted).states == {started.run_id: RunState.SUCCEEDED}
+    assert with_job.end(wanted).states == {started.run_id: RunState.SUCCEEDED}
 
 
-def test_attempt_outcome_may_differ_from_the_runs_state(database: Database) -> None:
-    database.submit()
-    lost, cancelled = database.begun(), database.begun()
-    database.apply_batch({"type": "run.cancel", "run_id": str(cancelled.run_id)})
-    database.end(*(ending(one, RunState.FAILED, outcome=AttemptOutcome.LOST) for one in (lost, cancelled)))
-    assert (database.final_state(lost.run_id)[0], database.attempts(lost.run_id)) == ("failed", [(1, "lost")])
-    assert database.attempts(cancelled.run_id) == [(1, "cancelled")]
+def test_attempt_outcome_may_differ_from_the_runs_state(with_job: Database) -> None:
+    lost, cancelled = with_job.begun(), with_job.begun()
+    with_job.apply_batch({"type": "run.cancel", "run_id": str(cancelled.run_id)})
+    with_job.end(*(ending(one, RunState.FAILED, outcome=AttemptOutcome.LOST) for one in (lost, cancelled)))
+    assert (with_job.final_state(lost.run_id)[0], with_job.attempts(lost.run_id)) == ("failed", [(1, "lost")])
+    assert with_job.attempts(cancelled.run_id) == [(1, "cancelled")]
 
 
 @pytest.mark.parametrize(
@@ -141,64 +135,58 @@ def test_dead_letter_holds_the_payload_if_there_is_one(
     assert (request.payload, request.payload_content_type) == (told if run else (None, None))
 
 
-def test_dead_letter_holds_the_newest_hundred_attempts(database: Database) -> None:
-    database.submit()
-    run_id = database.trigger()
+def test_dead_letter_holds_the_newest_hundred_attempts(with_job: Database) -> None:
+    run_id = with_job.trigger()
     for _ in range(101):
-        database.requeue(database.begin(run_id), AttemptOutcome.LOST)
-    database.end(ending(database.begin(run_id), RunState.FAILED, error_type="ValueError"))
-    [letter] = database.dead_letters()
+        with_job.requeue(with_job.begin(run_id), AttemptOutcome.LOST)
+    with_job.end(ending(with_job.begin(run_id), RunState.FAILED, error_type="ValueError"))
+    [letter] = with_job.dead_letters()
     assert [attempt.attempt for attempt in letter.attempts] == list(range(3, 103))
 
 
-def test_zombie_report_is_superseded_and_changes_nothing(database: Database) -> None:
-    database.submit()
-    zombie = database.begun()
-    database.requeue(zombie, AttemptOutcome.LOST)
-    current = database.begin(zombie.run_id)
-    refused = database.end(ending(zombie, RunState.SUCCEEDED, result=b"1"))
+def test_zombie_report_is_superseded_and_changes_nothing(with_job: Database) -> None:
+    zombie = with_job.begun()
+    with_job.requeue(zombie, AttemptOutcome.LOST)
+    current = with_job.begin(zombie.run_id)
+    refused = with_job.end(ending(zombie, RunState.SUCCEEDED, result=b"1"))
     assert (refused.states, refused.busy, refused.superseded) == ({}, set(), {zombie.run_id})
-    assert database.open_run(zombie.run_id).attempt == current.attempt == 2
-    assert database.completions() == []
-    assert database.attempts(zombie.run_id) == [(1, "lost")]
+    assert with_job.open_run(zombie.run_id).attempt == current.attempt == 2
+    assert with_job.completions() == []
+    assert with_job.attempts(zombie.run_id) == [(1, "lost")]
 
 
 @pytest.mark.parametrize("outcome", [AttemptOutcome.LOST, AttemptOutcome.RELEASED, AttemptOutcome.SNOOZED])
-def test_requeued_run_is_not_ended_by_its_old_executor(database: Database, outcome: AttemptOutcome) -> None:
+def test_requeued_run_is_not_ended_by_its_old_executor(with_job: Database, outcome: AttemptOutcome) -> None:
     """The attempt number alone is no fence: the old executor reports before the next claim."""
-    database.submit()
-    zombie = database.begun()
-    database.requeue(zombie, outcome)
-    before = database.open_run(zombie.run_id)
-    assert database.end(ending(zombie, RunState.TIMED_OUT)).superseded == {zombie.run_id}
-    assert database.requeue(zombie, AttemptOutcome.FAILED).runs == {}
-    assert database.open_run(zombie.run_id) == before
+    zombie = with_job.begun()
+    with_job.requeue(zombie, outcome)
+    before = with_job.open_run(zombie.run_id)
+    assert with_job.end(ending(zombie, RunState.TIMED_OUT)).superseded == {zombie.run_id}
+    assert with_job.requeue(zombie, AttemptOutcome.FAILED).runs == {}
+    assert with_job.open_run(zombie.run_id) == before
 
 
-def test_attempt_of_another_executor_is_not_ended(database: Database) -> None:
-    database.submit()
-    started = database.begun()
-    assert database.end(ending(started, RunState.SUCCEEDED, executor_id=uuid4())).superseded == {started.run_id}
-    assert database.end(RunEnd(started.run_id, 1, RunState.SUCCEEDED)).superseded == {started.run_id}
-    assert database.open_run(started.run_id).state == "running"
+def test_attempt_of_another_executor_is_not_ended(with_job: Database) -> None:
+    started = with_job.begun()
+    assert with_job.end(ending(started, RunState.SUCCEEDED, executor_id=uuid4())).superseded == {started.run_id}
+    assert with_job.end(RunEnd(started.run_id, 1, RunState.SUCCEEDED)).superseded == {started.run_id}
+    assert with_job.open_run(started.run_id).state == "running"
 
 
-def test_repeated_end_is_superseded(database: Database) -> None:
-    database.submit()
-    started = database.begun()
-    database.succeed(started)
-    again = database.succeed(started)
+def test_repeated_end_is_superseded(with_job: Database) -> None:
+    started = with_job.begun()
+    with_job.succeed(started)
+    again = with_job.succeed(started)
     assert (again.states, again.superseded) == ({}, {started.run_id})
-    assert len(database.completions()) == 1
+    assert len(with_job.completions()) == 1
 
 
-def test_batch_reports_ended_busy_and_superseded_runs(database: Database) -> None:
-    database.submit()
-    good, locked, gone = database.begun(), database.begun(), database.begun()
-    database.succeed(gone)
-    holding = database.connection()
+def test_batch_reports_ended_busy_and_superseded_runs(with_job: Database) -> None:
+    good, locked, gone = with_job.begun(), with_job.begun(), with_job.begun()
+    with_job.succeed(gone)
+    holding = with_job.connection()
     holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [locked.run_id])
-    done = database.end(*(ending(one, RunState.SUCCEEDED) for one in (good, locked, gone)))
+    done = with_job.end(*(ending(one, RunState.SUCCEEDED) for one in (good, locked, gone)))
     holding.rollback()
     assert done.states == {good.run_id: RunState.SUCCEEDED}
     assert (done.busy, done.superseded) == ({locked.run_id}, {gone.run_id})
@@ -219,13 +207,12 @@ def test_cancelling_run_can_only_become_cancelled(database: Database, wanted: Ru
     assert (database.count("signals"), database.count("active_runs"), database.dead_letters()) == (0, 0, [])
 
 
-def test_end_between_attempts_writes_no_attempt(database: Database) -> None:
-    database.submit()
-    started = database.begun()
-    database.requeue(started, AttemptOutcome.FAILED, timedelta(hours=1))
-    database.end(RunEnd(started.run_id, 1, RunState.CANCELLED, reason="asked"))
-    assert database.attempts(started.run_id) == [(1, "failed")]
-    [event] = database.completions()
+def test_end_between_attempts_writes_no_attempt(with_job: Database) -> None:
+    started = with_job.begun()
+    with_job.requeue(started, AttemptOutcome.FAILED, timedelta(hours=1))
+    with_job.end(RunEnd(started.run_id, 1, RunState.CANCELLED, reason="asked"))
+    assert with_job.attempts(started.run_id) == [(1, "failed")]
+    [event] = with_job.completions()
     assert (event.attempt, event.sequence, event.started_at) == (1, 3, None)
 
 
@@ -233,44 +220,41 @@ def test_end_between_attempts_writes_no_attempt(database: Database) -> None:
     ("attempt", "state", "sequence"), [(0, RunState.CANCELLED, 1), (1, RunState.SUCCEEDED, 2), (2, RunState.FAILED, 4)]
 )
 def test_sequence_and_event_id_are_derived_from_the_run(
-    database: Database, attempt: int, state: RunState, sequence: int
+    with_job: Database, attempt: int, state: RunState, sequence: int
 ) -> None:
-    database.submit()
-    run_id = database.trigger()
+    run_id = with_job.trigger()
     for number in range(1, attempt + 1):
-        started = database.begin(run_id)
+        started = with_job.begin(run_id)
         if number < attempt:
-            database.requeue(started, AttemptOutcome.LOST)
+            with_job.requeue(started, AttemptOutcome.LOST)
     hands = EXECUTOR if attempt else None
-    database.end(RunEnd(run_id, attempt, state, hands, error_type="ValueError"))
-    [event] = database.completions()
+    with_job.end(RunEnd(run_id, attempt, state, hands, error_type="ValueError"))
+    [event] = with_job.completions()
     assert event.sequence == sequence
     assert event.event_id == str(event_id(run_id, state, sequence))
 
 
-def test_repeated_event_after_a_rollback_has_the_same_id(database: Database) -> None:
-    database.submit()
-    started = database.begun()
+def test_repeated_event_after_a_rollback_has_the_same_id(with_job: Database) -> None:
+    started = with_job.begun()
     wanted = ending(started, RunState.SUCCEEDED)
-    lost = database.connection()
-    finish_runs(lost, database.installation, [wanted])
-    ids = lost.execute("SELECT value FROM outbox WHERE topic = %s", [database.installation.topics.completions])
+    lost = with_job.connection()
+    finish_runs(lost, with_job.installation, [wanted])
+    ids = lost.execute("SELECT value FROM outbox WHERE topic = %s", [with_job.installation.topics.completions])
     [(first,)] = ids.fetchall()
     lost.rollback()
-    database.end(wanted)
-    [event] = database.completions()
+    with_job.end(wanted)
+    [event] = with_job.completions()
     assert isinstance(first, bytes)
     assert event.event_id == decode(first, RunCompleted).event_id
 
 
-def test_given_message_is_not_built_again(database: Database) -> None:
+def test_given_message_is_not_built_again(with_job: Database) -> None:
     """An executor still has the message it ran: what it hands over is what the event is made of."""
-    database.submit()
-    run_id = database.trigger(labels={"from": "table"})
-    started = database.begin(run_id)
-    at_hand = replace(database.requests()[0], labels={"from": "hand"})
-    database.end(ending(started, RunState.SUCCEEDED, request=at_hand))
-    assert database.completions()[0].labels == {"from": "hand"}
+    run_id = with_job.trigger(labels={"from": "table"})
+    started = with_job.begin(run_id)
+    at_hand = replace(with_job.requests()[0], labels={"from": "hand"})
+    with_job.end(ending(started, RunState.SUCCEEDED, request=at_hand))
+    assert with_job.completions()[0].labels == {"from": "hand"}
 
 
 def test_run_labels_override_job_labels(database: Database) -> None:
@@ -279,16 +263,15 @@ def test_run_labels_override_job_labels(database: Database) -> None:
     assert database.completions()[0].labels == {"team": "billing", "tier": "2"}
 
 
-def test_end_recreates_a_dropped_partition(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    database.submit()
-    started = database.begun()
+def test_end_recreates_a_dropped_partition(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = with_job.begun()
     day = day_of(started.started_at)
     for table in ("attempts", "attempt_outputs"):
-        database.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day:%Y%m%d}")))
+        with_job.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day:%Y%m%d}")))
     monkeypatch.setattr(partitions, "_known", set[object]())
-    database.end(ending(started, RunState.SUCCEEDED, result=b"1"))
-    assert database.attempts(started.run_id) == [(1, "succeeded")]
-    assert database.rows("SELECT result FROM attempt_outputs") == [(b"1",)]
+    with_job.end(ending(started, RunState.SUCCEEDED, result=b"1"))
+    assert with_job.attempts(started.run_id) == [(1, "succeeded")]
+    assert with_job.rows("SELECT result FROM attempt_outputs") == [(b"1",)]
 
 
 def test_inputs_of_a_run_that_was_open_for_long_move_with_its_end(clocked: ClockedDatabase) -> None:
@@ -311,43 +294,40 @@ def test_inputs_of_a_run_that_was_open_for_long_move_with_its_end(clocked: Clock
     assert clocked.requests()[-1].payload == b'"moved"'
 
 
-def test_progress_and_the_end_of_an_old_run_exclude_each_other(clocked: ClockedDatabase) -> None:
+def test_progress_and_the_end_of_an_old_run_exclude_each_other(still: ClockedDatabase) -> None:
     """The end moves the inputs: progress that is inserted after it would be a second row of them."""
-    clocked.stop_clock()
-    clocked.submit()
-    run_id = clocked.trigger(payload="kept")
-    clocked.advance(timedelta(hours=30))
-    started = clocked.begin(run_id)
+    still.submit()
+    run_id = still.trigger(payload="kept")
+    still.advance(timedelta(hours=30))
+    started = still.begin(run_id)
     wanted, report = ending(started, RunState.SUCCEEDED), ProgressReport(run_id, 1, EXECUTOR, progress=b"1")
-    closing, saving = clocked.connection(), clocked.connection()
+    closing, saving = still.connection(), still.connection()
     assert save_progress(saving, [report]) == Saved({run_id})
-    assert finish_runs(closing, clocked.installation, [wanted]).busy == {run_id}
+    assert finish_runs(closing, still.installation, [wanted]).busy == {run_id}
     saving.rollback()
-    assert finish_runs(closing, clocked.installation, [wanted]).states == {run_id: RunState.SUCCEEDED}
+    assert finish_runs(closing, still.installation, [wanted]).states == {run_id: RunState.SUCCEEDED}
     assert save_progress(saving, [report]) == Saved(busy={run_id})
     closing.commit()
     assert save_progress(saving, [report]) == Saved()
     saving.commit()
-    assert clocked.rows("SELECT payload, progress FROM run_inputs") == [(b'"kept"', None)]
+    assert still.rows("SELECT payload, progress FROM run_inputs") == [(b'"kept"', None)]
 
 
 @pytest.mark.parametrize("stamp", [0, 0x7FFF_FFFF_FFFF, 0xFFFF_FFFF_FFFF])
-def test_report_of_an_unknown_run_creates_no_partition(database: Database, stamp: int) -> None:
-    database.submit()
-    good, unknown = database.begun(), UUID(int=stamp << 80 | 1)
-    before = database.count("pg_class")
-    done = database.end(ending(good, RunState.SUCCEEDED), RunEnd(unknown, 1, RunState.SUCCEEDED, EXECUTOR))
+def test_report_of_an_unknown_run_creates_no_partition(with_job: Database, stamp: int) -> None:
+    good, unknown = with_job.begun(), UUID(int=stamp << 80 | 1)
+    before = with_job.count("pg_class")
+    done = with_job.end(ending(good, RunState.SUCCEEDED), RunEnd(unknown, 1, RunState.SUCCEEDED, EXECUTOR))
     assert (set(done.states), done.superseded) == ({good.run_id}, {unknown})
-    assert database.count("pg_class") == before
+    assert with_job.count("pg_class") == before
 
 
 @pytest.mark.parametrize("tenure", [timedelta(0), timedelta(days=40)])
-def test_run_lies_in_the_partition_of_its_end(clocked: ClockedDatabase, tenure: timedelta) -> None:
-    clocked.stop_clock()
-    clocked.submit()
-    started = clocked.begun()
-    ended_at = clocked.advance(tenure)
-    clocked.end(ending(started, RunState.FAILED, error_type="ValueError", output=b"out"))
+def test_run_lies_in_the_partition_of_its_end(still: ClockedDatabase, tenure: timedelta) -> None:
+    still.submit()
+    started = still.begun()
+    ended_at = still.advance(tenure)
+    still.end(ending(started, RunState.FAILED, error_type="ValueError", output=b"out"))
     places = {
         "finished_runs": ended_at,
         "attempts": started.started_at,
@@ -355,7 +335,7 @@ def test_run_lies_in_the_partition_of_its_end(clocked: ClockedDatabase, tenure: 
     }
     for table, at in places.items():
         query = sql.SQL("SELECT tableoid::regclass::text FROM {}").format(sql.Identifier(table))
-        assert clocked.rows(query) == [(f"{table}_{at:%Y%m%d}",)]
+        assert still.rows(query) == [(f"{table}_{at:%Y%m%d}",)]
 
 
 def test_ending_no_runs_changes_nothing(database: Database) -> None:

@@ -359,9 +359,8 @@ def test_runs_without_an_order_read_no_key(still: ClockedDatabase, monkeypatch: 
     still.succeed(still.begin(still.trigger()))
 
 
-def test_orders_hold_under_failures_retries_and_deaths(database: Database) -> None:
+def test_orders_hold_under_failures_retries_and_deaths(with_job: Database) -> None:
     """Threads claim, end and die at random; a run starts only when none before it is open."""
-    database.submit()
     keys, runs = 8, 80
     batch = [
         about(
@@ -371,16 +370,16 @@ def test_orders_hold_under_failures_retries_and_deaths(database: Database) -> No
         for number in range(runs)
     ]
     for first in range(0, runs, 100):
-        database.apply_batch(*batch[first : first + 100])
+        with_job.apply_batch(*batch[first : first + 100])
     wrong: list[int] = []
     errors: list[BaseException] = []
 
     def work(seed: int) -> None:
         dice = random.Random(seed)  # noqa: S311 - a test's choices
         try:
-            while database.count("job_runs"):
+            while with_job.count("job_runs"):
                 try:
-                    with database.transaction() as connection:
+                    with with_job.transaction() as connection:
                         step(connection, dice)
                 except (_Died, psycopg.errors.DeadlockDetected, Unavailable):
                     continue
@@ -401,11 +400,11 @@ def test_orders_hold_under_failures_retries_and_deaths(database: Database) -> No
             else:
                 state = dice.choice([RunState.SUCCEEDED, RunState.FAILED])
                 ends.append(RunEnd(one.run_id, one.attempt, state, EXECUTOR))
-        requeue_runs(connection, database.installation, again)
-        finish_runs(connection, database.installation, ends)
+        requeue_runs(connection, with_job.installation, again)
+        finish_runs(connection, with_job.installation, ends)
         if dice.random() < 0.1:
             raise _Died
-        wake_orders(connection, database.installation)
+        wake_orders(connection, with_job.installation)
 
     threads = [threading.Thread(target=work, args=[seed]) for seed in range(3)]
     for each in threads:
@@ -414,8 +413,8 @@ def test_orders_hold_under_failures_retries_and_deaths(database: Database) -> No
         each.join(60)
     assert not errors
     assert sum(wrong) == 0
-    assert (database.count("job_runs"), database.count("order_keys")) == (0, 0)
-    assert database.count("finished_runs") == runs
+    assert (with_job.count("job_runs"), with_job.count("order_keys")) == (0, 0)
+    assert with_job.count("finished_runs") == runs
 
 
 class _Died(Exception):

@@ -144,22 +144,21 @@ def test_runs_of_one_template_have_the_keys_of_their_payloads(database: Database
     assert open_key(database, UUID(reply.run_id)) == "to/7", "a retry keeps the key"
 
 
-def test_runs_without_a_trigger_have_the_key_of_the_jobs_payload(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
+def test_runs_without_a_trigger_have_the_key_of_the_jobs_payload(still: ClockedDatabase) -> None:
     template: dict[str, Any] = {
         "concurrency_key": {"key": "to/{payload.customer}", "at_once": 2},
         "payload": {"customer": "own"},
     }
-    clocked.submit(schedule="@every 1h", **template)
+    still.submit(schedule="@every 1h", **template)
     for minutes in range(3):
         template["payload"] = {"customer": minutes}
-        clocked.submit(f"new-{minutes}", schedule="@every 1h", **template)
-    clocked.advance(timedelta(hours=1))
-    fire_due(clocked)
-    assert {request.concurrency_key for request in clocked.requests()} == {"to/own", "to/0", "to/1", "to/2"}
+        still.submit(f"new-{minutes}", schedule="@every 1h", **template)
+    still.advance(timedelta(hours=1))
+    fire_due(still)
+    assert {request.concurrency_key for request in still.requests()} == {"to/own", "to/0", "to/1", "to/2"}
     template["payload"] = {"customer": "new"}
-    clocked.submit(schedule="@every 2h", **template)
-    assert open_key(clocked, clocked.trigger()) == "to/new", "an edit of the payload changes the key"
+    still.submit(schedule="@every 2h", **template)
+    assert open_key(still, still.trigger()) == "to/new", "an edit of the payload changes the key"
 
 
 def test_limit_of_the_jobs_current_version_applies(database: Database) -> None:
@@ -221,15 +220,14 @@ def test_edit_settles_keys_whose_limit_it_changes_and_leaves_some_to_the_walk(
     assert database.value("SELECT count(*) FROM run_keys WHERE has_waiters") == 0
 
 
-def test_faster_rate_applies_from_the_next_claim_on(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    keyed(clocked, rate="1/day")
-    clocked.begin(clocked.trigger())
-    keyed(clocked, rate="1/s")
-    later = clocked.trigger()
-    assert clocked.claim(later).waiting == {later}
-    clocked.advance(timedelta(seconds=1))
-    assert KeyDuties(clocked.session(), clocked.installation).promote(range(64))[0] == 1
+def test_faster_rate_applies_from_the_next_claim_on(still: ClockedDatabase) -> None:
+    keyed(still, rate="1/day")
+    still.begin(still.trigger())
+    keyed(still, rate="1/s")
+    later = still.trigger()
+    assert still.claim(later).waiting == {later}
+    still.advance(timedelta(seconds=1))
+    assert KeyDuties(still.session(), still.installation).promote(range(64))[0] == 1
 
 
 def test_run_that_replaces_the_active_run_takes_its_place(database: Database) -> None:
@@ -303,52 +301,49 @@ def test_buffered_run_gives_its_place_back(database: Database) -> None:
     assert database.rows("SELECT running, unclaimed FROM run_keys") == [(1, 0)]
 
 
-def test_rate_lets_runs_start_one_after_another(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    keyed(clocked, rate="1/s", burst=2)
-    runs = sorted(clocked.trigger() for _ in range(5))  # of one instant: the smallest is first
-    claimed = clocked.claim(*runs)
+def test_rate_lets_runs_start_one_after_another(still: ClockedDatabase) -> None:
+    keyed(still, rate="1/s", burst=2)
+    runs = sorted(still.trigger() for _ in range(5))  # of one instant: the smallest is first
+    claimed = still.claim(*runs)
     assert len(claimed.started) == 2
     assert len(claimed.waiting) == 3
-    duties = KeyDuties(clocked.session(), clocked.installation)
-    promoted, seconds = duties.promote(range(clocked.installation.shards))
+    duties = KeyDuties(still.session(), still.installation)
+    promoted, seconds = duties.promote(range(still.installation.shards))
     assert (promoted, seconds) == (0, 1.0)
     for run in runs[2:]:
-        clocked.advance(timedelta(seconds=1))
-        assert duties.promote(range(clocked.installation.shards))[0] == 1
-        clocked.begin(run)
-    assert clocked.rows("SELECT running, unclaimed FROM run_keys") == [(5, 0)]
+        still.advance(timedelta(seconds=1))
+        assert duties.promote(range(still.installation.shards))[0] == 1
+        still.begin(run)
+    assert still.rows("SELECT running, unclaimed FROM run_keys") == [(5, 0)]
 
 
-def test_rate_after_an_outage_is_the_burst_and_no_more(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    keyed(clocked, rate="1/min", burst=3)
-    runs = sorted(clocked.trigger() for _ in range(30))
-    clocked.claim(*runs)
-    duties = KeyDuties(clocked.session(), clocked.installation)
+def test_rate_after_an_outage_is_the_burst_and_no_more(still: ClockedDatabase) -> None:
+    keyed(still, rate="1/min", burst=3)
+    runs = sorted(still.trigger() for _ in range(30))
+    still.claim(*runs)
+    duties = KeyDuties(still.session(), still.installation)
     for _ in range(10):
-        clocked.advance(timedelta(minutes=1))
-        duties.promote(range(clocked.installation.shards))
-    rows = clocked.rows("SELECT run_id FROM job_runs WHERE state = 'queued' ORDER BY scheduled_at, run_id")
+        still.advance(timedelta(minutes=1))
+        duties.promote(range(still.installation.shards))
+    rows = still.rows("SELECT run_id FROM job_runs WHERE state = 'queued' ORDER BY scheduled_at, run_id")
     promoted = [row[0] for row in rows]
     assert promoted == runs[3:6], "no more than the burst is promoted while no executor claims"
-    assert duties.promote(range(clocked.installation.shards)) == (0, math.inf), "a start or an end wakes the key"
-    clocked.apply_batch({"type": "run.cancel", "run_id": str(promoted[0])})
-    claimed = clocked.claim(*promoted[1:])
+    assert duties.promote(range(still.installation.shards)) == (0, math.inf), "a start or an end wakes the key"
+    still.apply_batch({"type": "run.cancel", "run_id": str(promoted[0])})
+    claimed = still.claim(*promoted[1:])
     assert (len(claimed.started), claimed.promoted) == (2, 0), "the executors find the burst, and then the rate"
-    clocked.advance(timedelta(minutes=1))
-    assert duties.promote(range(clocked.installation.shards))[0] == 1
-    assert clocked.rows("SELECT running, unclaimed FROM run_keys") == [(7, 2)], "the cancel passed its start on"
+    still.advance(timedelta(minutes=1))
+    assert duties.promote(range(still.installation.shards))[0] == 1
+    assert still.rows("SELECT running, unclaimed FROM run_keys") == [(7, 2)], "the cancel passed its start on"
 
 
-def test_key_with_a_slow_rate_is_not_idle(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    keyed(clocked, rate="1/day")
-    clocked.succeed(clocked.begin(clocked.trigger()))
-    clocked.advance(timedelta(hours=1))
-    KeyRepair(clocked.session(), clocked.installation).repair()
-    second = clocked.trigger()
-    assert clocked.claim(second).waiting == {second}
+def test_key_with_a_slow_rate_is_not_idle(still: ClockedDatabase) -> None:
+    keyed(still, rate="1/day")
+    still.succeed(still.begin(still.trigger()))
+    still.advance(timedelta(hours=1))
+    KeyRepair(still.session(), still.installation).repair()
+    second = still.trigger()
+    assert still.claim(second).waiting == {second}
 
 
 def test_repair_reads_so_many_runs_and_goes_on(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,32 +47,31 @@ class Executor:
 
 
 @pytest.mark.parametrize("tenant", ["default", None])
-def test_runs_beyond_the_limit_wait_and_an_end_starts_the_oldest(database: Database, tenant: str | None) -> None:
-    database.submit()
-    limit_tenant(database, 2)
-    executor = Executor(database)
-    runs = [database.trigger() for _ in range(4)]
+def test_runs_beyond_the_limit_wait_and_an_end_starts_the_oldest(with_job: Database, tenant: str | None) -> None:
+    limit_tenant(with_job, 2)
+    executor = Executor(with_job)
+    runs = [with_job.trigger() for _ in range(4)]
     started = executor.claim(*runs, tenant=tenant)
     assert [one.run_id for one in started] == runs[:2]
-    assert [database.open_run(run).state for run in runs] == ["running", "running", "buffered", "buffered"]
-    assert database.rows(COUNTERS) == [(2, 0, True)]
-    database.succeed(started[0])
-    assert database.open_run(runs[2]).state == "queued"
-    assert database.rows(COUNTERS) == [(2, 1, True)]
-    newcomer = database.trigger()
+    assert [with_job.open_run(run).state for run in runs] == ["running", "running", "buffered", "buffered"]
+    assert with_job.rows(COUNTERS) == [(2, 0, True)]
+    with_job.succeed(started[0])
+    assert with_job.open_run(runs[2]).state == "queued"
+    assert with_job.rows(COUNTERS) == [(2, 1, True)]
+    newcomer = with_job.trigger()
     assert executor.claim(newcomer) == []
     [third] = executor.claim(runs[2])
-    with database.transaction() as connection:
+    with with_job.transaction() as connection:
         wait = read_waits(connection, [runs[3]])[runs[3]]
     assert (wait.code, wait.words) == (
         "tenant",
         "tenant default has 2 of 2 active runs: the end of one starts the oldest that waits",
     )
     for one in (started[1], third):
-        database.succeed(one)
+        with_job.succeed(one)
     for one in executor.claim(runs[3], newcomer):
-        database.succeed(one)
-    assert database.rows(COUNTERS) == [(0, 0, False)]
+        with_job.succeed(one)
+    assert with_job.rows(COUNTERS) == [(0, 0, False)]
 
 
 def test_other_tenants_are_not_counted_and_a_lifted_limit_lets_all_start(database: Database) -> None:
@@ -89,33 +88,31 @@ def test_other_tenants_are_not_counted_and_a_lifted_limit_lets_all_start(databas
     assert len(executor.claim(*runs[1:], tenant="acme")) == 2
 
 
-def test_retry_gives_the_place_back(database: Database) -> None:
-    database.submit()
-    limit_tenant(database, 1)
-    executor = Executor(database)
-    first, second = database.trigger(), database.trigger()
+def test_retry_gives_the_place_back(with_job: Database) -> None:
+    limit_tenant(with_job, 1)
+    executor = Executor(with_job)
+    first, second = with_job.trigger(), with_job.trigger()
     [started] = executor.claim(first)
     assert executor.claim(second) == []
-    database.requeue(started, AttemptOutcome.FAILED, timedelta(hours=1))
-    assert database.open_run(second).state == "queued"
-    database.apply_batch({"type": "run.cancel", "run_id": str(second)})
-    assert database.final_state(second)[0] == RunState.CANCELLED
-    assert database.rows(COUNTERS) == [(0, 0, False)]
+    with_job.requeue(started, AttemptOutcome.FAILED, timedelta(hours=1))
+    assert with_job.open_run(second).state == "queued"
+    with_job.apply_batch({"type": "run.cancel", "run_id": str(second)})
+    assert with_job.final_state(second)[0] == RunState.CANCELLED
+    assert with_job.rows(COUNTERS) == [(0, 0, False)]
 
 
-def test_completion_in_a_clients_transaction_gives_the_place_back_later(database: Database) -> None:
-    database.submit()
-    limit_tenant(database, 1)
-    executor = Executor(database)
-    first, second = database.trigger(), database.trigger()
+def test_completion_in_a_clients_transaction_gives_the_place_back_later(with_job: Database) -> None:
+    limit_tenant(with_job, 1)
+    executor = Executor(with_job)
+    first, second = with_job.trigger(), with_job.trigger()
     [started] = executor.claim(first)
     executor.claim(second)
-    with database.transaction() as connection:
-        finish_runs(connection, database.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
-    assert database.open_run(second).state == "buffered"
-    with database.transaction() as connection:
-        apply_deferred_effects(connection, database.installation)
-    assert database.open_run(second).state == "queued"
+    with with_job.transaction() as connection:
+        finish_runs(connection, with_job.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
+    assert with_job.open_run(second).state == "buffered"
+    with with_job.transaction() as connection:
+        apply_deferred_effects(connection, with_job.installation)
+    assert with_job.open_run(second).state == "queued"
 
 
 def test_run_keeps_the_place_of_its_key_while_it_waits_for_its_tenant(database: Database) -> None:
@@ -189,38 +186,37 @@ def test_runs_that_started_before_the_limit_are_counted(clocked: ClockedDatabase
     assert clocked.rows(COUNTERS) == [(0, 0, False)]
 
 
-def test_wrong_count_of_runs_in_flight_is_repaired_and_lets_waiting_runs_start(database: Database) -> None:
-    database.submit()
-    limit_tenant(database, 2)
-    executor = Executor(database)
-    runs = [database.trigger() for _ in range(4)]
+def test_wrong_count_of_runs_in_flight_is_repaired_and_lets_waiting_runs_start(with_job: Database) -> None:
+    limit_tenant(with_job, 2)
+    executor = Executor(with_job)
+    runs = [with_job.trigger() for _ in range(4)]
     started = executor.claim(*runs)
-    repair = KeyRepair(database.session(), database.installation)
+    repair = KeyRepair(with_job.session(), with_job.installation)
     assert repair.repair_tenants() == 0
-    assert database.rows(COUNTERS) == [(2, 0, True)], "what is right stays"
+    assert with_job.rows(COUNTERS) == [(2, 0, True)], "what is right stays"
     # As a restore of an older copy of the table leaves it.
-    database.execute("UPDATE run_keys SET running = 7, unclaimed = 1, has_waiters = false")
+    with_job.execute("UPDATE run_keys SET running = 7, unclaimed = 1, has_waiters = false")
     assert repair.repair_tenants() == 0
-    assert database.rows(COUNTERS) == [(2, 0, True)]
-    with database.transaction() as connection:
-        finish_runs(connection, database.installation, [ending(started[0], RunState.SUCCEEDED)], lasting=True)
-    database.execute("UPDATE run_keys SET running = 0")
+    assert with_job.rows(COUNTERS) == [(2, 0, True)]
+    with with_job.transaction() as connection:
+        finish_runs(connection, with_job.installation, [ending(started[0], RunState.SUCCEEDED)], lasting=True)
+    with_job.execute("UPDATE run_keys SET running = 0")
     assert repair.repair_tenants() == 0
-    assert database.rows(COUNTERS) == [(2, 0, True)], "the deferred effect of an end holds its place"
-    database.execute("DELETE FROM run_keys")
-    with database.transaction() as connection:
-        apply_deferred_effects(connection, database.installation)
+    assert with_job.rows(COUNTERS) == [(2, 0, True)], "the deferred effect of an end holds its place"
+    with_job.execute("DELETE FROM run_keys")
+    with with_job.transaction() as connection:
+        apply_deferred_effects(connection, with_job.installation)
     assert repair.repair_tenants() == 1
-    assert database.rows("SELECT at_once, running, unclaimed FROM run_keys") == [(2, 2, 1)]
+    assert with_job.rows("SELECT at_once, running, unclaimed FROM run_keys") == [(2, 2, 1)]
     for one in (started[1], *executor.claim(runs[2])):
-        database.succeed(one)
+        with_job.succeed(one)
     for one in executor.claim(runs[3]):
-        database.succeed(one)
-    assert database.rows(COUNTERS) == [(0, 0, False)]
-    database.execute("UPDATE run_keys SET running = 5")
-    with database.transaction() as connection:  # of another scheduler, which has not committed yet
+        with_job.succeed(one)
+    assert with_job.rows(COUNTERS) == [(0, 0, False)]
+    with_job.execute("UPDATE run_keys SET running = 5")
+    with with_job.transaction() as connection:  # of another scheduler, which has not committed yet
         connection.execute("SELECT FROM settings WHERE name = 'shards' FOR NO KEY UPDATE")
         repair.repair_tenants()
-        assert database.rows(COUNTERS) == [(5, 0, False)], "it would be added twice"
-    with closing(KeyRepair(database.session("background"), database.installation)) as walking:
-        until(lambda: not walking.step(repairs=True) and database.rows(COUNTERS) == [(0, 0, False)], "it is repaired")
+        assert with_job.rows(COUNTERS) == [(5, 0, False)], "it would be added twice"
+    with closing(KeyRepair(with_job.session("background"), with_job.installation)) as walking:
+        until(lambda: not walking.step(repairs=True) and with_job.rows(COUNTERS) == [(0, 0, False)], "it is repaired")

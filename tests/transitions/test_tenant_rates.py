@@ -1,7 +1,10 @@
-"""Triggers per second of a tenant: delayed, held, paced, never dropped, in their order."""
+"""Rates of keys and of tenants: kept although promotions and claims come late, also after an outage."""
 
+import heapq
+import random
+from collections.abc import Callable
 from contextlib import closing
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
@@ -11,13 +14,14 @@ from psycopg.conninfo import make_conninfo
 from tests.fixtures.acts import ending, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.graphs import end_and_drain
-from tests.transitions.test_rate_ring import most_in
 from tidewheel.control.client.client import Client
 from tidewheel.postgres.session import RowsLocked, connect
 from tidewheel.runs import RunState
 from tidewheel.scheduler import key_duties
 from tidewheel.scheduler.key_duties import KeyDuties
 from tidewheel.transitions import held_runs
+from tidewheel.transitions.places import Arrival, KeyRow, Limit, admit
+from tidewheel.transitions.rate_ring import Ring
 from tidewheel.transitions.tenant_rates import TenantRates
 
 TRIGGER = {"type": "job.trigger", "key": "job"}
@@ -216,3 +220,131 @@ def test_unblocked_runs_take_places(rated: ClockedDatabase) -> None:
     due = sorted(run.publish_at for run in rated.job_runs())
     assert len(rated.requests()) == 31
     assert due[-1] - due[0] >= timedelta(seconds=28)
+
+
+START = datetime(2026, 11, 20, 12, tzinfo=UTC)
+HOLDER = Arrival(UUID(int=1), 1, holds=True, scheduled_at=START)
+LATE = timedelta(milliseconds=250)
+
+
+def starts(
+    every: timedelta, burst: int, until: timedelta, claimed_at: Callable[[datetime], datetime]
+) -> list[datetime]:
+    """Return the times at which runs of a key start, of which many wait.
+
+    Args:
+        every: The time between two starts.
+        burst: The starts at once.
+        until: The time that passes.
+        claimed_at: Returns the time at which runs are claimed that are promoted at a time.
+    """
+    chance = random.Random(1)  # noqa: S311 - repeatable
+    limit = Limit(None, every // timedelta(microseconds=1), burst)
+    row = KeyRow(1, running=0, unclaimed=0, has_waiters=True, limit=limit, tat=None, wake_at=START)
+    claims: list[tuple[datetime, int]] = []  # when so many promoted runs start
+    started: list[datetime] = []
+    wake: datetime | None = START
+    while (now := min([*(at for at, _ in claims[:1]), wake or START + until])) < START + until:
+        claimed = heapq.heappop(claims)[1] if claims and claims[0][0] == now else 0
+        started += [now] * claimed
+        assert admit({1: row}, [HOLDER] * claimed, now) == []
+        found = row.wanted(now)
+        row.promote(found, found, now, more=True)
+        if found:
+            heapq.heappush(claims, (claimed_at(now), found))
+        wake = row.wake_at and row.wake_at + timedelta(milliseconds=chance.uniform(0, 50))
+    return started
+
+
+@pytest.mark.parametrize(("a_minute", "hop"), [(1, 20), (100, 20), (600, 20), (6_000, 20), (600, 200), (60_000, 150)])
+def test_rate_is_kept_within_a_hundredth(a_minute: int, hop: int) -> None:
+    minutes = 10 if a_minute < 6_000 else 1
+    found = starts(
+        timedelta(minutes=1) / a_minute, 1, timedelta(minutes=minutes), lambda now: now + timedelta(milliseconds=hop)
+    )
+    assert abs(len(found) - a_minute * minutes) <= max(a_minute * minutes / 100, 1)
+
+
+@pytest.mark.parametrize("a_minute", [1, 60, 600, 6_000])
+@pytest.mark.parametrize("burst", [1, 5])
+def test_outage_adds_a_quarter_of_a_second_to_the_burst(a_minute: int, burst: int) -> None:
+    every, back = timedelta(minutes=1) / a_minute, START + timedelta(minutes=10)
+    found = starts(every, burst, timedelta(minutes=12), lambda now: max(now, back) + timedelta(milliseconds=20))
+    for window in (timedelta(seconds=1), timedelta(seconds=10), timedelta(minutes=1)):
+        most = (window + LATE) // every + burst
+        for first, last in zip(found, found[most:], strict=False):
+            assert last - first >= window, f"more than {most} starts in {window} from {first}"
+    assert len(found) >= (timedelta(minutes=2) // every) * 0.99
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def most_in(window: timedelta, times: list[datetime]) -> int:
+    """Return the greatest number of times in any window."""
+    times = sorted(times)
+    first, most = 0, 0
+    for last, at in enumerate(times):
+        while at - times[first] >= window:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+def flood_of(per_second: float, offered: int, seconds: int) -> list[datetime]:
+    """Return the times at which runs are due that a flood_of offers, with the pacer's looks each second."""
+    ring, held, due = Ring(per_second), 0, list[datetime]()
+    for second in range(seconds):
+        for tick in range(10):
+            now = START + timedelta(seconds=second, milliseconds=100 * tick + 3)
+            ring.forget_past(now)
+            for _ in range(offered // 10):
+                at = None if held else ring.place(now)
+                held += at is None
+                due += [] if at is None else [at]
+            if tick == 5:
+                while held and (at := ring.place(now, reach=2, spaced=True)) is not None:
+                    held -= 1
+                    due.append(at)
+    return due
+
+
+@pytest.mark.parametrize("per_second", [100.0, 7.5, 1.0, 0.5, 0.01])
+def test_flood_is_within_a_hundredth_of_the_rate_in_any_minute(per_second: float) -> None:
+    due = flood_of(per_second, 1000, 180 if per_second > 0.1 else 600)
+    within = [at for at in due if at >= START + timedelta(seconds=1)]
+    assert most_in(MINUTE, within) <= max(per_second * 60 * 1.01, per_second * 60 + 1)
+    assert len(due) >= per_second * (170 if per_second > 0.1 else 590) - 1
+
+
+def test_timers_written_ahead_delay_no_trigger_under_the_limit() -> None:
+    chance = random.Random(1)  # noqa: S311 - repeatable
+    ring, delays = Ring(100), list[timedelta]()
+    for step in range(600):
+        now = START + timedelta(milliseconds=100 * step)
+        ring.forget_past(now)
+        for _ in range(2):
+            assert ring.place(now + timedelta(seconds=5)) is not None
+        for _ in range(2):
+            at = now + timedelta(milliseconds=chance.uniform(0, 50))
+            due = ring.place(at)
+            assert due is not None
+            delays.append(due - at)
+    assert max(delays) == timedelta(0)
+
+
+def test_order_is_kept_and_another_rate_applies_to_free_places() -> None:
+    ring = Ring(10)
+    ring.forget_past(START)
+    due = [at for _ in range(60) if (at := ring.place(START)) is not None]
+    assert due == sorted(due)
+    assert ring.place(START) is not None
+    for _ in range(100):
+        ring.place(START)
+    assert ring.place(START) is None
+    ring.change_rate(20)
+    assert ring.place(START) == START
+    ring.change_rate(0.1)
+    ring.forget_past(START)
+    assert ring.place(START) == START
+    assert ring.place(START) == START + timedelta(seconds=10)

@@ -210,49 +210,47 @@ def test_a_resumed_occurrence_holds_its_place_again(database: Database, failing:
     assert_nothing_left(database)
 
 
-def test_an_occurrence_ends_at_its_deadline(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    session = clocked.session()
-    first = opened(clocked, overlap="skip", workflow={"timeout": "10m"})
+def test_an_occurrence_ends_at_its_deadline(still: ClockedDatabase) -> None:
+    session = still.session()
+    first = opened(still, overlap="skip", workflow={"timeout": "10m"})
     deadlines = WorkflowDeadlines(session)
-    clocked.advance(timedelta(minutes=9))
+    still.advance(timedelta(minutes=9))
     assert deadlines.step() == 0
-    clocked.advance(timedelta(minutes=2))
+    still.advance(timedelta(minutes=2))
     assert deadlines.step() == 1
     assert deadlines.step() == 0
-    assert workflow(clocked, first)[0] == "timing_out"
-    assert change(clocked, "resume", first).errors[0].problem == "the occurrence is being cancelled"
-    PendingCancels(session, clocked.installation).step()
+    assert workflow(still, first)[0] == "timing_out"
+    assert change(still, "resume", first).errors[0].problem == "the occurrence is being cancelled"
+    PendingCancels(session, still.installation).step()
     session.close()
-    play(clocked)
-    assert workflow(clocked, first) == ("timed_out", 0, 0)
-    assert states(clocked, first) == {"a": "succeeded", "b": "cancelled"}
-    assert clocked.rows("SELECT reason FROM finished_runs WHERE state = 'cancelled'") == [("workflow_timeout",)]
-    assert changed(clocked, "resume", first)
-    [(left,)] = clocked.rows("SELECT deadline_at - tidewheel_now() FROM workflows")
+    play(still)
+    assert workflow(still, first) == ("timed_out", 0, 0)
+    assert states(still, first) == {"a": "succeeded", "b": "cancelled"}
+    assert still.rows("SELECT reason FROM finished_runs WHERE state = 'cancelled'") == [("workflow_timeout",)]
+    assert changed(still, "resume", first)
+    [(left,)] = still.rows("SELECT deadline_at - tidewheel_now() FROM workflows")
     assert left == timedelta(minutes=10)
-    play(clocked)
-    assert workflow(clocked, first)[0] == "succeeded"
-    assert_nothing_left(clocked)
+    play(still)
+    assert workflow(still, first)[0] == "succeeded"
+    assert_nothing_left(still)
 
 
-def test_a_deadline_passes_during_a_pause(clocked: ClockedDatabase) -> None:
-    clocked.stop_clock()
-    session = clocked.session()
-    put(clocked, CHAIN, workflow={"timeout": "10m"})
-    clocked.advance(timedelta(seconds=1))
-    first = clocked.trigger("a")
-    started = clocked.begin(first)
-    assert changed(clocked, "pause", first)
-    clocked.succeed(started)
-    drain_some(clocked, never())
-    clocked.advance(timedelta(minutes=11))
+def test_a_deadline_passes_during_a_pause(still: ClockedDatabase) -> None:
+    session = still.session()
+    put(still, CHAIN, workflow={"timeout": "10m"})
+    still.advance(timedelta(seconds=1))
+    first = still.trigger("a")
+    started = still.begin(first)
+    assert changed(still, "pause", first)
+    still.succeed(started)
+    drain_some(still, never())
+    still.advance(timedelta(minutes=11))
     assert WorkflowDeadlines(session).step() == 1
     session.close()
-    play(clocked)
-    assert workflow(clocked, first)[0] == "timed_out"
-    assert states(clocked, first) == {"a": "succeeded"}
-    assert_nothing_left(clocked)
+    play(still)
+    assert workflow(still, first)[0] == "timed_out"
+    assert states(still, first) == {"a": "succeeded"}
+    assert_nothing_left(still)
 
 
 def test_a_request_about_a_root_without_children_opens_nothing(database: Database) -> None:
