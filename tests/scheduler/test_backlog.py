@@ -27,11 +27,14 @@ from tidewheel.schemas.generated.records import ReplyStatus
 
 
 @given(st.lists(st.integers(0, 4095), unique=True), st.lists(st.integers(1, 64), min_size=1))
-def test_rotation_takes_each_shard_once_in_order(due: list[int], bites: list[int]) -> None:
+def test_rotation_takes_each_shard_once_in_order_and_at_most_so_many(due: list[int], bites: list[int]) -> None:
     rotation, taken = ShardRotation(), list[int]()
     rotation.start(due)
     while rotation.active:
-        taken += rotation.take(bites[len(taken) % len(bites)])
+        limit = bites[len(taken) % len(bites)]
+        some = rotation.take(limit)
+        assert len(some) == min(limit, len(due) - len(taken))
+        taken += some
     assert taken == due
     assert rotation.take(1) == []
 

@@ -224,41 +224,25 @@ def test_deleting_job_cancels_its_backlog(with_job: Database, monkeypatch: pytes
     assert with_job.open_run(running).state == "running"
 
 
-def test_run_that_cannot_be_ended_does_not_block_others(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    poison, *others = [with_job.trigger() for _ in range(4)]
-    cancel(with_job, key="job")
-
-    refuse_end(monkeypatch, module, poison)
-    step_until_idle(with_job)
-    assert states(with_job, others) == ["cancelled"] * 3
-    assert begin_is_refused(with_job, poison)
-
-
-def test_run_that_cannot_be_ended_is_retried_after_pause_only(
+def test_run_that_cannot_be_ended_blocks_no_other_and_is_retried_after_a_pause(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = with_job.trigger()
+    run, *others = [with_job.trigger() for _ in range(4)]
     number = cancel(with_job, key="job")
     tries = refuse_end(monkeypatch, module, run)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     cancelling = BulkCancel(with_job.session(), with_job.installation)
     for _ in range(20):
         cancelling.step()
-    assert (len(tries), progress(with_job, number)) == (1, (0, False))
-    assert begin_is_refused(with_job, run)
+    assert (states(with_job, others), progress(with_job, number)) == (["cancelled"] * 3, (3, False))
+    assert with_job.claim(run).started == []
+    before = len(tries)
+    cancelling.step()
+    assert len(tries) == before
     # A scheduler that is started anew tries once more; what was wrong has been mended.
     monkeypatch.setattr(module, "finish_runs", finish_runs)
     step_until_idle(with_job)
-    assert (states(with_job, [run]), progress(with_job, number)) == (["cancelled"], (1, True))
-
-
-def begin_is_refused(database: Database, run: UUID) -> bool:
-    """Return True if a claim finds nothing."""
-    try:
-        database.begin(run)
-    except ValueError:
-        return True
-    return False
+    assert (states(with_job, [run]), progress(with_job, number)) == (["cancelled"], (4, True))
 
 
 def want(database: Database, *runs: UUID) -> None:

@@ -212,18 +212,6 @@ def test_paused_until_that_passes_under_a_freeze_that_no_scheduler_saw_is_frozen
     assert (instants(still), skips(still)) == ([], [("frozen", 3)])
 
 
-def test_once_fires_after_the_thaw(still: ClockedDatabase) -> None:
-    still.submit(schedule={"once": (still.now() + MINUTE).isoformat()})
-    ask(still, "freeze")
-    still.advance(10 * MINUTE)
-    fire_all(still)
-    assert still.job_runs() == []
-    ask(still, "thaw")
-    release(still)
-    fire_all(still)
-    assert len(still.job_runs()) == 1
-
-
 def test_timer_not_due_under_the_freeze_is_not_touched(still: ClockedDatabase) -> None:
     still.submit(**MINUTELY)
     ask(still, "freeze")
@@ -361,22 +349,6 @@ def test_thaw_waits_for_a_firing_that_holds_timers(still: ClockedDatabase) -> No
     assert late.result(30).held == []
 
 
-def test_timer_that_another_transaction_holds_keeps_the_thaw_open(still: ClockedDatabase) -> None:
-    still.submit(**MINUTELY)
-    ask(still, "freeze")
-    still.advance(MINUTE)
-    fire_all(still)
-    ask(still, "thaw")
-    holder = still.connection()
-    holder.execute("SELECT FROM timers FOR UPDATE")
-    thaws = Thaws(still.session(), still.installation)
-    thaws.step()
-    assert (still.count("freezes"), still.rows(HOLDS)) == (1, [("freeze",)])
-    holder.rollback()
-    release(still)
-    assert (still.count("freezes"), still.rows(HOLDS)) == (0, [(None,)])
-
-
 def test_run_whose_deadline_passes_under_a_freeze_says_frozen(still: ClockedDatabase) -> None:
     for key, queue in (("job", "default"), ("other", "reports")):
         still.submit(key, queue=queue, schedule_to_start="1m")
@@ -490,11 +462,17 @@ def test_jobs_that_another_transaction_holds_keep_no_other_from_a_freeze(still: 
     assert (still.job_runs(), still.count("freezes")) == ([], 0)
 
 
-def test_scheduler_rests_while_another_transaction_holds_a_job_that_a_freeze_concerns(still: ClockedDatabase) -> None:
+@pytest.mark.parametrize("ahead", [False, True], ids=["held", "written ahead"])
+def test_scheduler_rests_while_another_transaction_holds_a_job_that_a_freeze_concerns(
+    still: ClockedDatabase, *, ahead: bool
+) -> None:
     still.submit(**MINUTELY)
-    fire_due(still, lookahead=5 * MINUTE)
+    if ahead:
+        fire_due(still, lookahead=5 * MINUTE)
     ask(still, "freeze")
     still.advance(MINUTE)
+    if not ahead:
+        fire_all(still)
     ask(still, "thaw")
     holder = still.connection()
     holder.execute("SELECT FROM timers FOR UPDATE")

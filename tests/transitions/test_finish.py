@@ -31,6 +31,8 @@ def test_success_writes_outcome_attempt_result_and_event(database: Database) -> 
     [row] = database.rows("SELECT state, attempt, started_at, reason, error_type, finished_at FROM runs")
     assert row[:5] == ("succeeded", 1, started.started_at, None, None)
     assert database.attempts(started.run_id) == [(1, "succeeded")]
+    found = database.rows("SELECT executor_id, started_at, claimed_from, finished_at >= started_at FROM ended_attempts")
+    assert found == [(EXECUTOR, started.started_at, "test/0/0@0", True)]
     assert database.rows("SELECT result, trace, output FROM attempt_outputs") == [(b'{"sent":2}', None, b"hello\n")]
     [event] = database.completions()
     assert (event.run_id, event.job_id, event.job_key) == (str(started.run_id), job.job_id, "job")
@@ -38,18 +40,6 @@ def test_success_writes_outcome_attempt_result_and_event(database: Database) -> 
     assert (event.executor_id, event.started_at) == (str(EXECUTOR), started.started_at)
     assert (event.finished_at, event.labels) == (row[5], {"team": "billing"})
     assert database.dead_letters() == []
-
-
-def test_attempt_row_names_executor_times_and_message(with_job: Database) -> None:
-    started = with_job.begun()
-    with_job.succeed(started)
-    [row] = with_job.rows("SELECT executor_id, started_at, claimed_from, finished_at >= started_at FROM ended_attempts")
-    assert row == (EXECUTOR, started.started_at, "test/0/0@0", True)
-
-
-def test_attempt_without_output_has_no_output_row(with_job: Database) -> None:
-    with_job.succeed(with_job.begun())
-    assert with_job.count("attempt_outputs") == 0
 
 
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.TIMED_OUT])
@@ -92,18 +82,6 @@ def test_other_ends_create_no_dead_letter(with_job: Database, state: RunState) -
     attempt = with_job.begin(run_id).attempt if state is RunState.SUCCEEDED else 0
     with_job.end(RunEnd(run_id, attempt, state, EXECUTOR if attempt else None))
     assert (with_job.count("dead_letters"), with_job.count("failed_runs"), with_job.dead_letters()) == (0, 0, [])
-
-
-def test_locked_run_is_busy_and_ends_on_retry(with_job: Database) -> None:
-    started = with_job.begun()
-    wanted = ending(started, RunState.SUCCEEDED)
-    holding = with_job.connection()
-    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
-    refused = with_job.end(wanted)
-    assert (refused.states, refused.busy, refused.superseded) == ({}, {started.run_id}, set())
-    assert with_job.completions() == []
-    holding.rollback()
-    assert with_job.end(wanted).states == {started.run_id: RunState.SUCCEEDED}
 
 
 def test_attempt_outcome_may_differ_from_the_runs_state(with_job: Database) -> None:
@@ -173,14 +151,6 @@ def test_attempt_of_another_executor_is_not_ended(with_job: Database) -> None:
     assert with_job.open_run(started.run_id).state == "running"
 
 
-def test_repeated_end_is_superseded(with_job: Database) -> None:
-    started = with_job.begun()
-    with_job.succeed(started)
-    again = with_job.succeed(started)
-    assert (again.states, again.superseded) == ({}, {started.run_id})
-    assert len(with_job.completions()) == 1
-
-
 def test_batch_reports_ended_busy_and_superseded_runs(with_job: Database) -> None:
     good, locked, gone = with_job.begun(), with_job.begun(), with_job.begun()
     with_job.succeed(gone)
@@ -190,6 +160,9 @@ def test_batch_reports_ended_busy_and_superseded_runs(with_job: Database) -> Non
     holding.rollback()
     assert done.states == {good.run_id: RunState.SUCCEEDED}
     assert (done.busy, done.superseded) == ({locked.run_id}, {gone.run_id})
+    assert len(with_job.completions()) == 2
+    assert with_job.succeed(locked).states == {locked.run_id: RunState.SUCCEEDED}
+    assert with_job.count("attempt_outputs") == 0
 
 
 @pytest.mark.parametrize("wanted", [RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT, RunState.CANCELLED])
