@@ -96,8 +96,7 @@ def test_kill_at_a_crash_point_loses_and_doubles_nothing(point: str, fleet: Flee
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", sorted(REAPING))
-def test_runs_continue_after_a_killed_reaper(point: str, fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_runs_continue_after_a_killed_reaper(point: str, fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     held = work.hold()
     fleet.start_all("intake", "scheduler", "relay")
@@ -120,8 +119,7 @@ def test_runs_continue_after_a_killed_reaper(point: str, fleet: Fleet, oracle: O
 
 
 @pytest.mark.slow
-def test_runs_continue_after_all_services_were_killed(fleet: Fleet, oracle: Oracle) -> None:
-    work = Workload(fleet, oracle)
+def test_runs_continue_after_all_services_were_killed(fleet: Fleet, oracle: Oracle, work: Workload) -> None:
     work.submit()
     held = work.hold()
     services = fleet.start_all()

@@ -16,20 +16,15 @@ from tests.fixtures.acts import submission
 from tests.fixtures.database import Database
 from tests.fixtures.oracle import Oracle, read_effects
 from tests.fixtures.services import HANDLERS, Fleet, Role, Service
+from tests.scheduler.backfills import progress
 from tests.scheduler.test_tenant_deletions import rows_by_table
 from tidewheel.control.client.client import Client
-from tidewheel.control.reads.backfills import BackfillProgress, backfill
 from tidewheel.ids import job_id, run_id
 from tidewheel.postgres.faults import MAX_ALIKE
 from tidewheel.runs import Cause
 
 MINUTE = timedelta(minutes=1)
 INSTANTS = 40
-
-
-def progress(database: Database, backfill_id: UUID) -> BackfillProgress:
-    with database.transaction() as connection:
-        return backfill(connection, "default", backfill_id)
 
 
 @pytest.mark.postgres

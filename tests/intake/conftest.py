@@ -1,5 +1,7 @@
 """Fixtures of intake's tests."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from tests.fixtures.database import ClockedDatabase
@@ -11,3 +13,10 @@ def minutely(still: ClockedDatabase) -> ClockedDatabase:
     """A job that fires each minute and may overlap; the clock is stopped."""
     still.submit(**MINUTELY)
     return still
+
+
+@pytest.fixture
+def friday(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A clock stopped at noon of Friday, 20 November 2026."""
+    clocked.stop_clock(datetime(2026, 11, 20, 12, tzinfo=UTC))
+    return clocked

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tests.fixtures.acts import about
-from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
 from tidewheel.schemas.generated.records import Reply
 
@@ -74,5 +74,5 @@ def skipped(database: ClockedDatabase, reason: str) -> list[tuple[float, float, 
     return [((f - zero) / MINUTE, (to - zero) / MINUTE, count) for f, to, count in database.rows(asked, [reason])]
 
 
-def kinds(database: ClockedDatabase) -> list[str]:
+def kinds(database: Database) -> list[str]:
     return [event.type.removeprefix("io.tidewheel.").removesuffix(".v1") for event in database.lifecycle()]

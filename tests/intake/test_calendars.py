@@ -4,8 +4,6 @@ from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
-
 from tests.fixtures.acts import about, submission
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
@@ -47,13 +45,6 @@ def timer(database: Database) -> tuple[datetime, datetime]:
 
 def november(day: int, hour: int = 9, minute: int = 0, second: int = 0) -> datetime:
     return datetime(2026, 11, day, hour, minute, second, tzinfo=UTC)
-
-
-@pytest.fixture
-def friday(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A clock stopped at noon of Friday, 20 November 2026."""
-    clocked.stop_clock(FRIDAY_NOON)
-    return clocked
 
 
 def test_identical_calendar_put_changes_nothing(friday: Database) -> None:

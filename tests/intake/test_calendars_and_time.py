@@ -7,6 +7,7 @@ import pytest
 
 from tests.fixtures.acts import about
 from tests.fixtures.database import ClockedDatabase
+from tests.intake.test_calendars import fired, november
 from tests.scheduler.firing import fire_due
 from tidewheel.intake import calendars
 from tidewheel.schemas.generated.records import Reply
@@ -26,10 +27,6 @@ def put(database: ClockedDatabase, *days: str) -> Reply:
     return reply
 
 
-def fired(database: ClockedDatabase) -> list[datetime]:
-    return [at for (at,) in database.rows("SELECT scheduled_at FROM runs ORDER BY scheduled_at")]
-
-
 def excluded(database: ClockedDatabase) -> list[datetime]:
     return [at for (at,) in database.rows("SELECT first_at FROM skips WHERE reason = 'excluded' ORDER BY first_at")]
 
@@ -37,17 +34,6 @@ def excluded(database: ClockedDatabase) -> list[datetime]:
 def go_to(database: ClockedDatabase, day: int, hour: int = 9) -> None:
     database.stop_clock(november(day, hour))
     fire_due(database)
-
-
-def november(day: int, hour: int = 9) -> datetime:
-    return datetime(2026, 11, day, hour, tzinfo=UTC)
-
-
-@pytest.fixture
-def friday(clocked: ClockedDatabase) -> ClockedDatabase:
-    """A clock stopped at noon of Friday, 20 November 2026."""
-    clocked.stop_clock(FRIDAY_NOON)
-    return clocked
 
 
 def test_occurrences_due_during_a_put_fire_by_the_new_days(friday: ClockedDatabase) -> None:

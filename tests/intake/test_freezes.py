@@ -9,6 +9,7 @@ import pytest
 from tests.fixtures.acts import EXECUTOR, about, submission
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
+from tests.intake.test_cancel_filter import claimable, enter, refusal
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake import freezes
 from tidewheel.intake.locks import RowLocked
@@ -46,11 +47,6 @@ def thaw(database: Database, **scope: object) -> Reply:
     return reply
 
 
-def claimable(database: Database, *runs: UUID) -> list[bool]:
-    """Return True for each run that a claim takes, by the careful way."""
-    return [len(database.claim(run).started) == 1 for run in runs]
-
-
 def claimed_at_once(database: Database, *runs: UUID) -> list[bool]:
     """Return True for each run that the claim of a whole batch takes."""
     claims = [database.requested_claim(run) for run in runs]
@@ -58,11 +54,6 @@ def claimed_at_once(database: Database, *runs: UUID) -> list[bool]:
     with session.transaction() as connection:
         started = {one.run_id for one in claim_uniform(connection, claims, executor_id=EXECUTOR)}
     return [run in started for run in runs]
-
-
-def refusal(reply: Reply) -> tuple[str | None, str]:
-    assert reply.status is ReplyStatus.REJECTED
-    return reply.code, reply.errors[0].path
 
 
 SCOPES: list[dict[str, object]] = [
@@ -217,15 +208,6 @@ def test_wrong_scope_is_refused_by_field(scope: dict[str, object], path: str) ->
 def settled(database: Database) -> bool:
     Thaws(database.session(), database.installation).step()
     return bool(database.value("SELECT settled FROM freezes"))
-
-
-def enter(database: Database) -> None:
-    """Let there be an executor."""
-    database.execute(
-        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
-        " VALUES (%s, 'e', '{default}', '{}', 1, now(), now())",
-        [EXECUTOR],
-    )
 
 
 def claim_as_executors_do(connection: Conn, wanted: Claim) -> list[Started]:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.fixtures.acts import HANDLER, about, submission
 from tests.fixtures.database import ClockedDatabase, Database
+from tests.intake.minutes import kinds
 from tests.scheduler.firing import fire_due
 from tidewheel.errors import Refused
 from tidewheel.ids import bucket_of, job_id, shard_of
@@ -18,10 +19,6 @@ from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition, Reply, ReplyStatus, RequestOrigin, RequestType
 
 SECOND = timedelta(seconds=1)
-
-
-def kinds(database: Database) -> list[str]:
-    return [event.type.removeprefix("io.tidewheel.").removesuffix(".v1") for event in database.lifecycle()]
 
 
 def test_new_job_is_version_1_and_reports_its_next_run(clocked: ClockedDatabase) -> None:

@@ -1,7 +1,6 @@
 """Repairs: of timers, of active runs, and of workflows that lost a release."""
 
 import random
-from collections.abc import Iterator
 from datetime import timedelta
 from uuid import UUID, uuid4
 
@@ -276,13 +275,6 @@ def test_repair_touches_one_shard_only(job: Database) -> None:
     job.claim(make(job, "buffer_all"))
     job.execute("DELETE FROM active_runs")
     assert sweep(job).repair_shard((SHARD + 1) % 64) == 0
-
-
-@pytest.fixture
-def session(database: Database) -> Iterator[Session]:
-    session = database.session()
-    yield session
-    session.close()
 
 
 def mended(database: Database, session: Session) -> int:

@@ -1,7 +1,6 @@
 """The root's overlap policy sees whole occurrences, and an occurrence has a deadline."""
 
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from uuid import UUID
 
@@ -36,13 +35,6 @@ from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 
 CHAIN: Parents = {"a": [], "b": after("a")}
-
-
-@pytest.fixture
-def session(database: Database) -> Iterator[Session]:
-    session = database.session()
-    yield session
-    session.close()
 
 
 def repaired(database: Database, session: Session) -> int:
