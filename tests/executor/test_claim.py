@@ -264,12 +264,11 @@ def test_runs_claimed_under_a_lease_that_ended_do_not_start_with_those_read_back
         """Return the lease, which is the second once the first claim is committed."""
         run = database.open_run(free.run_id)
         if run.state == "running":
-            with database.transaction() as connection:
-                requeue_runs(
-                    connection,
-                    database.installation,
-                    [Requeue(free.run_id, run.attempt, EXECUTOR, AttemptOutcome.LOST, error_type="Lost")],
-                )
+            database.within(
+                requeue_runs,
+                database.installation,
+                [Requeue(free.run_id, run.attempt, EXECUTOR, AttemptOutcome.LOST, error_type="Lost")],
+            )
             first.end()
         read.append(second if first.is_over() else first)
         return read[-1]

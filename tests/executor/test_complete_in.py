@@ -89,8 +89,7 @@ def chained(shop: Database, **job: object) -> Started:
 
 
 def apply_effects(database: Database) -> int:
-    with database.transaction() as connection:
-        return apply_deferred_effects(connection, database.installation)
+    return database.within(apply_deferred_effects, database.installation)
 
 
 def test_commit_ends_the_run_with_effect_result_and_event(shop: Database, own: Own) -> None:

@@ -269,8 +269,7 @@ def test_log_metrics_rows_event_and_explanation_of_an_end_agree(
     expected = Counter({("tidewheel_attempts_total", outcome.value): 1 for outcome in end.outcomes})
     expected["tidewheel_runs_ended_total", end.state.value] = 1
     assert counted() - before == expected
-    with database.transaction() as connection:
-        detail = show_run(connection, "default", run_id)
+    detail = database.within(show_run, "default", run_id)
     explained = explanation_of(database, detail.summary.scheduled_at, detail.summary.key)
     assert f"{end.state.replace('_', ' ')}" in explained.words
     assert [one.outcome for one in detail.attempts] == list(end.outcomes)

@@ -214,8 +214,7 @@ def test_rotation_under_load_refuses_no_message(executing: Executing) -> None:
         with executing.running(**NO_SWEEP):
             for _ in range(3):
                 database.execute(AGE_KEYS, [timedelta(minutes=2)])
-                with database.transaction() as connection:
-                    newest = rotate_message_keys(connection)
+                newest = database.within(rotate_message_keys)
                 sent += [executing.trigger("acts.echo", 0) for _ in range(50)]
                 database.execute(AGE_KEYS, [timedelta(seconds=SIGNS_AFTER_SECONDS)])
                 until(partial(sends_with, executing, sent, newest), "the relay signs with the new key")
@@ -245,8 +244,7 @@ def test_revoked_key_verifies_nothing_after_the_next_heartbeat(executing: Execut
     before = unverified("unknown_key")
     with executing.running(**NO_SWEEP):
         executing.ended(first)
-        with executing.database.transaction() as connection:
-            rotate_message_keys(connection, revoke=True)
+        executing.database.within(rotate_message_keys, revoke=True)
         seen = dict[str, int]()
         until(lambda: beats(executing, seen, 2), "two heartbeats have come after it")
         publish(executing, topic, key, value, stolen)

@@ -153,8 +153,7 @@ class Beating:
 
 def test_delivered_terminate_is_deleted(database: Database) -> None:
     known, coming = (RunningAttempt(uuid4(), 1, "default", EXECUTOR) for _ in range(2))
-    with database.transaction() as connection:
-        add_signals(connection, Signal.TERMINATE, [known, coming])
+    database.within(add_signals, Signal.TERMINATE, [known, coming])
     with Beating(database, EXECUTOR) as beating:
         beating.here.add(known.run_id)
         until(lambda: [run for run, *_ in signals(database)] == [coming.run_id], "the first is taken away")
@@ -178,8 +177,7 @@ def test_cancel_signal_stays_until_its_run_ends(database: Database) -> None:
 
 def test_signals_of_other_executors_are_ignored(database: Database) -> None:
     theirs, mine = (RunningAttempt(uuid4(), 1, "default", hands) for hands in (uuid4(), EXECUTOR))
-    with database.transaction() as connection:
-        add_signals(connection, Signal.TERMINATE, [theirs, mine])
+    database.within(add_signals, Signal.TERMINATE, [theirs, mine])
     with Beating(database, EXECUTOR) as beating:
         beating.here |= {theirs.run_id, mine.run_id}
         until(lambda: [run for run, *_ in signals(database)] == [theirs.run_id], "its own is taken away")

@@ -118,8 +118,7 @@ def test_bulk_load_writes_one_entry_for_the_batches_of_a_minute(database: Databa
 def test_cancel_in_the_callers_transaction_is_recorded_with_its_role(with_job: Database) -> None:
     run = with_job.trigger()
     for _ in range(2):  # the second one finds the first, which no scheduler has applied
-        with with_job.transaction() as connection:
-            cancel(connection, run)
+        with_job.within(cancel, run)
     role = with_job.value("SELECT session_user::text")
     found = with_job.rows("SELECT door, actor_kind, actor, object FROM audit_log WHERE action = 'run.cancel'")
     assert found == [("client", "role", role, f"run/{run}")]
@@ -152,8 +151,7 @@ def test_entries_are_neither_changed_nor_deleted(with_job: Database, statement: 
 
 def load(database: Database, *documents: dict[str, Any], emit_events: bool = False) -> Loaded:
     batch = [ReceivedRequest(parse_request(document)) for document in documents]
-    with database.transaction() as connection:
-        return load_jobs(connection, database.installation, batch, emit_events=emit_events)
+    return database.within(load_jobs, database.installation, batch, emit_events=emit_events)
 
 
 def test_bulk_load_creates_missing_jobs_and_keeps_existing_ones(database: Database) -> None:

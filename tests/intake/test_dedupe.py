@@ -128,10 +128,9 @@ def test_redelivered_trigger_without_a_request_id_is_one_run(with_job: Database)
     trigger = about("job.trigger", run_at=(with_job.now() + timedelta(hours=1)).isoformat())
     runs: set[str | None] = set()
     for _ in range(2):
-        with with_job.transaction() as connection:
-            [reply] = apply_requests(
-                connection, with_job.installation, [ReceivedRequest(parse_request(trigger), place)]
-            )
+        [reply] = with_job.within(
+            apply_requests, with_job.installation, [ReceivedRequest(parse_request(trigger), place)]
+        )
         runs.add(reply.run_id)
     assert len(runs) == len(with_job.job_runs()) == 1
 

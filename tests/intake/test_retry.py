@@ -300,8 +300,7 @@ def deliver(database: Database, *messages: RunRequest) -> Claimed:
         Claim(UUID(each.run_id), each.attempt, each.job_version, f"test/0/0@{offset}", publish_at=each.publish_at)
         for offset, each in enumerate(messages)
     ]
-    with database.transaction() as connection:
-        return claim_runs(connection, database.installation, claims, executor_id=EXECUTOR)
+    return database.within(claim_runs, database.installation, claims, executor_id=EXECUTOR)
 
 
 def test_attempt_beyond_the_next_and_retry_without_attempt_name_the_next_one(with_job: Database) -> None:

@@ -104,8 +104,7 @@ def test_job_without_a_key_keeps_its_name(database: Database) -> None:
     document = submission()
     del document["job"]["key"]  # type: ignore[attr-defined]
     name = "tidewheel.requests/3/17"
-    with database.transaction() as connection:
-        apply_requests(connection, database.installation, [ReceivedRequest(parse_request(document), origin)])
+    database.within(apply_requests, database.installation, [ReceivedRequest(parse_request(document), origin)])
     database.submit(name, payload=2)
     [reply] = database.apply_batch(about("job.rollback", name, version=1))
     assert (reply.key, reply.job_version) == (name, 3)

@@ -102,8 +102,7 @@ def test_job_without_a_key_is_named_by_request_id_or_offset(database: Database) 
     document = {"type": "job.submit", "job": {"schedule": "manual", "target": HANDLER}}
     named = ReceivedRequest(parse_request(document | {"request_id": "r-9"}))
     placed = ReceivedRequest(parse_request(document), RequestOrigin(topic="tidewheel.requests", partition=3, offset=17))
-    with database.transaction() as connection:
-        replies = apply_requests(connection, database.installation, [named, placed])
+    replies = database.within(apply_requests, database.installation, [named, placed])
     assert [reply.key for reply in replies] == ["r-9", "tidewheel.requests/3/17"]
     assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"r-9", "tidewheel.requests/3/17"}
 

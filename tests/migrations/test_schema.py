@@ -268,8 +268,7 @@ def test_every_schema_of_this_release_is_stored_and_found(database: Database) ->
 
 def test_storing_schemas_again_changes_nothing(database: Database) -> None:
     before = database.rows("SELECT * FROM schemas ORDER BY fingerprint")
-    with database.transaction() as connection:
-        store_schemas(connection)
+    database.within(store_schemas)
     assert database.rows("SELECT * FROM schemas ORDER BY fingerprint") == before
 
 

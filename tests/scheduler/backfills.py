@@ -54,8 +54,7 @@ def look(database: Database) -> int:
 
 
 def progress(database: Database, backfill_id: UUID) -> BackfillProgress:
-    with database.transaction() as connection:
-        return backfill(connection, "default", backfill_id)
+    return database.within(backfill, "default", backfill_id)
 
 
 def created_instants(database: Database) -> list[datetime]:

@@ -83,8 +83,7 @@ def test_runs_of_every_state_are_cancelled(with_job: Database) -> None:
     queued, buffered = with_job.trigger(), with_job.trigger("turns")
     with_job.claim(buffered)
     with_job.requeue(retrying, AttemptOutcome.FAILED, timedelta(hours=1))
-    with with_job.transaction() as connection:
-        wait_runs(connection, [Wait(waiting.run_id, waiting.attempt, EXECUTOR, timedelta(hours=1))])
+    with_job.within(wait_runs, [Wait(waiting.run_id, waiting.attempt, EXECUTOR, timedelta(hours=1))])
     number = cancel(with_job, handler="send-email")
     step_until_idle(with_job)
     assert states(with_job, [retrying.run_id, waiting.run_id, queued, buffered]) == ["cancelled"] * 4
@@ -192,8 +191,7 @@ def test_run_promoted_from_a_cancelled_active_run_does_not_start(database: Datab
     waiters = [database.trigger() for _ in range(3)]
     database.claim(*waiters)
     cancel(database, key="job")
-    with database.transaction() as connection:
-        finish_runs(connection, database.installation, [ending(holder, RunState.SUCCEEDED)])
+    database.within(finish_runs, database.installation, [ending(holder, RunState.SUCCEEDED)])
     [released] = [run.run_id for run in database.job_runs() if run.state == "queued"]
     assert database.claim(released).started == []
     step_until_idle(database)

@@ -44,8 +44,7 @@ def release(database: ClockedDatabase) -> None:
 
 
 def preview_counts(database: ClockedDatabase) -> tuple[int, int]:
-    with database.transaction() as connection:
-        found = preview_thaw(connection, FrozenScope("default", None, None, None))
+    found = database.within(preview_thaw, FrozenScope("default", None, None, None))
     return found.fires, found.skips
 
 

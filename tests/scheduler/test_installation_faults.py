@@ -202,8 +202,7 @@ def test_postponed_job_is_explained_and_replies_with_an_occurrence(of_a_newer_re
     for again in clocked.apply_batch(*documents):
         assert (again.unchanged, again.next_run_at) == (True, first)
     clocked.stop_clock(first + timedelta(milliseconds=500))
-    with clocked.transaction() as connection:
-        explained = explain(connection, "default", KEYS[-1], first)
+    explained = clocked.within(explain, "default", KEYS[-1], first)
     assert explained.outcome is OccurrenceOutcome.WAITING
     assert "postponed" in explained.words
     assert "/readyz" in explained.words
@@ -224,14 +223,12 @@ def test_ended_pauses_that_fail_alike_are_postponed_and_end_at_their_instant(
     assert fire(session, still.installation, look_at(still), breaker) == JOBS
     assert still.value("SELECT count(*) FROM timers WHERE hold_reason = 'pause'") == JOBS
     assert fire(session, still.installation, look_at(still), breaker) == 0, "the next poll takes none of them"
-    with still.transaction() as connection:
-        detail = show_job(connection, "default", KEYS[-1])
+    detail = still.within(show_job, "default", KEYS[-1])
     assert detail.summary.postponed_until is not None
     assert detail.summary.postponed_until > still.now()
     for schedule in schedules:
         still.execute("UPDATE job_versions SET schedule_json = %s WHERE job_id = %s", schedule)
-    with still.transaction() as connection:
-        explained = explain(connection, "default", KEYS[-1], ends_at - SECOND)
+    explained = still.within(explain, "default", KEYS[-1], ends_at - SECOND)
     assert (explained.outcome, "postponed" in explained.words) == (OccurrenceOutcome.PAUSED, True)
     if ended_by == "edit":
         replies = still.apply_batch(*(submission(key, **EACH_SECOND, payload=2) for key in KEYS))

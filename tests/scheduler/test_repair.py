@@ -261,8 +261,7 @@ def test_repair_marks_waiters_of_active_run_with_holder(job: Database) -> None:
 
 def test_stale_signals_are_deleted(clocked: ClockedDatabase) -> None:
     for kind in Signal:
-        with clocked.transaction() as connection:
-            add_signals(connection, kind, [RunningAttempt(uuid4(), 1, "default", EXECUTOR)])
+        clocked.within(add_signals, kind, [RunningAttempt(uuid4(), 1, "default", EXECUTOR)])
     sweep(clocked).repair_shard(0)
     assert clocked.count("signals") == 2
     clocked.advance(timedelta(minutes=2))
@@ -328,8 +327,7 @@ def cancel_open(database: Database, state: str) -> None:
         RunEnd(run_id, 0, RunState.CANCELLED)
         for (run_id,) in database.rows("SELECT run_id FROM job_runs WHERE state = %s", [state])
     ]
-    with database.transaction() as connection:
-        finish_runs(connection, database.installation, ends)
+    database.within(finish_runs, database.installation, ends)
 
 
 def cancelled_while_blocked(database: Database) -> UUID:

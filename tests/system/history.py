@@ -200,8 +200,7 @@ class History:
         """Release a quarantined job in one of the ways there are, or leave it."""
         match self.rng.choice(("release", "release", "again", "edit", "delete", "wait", "wait")):
             case "release":
-                with self.database.transaction() as connection:
-                    [_] = release_jobs(connection, self.database.installation, [job_id("default", job.key)])
+                [_] = self.database.within(release_jobs, self.database.installation, [job_id("default", job.key)])
                 self.log.append((self.now, f"release {job.key!r}"))
                 self._decide_pause(job, self.now)
                 self._count("released")
@@ -248,8 +247,7 @@ class History:
         """Let an executor take some runs, and end some of those under way."""
         rows = self.database.rows(_TO_CLAIM, {"states": [RunState.QUEUED], "now": self.now})
         wanted = [Claim(run, attempt + 1, version, "sweep") for run, attempt, version in rows]
-        with self.database.transaction() as connection:
-            claim_runs(connection, self.database.installation, wanted, executor_id=EXECUTOR)
+        self.database.within(claim_runs, self.database.installation, wanted, executor_id=EXECUTOR)
         for run, attempt in self.database.rows(_TO_END, {"states": [RunState.RUNNING, RunState.CANCELLING]}):
             if self.rng.random() < 0.4:
                 state = self.rng.choice((RunState.SUCCEEDED, RunState.FAILED))

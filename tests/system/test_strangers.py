@@ -182,12 +182,10 @@ def test_prepared_transaction_that_holds_the_key_of_claims_stops_none(tmp_path: 
             wanted = database.requested_claim(database.trigger())
             other.execute("SELECT pg_advisory_xact_lock(hashtext('tidewheel.claims'))")
             other.execute("PREPARE TRANSACTION 'theirs'")
-            with database.transaction() as reading:
-                [holder] = find_lock_holders(reading)
+            [holder] = database.within(find_lock_holders)
             assert (holder.process, holder.prepared, holder.role) == (None, "theirs", other.info.user)
             assert holder.remedy.endswith("ROLLBACK PREPARED 'theirs'")
-            with database.transaction() as cancelling:
-                block_claims(cancelling, [])
+            database.within(block_claims, [])
             assert len(claimer(database).claim([wanted], source="message").started) == 1
             other.autocommit = True
             other.execute("ROLLBACK PREPARED 'theirs'")

@@ -152,8 +152,7 @@ def _triggered(database: Database, key: str, count: int, policy: Overlap) -> lis
 
 
 def _claim_all(database: Database, claims: Sequence[Claim]) -> Claimed:
-    with database.transaction() as connection:
-        return claim_runs(connection, database.installation, claims, executor_id=EXECUTOR)
+    return database.within(claim_runs, database.installation, claims, executor_id=EXECUTOR)
 
 
 @pytest.mark.parametrize("policy", [Overlap.SKIP, Overlap.BUFFER_ALL, Overlap.CANCEL_OTHER, Overlap.ALLOW_ALL])

@@ -88,8 +88,7 @@ def test_job_without_pause_on_failure_counts_nothing(clocked: ClockedDatabase) -
 
 def apply(database: ClockedDatabase, request: Request) -> Reply:
     parsed, _ = read_request(encode(request))
-    with database.transaction() as connection:
-        [reply] = apply_requests(connection, database.installation, [ReceivedRequest(parsed)])
+    [reply] = database.within(apply_requests, database.installation, [ReceivedRequest(parsed)])
     return reply
 
 
@@ -269,8 +268,7 @@ def test_json_completion_holds_the_same_fields(database: Database, state: RunSta
     database.submit(labels={"team": "billing"}, retry={"max_attempts": 1})
     started = database.begun()
     in_json = replace(database.installation, content_type="application/json", encode_event=encode_json)
-    with database.transaction() as connection:
-        finish_runs(connection, in_json, [ending(started, state, result=b"1", error_type="E", reason="so")])
+    database.within(finish_runs, in_json, [ending(started, state, result=b"1", error_type="E", reason="so")])
     topic = database.installation.topics.completions
     [(value, parts)] = database.rows("SELECT value, headers FROM outbox WHERE topic = %s", [topic])
     assert value[:1] == b"{"
@@ -295,8 +293,7 @@ def test_completions_name_the_executor_of_each_run(with_job: Database) -> None:
 def test_completion_names_the_request_that_created_its_run(with_job: Database, state: RunState) -> None:
     origin = RequestOrigin(topic="tidewheel.requests", partition=3, offset=7)
     wanted = parse_request({"type": "job.trigger", "key": "job", "request_id": "r-1"})
-    with with_job.transaction() as connection:
-        [reply] = apply_requests(connection, with_job.installation, [ReceivedRequest(wanted, origin)])
+    [reply] = with_job.within(apply_requests, with_job.installation, [ReceivedRequest(wanted, origin)])
     with_job.end(ending(with_job.begin(UUID(reply.run_id)), state))
     own = with_job.begun()
     with_job.end(ending(own, state))

@@ -21,8 +21,7 @@ from tidewheel.transitions.finished import RunEnd
 
 
 def claimed(database: Database, *claims: Claim) -> Claimed:
-    with database.transaction() as connection:
-        return claim_runs(connection, database.installation, claims, executor_id=EXECUTOR)
+    return database.within(claim_runs, database.installation, claims, executor_id=EXECUTOR)
 
 
 def test_two_executors_one_run_one_winner(with_job: Database) -> None:
@@ -115,8 +114,7 @@ def test_committed_claims_are_read_back_after_a_lost_commit(with_job: Database) 
     ours, others, unclaimed = (with_job.requested_claim(with_job.trigger()) for _ in range(3))
     someone = uuid4()
     [started] = claimed(with_job, ours).started
-    with with_job.transaction() as connection:
-        claim_runs(connection, with_job.installation, [others], executor_id=someone)
+    with_job.within(claim_runs, with_job.installation, [others], executor_id=someone)
     with with_job.transaction() as connection:
         assert read_claims(connection, [ours, others, unclaimed], executor_id=EXECUTOR) == [started]
     with_job.requeue(started, AttemptOutcome.RELEASED)

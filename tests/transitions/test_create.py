@@ -52,8 +52,7 @@ def new_run(database: Database, at: datetime, **fields: object) -> NewRun:
 
 
 def write(database: Database, *runs: NewRun, now: datetime, repeats: bool = False) -> set[UUID]:
-    with database.transaction() as connection:
-        return create_runs(connection, database.installation, runs, now=now, repeats=repeats)
+    return database.within(create_runs, database.installation, runs, now=now, repeats=repeats)
 
 
 def test_run_and_message_agree(database: Database, now: datetime) -> None:

@@ -318,11 +318,9 @@ def test_tenants_rate_holds_the_first_run_alone(still: ClockedDatabase) -> None:
 def test_end_in_a_clients_own_transaction_lets_the_next_run_start(still: ClockedDatabase) -> None:
     first, second, _ = ordered(still)
     started = still.begin(first)
-    with still.transaction() as connection:
-        finish_runs(connection, still.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
+    still.within(finish_runs, still.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
     assert states(still, second) == ["buffered"]
-    with still.transaction() as connection:
-        apply_deferred_effects(connection, still.installation)
+    still.within(apply_deferred_effects, still.installation)
     assert states(still, second) == ["queued"]
 
 
@@ -379,8 +377,7 @@ def test_orders_hold_under_failures_retries_and_deaths(with_job: Database) -> No
         try:
             while with_job.count("job_runs"):
                 try:
-                    with with_job.transaction() as connection:
-                        step(connection, dice)
+                    with_job.within(step, dice)
                 except (_Died, psycopg.errors.DeadlockDetected, Unavailable):
                     continue
         except BaseException as error:  # noqa: BLE001 - the test judges it

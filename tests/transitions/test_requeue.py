@@ -286,8 +286,7 @@ def test_retried_attempt_keeps_its_output(database: Database, started: Started) 
     failed = Requeue(
         started.run_id, started.attempt, EXECUTOR, AttemptOutcome.FAILED, trace="Trace", output=b"two\n", output_bytes=8
     )
-    with database.transaction() as connection:
-        requeue_runs(connection, database.installation, [failed])
+    database.within(requeue_runs, database.installation, [failed])
     assert kept(database) == [(1, None, b"two\n", 8)]
 
 

@@ -272,8 +272,7 @@ def prefix(database: Database, **flags: object) -> str:
 
 
 def name(database: Database, **flags: object) -> None:
-    with database.transaction() as connection:
-        record_topic_prefix(connection, Connections.load(**flags))
+    database.within(record_topic_prefix, Connections.load(**flags))
 
 
 def test_unrecorded_prefix_is_that_of_the_settings(database: Database) -> None:

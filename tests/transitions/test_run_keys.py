@@ -249,8 +249,7 @@ def test_completion_in_a_clients_transaction_gives_the_place_back_later(database
     assert database.open_run(second).state == RunState.BUFFERED
     repair = KeyRepair(database.session(), database.installation)
     assert repair.repair() == 0, "the place is not free before the effect is applied"
-    with database.transaction() as connection:
-        apply_deferred_effects(connection, database.installation)
+    database.within(apply_deferred_effects, database.installation)
     assert database.open_run(second).state == RunState.QUEUED
 
 

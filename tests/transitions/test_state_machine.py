@@ -53,10 +53,9 @@ def run_in(database: Database, state: RunState) -> UUID:
     if state is RunState.BUFFERED:
         database.execute("UPDATE job_runs SET publish_at = 'infinity' WHERE run_id = %s", [run_id])
     if state in FINAL:
-        with database.transaction() as connection:
-            done = finish_runs(
-                connection, database.installation, [RunEnd(run_id, attempt, state, EXECUTOR if active else None)]
-            )
+        done = database.within(
+            finish_runs, database.installation, [RunEnd(run_id, attempt, state, EXECUTOR if active else None)]
+        )
         assert done.states == {run_id: state}
     return run_id
 

@@ -107,11 +107,9 @@ def test_completion_in_a_clients_transaction_gives_the_place_back_later(with_job
     first, second = with_job.trigger(), with_job.trigger()
     [started] = executor.claim(first)
     executor.claim(second)
-    with with_job.transaction() as connection:
-        finish_runs(connection, with_job.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
+    with_job.within(finish_runs, with_job.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
     assert with_job.open_run(second).state == "buffered"
-    with with_job.transaction() as connection:
-        apply_deferred_effects(connection, with_job.installation)
+    with_job.within(apply_deferred_effects, with_job.installation)
     assert with_job.open_run(second).state == "queued"
 
 
@@ -198,14 +196,12 @@ def test_wrong_count_of_runs_in_flight_is_repaired_and_lets_waiting_runs_start(w
     with_job.execute("UPDATE run_keys SET running = 7, unclaimed = 1, has_waiters = false")
     assert repair.repair_tenants() == 0
     assert with_job.rows(COUNTERS) == [(2, 0, True)]
-    with with_job.transaction() as connection:
-        finish_runs(connection, with_job.installation, [ending(started[0], RunState.SUCCEEDED)], lasting=True)
+    with_job.within(finish_runs, with_job.installation, [ending(started[0], RunState.SUCCEEDED)], lasting=True)
     with_job.execute("UPDATE run_keys SET running = 0")
     assert repair.repair_tenants() == 0
     assert with_job.rows(COUNTERS) == [(2, 0, True)], "the deferred effect of an end holds its place"
     with_job.execute("DELETE FROM run_keys")
-    with with_job.transaction() as connection:
-        apply_deferred_effects(connection, with_job.installation)
+    with_job.within(apply_deferred_effects, with_job.installation)
     assert repair.repair_tenants() == 1
     assert with_job.rows("SELECT at_once, running, unclaimed FROM run_keys") == [(2, 2, 1)]
     for one in (started[1], *executor.claim(runs[2])):

@@ -142,8 +142,7 @@ def test_a_completion_in_a_clients_transaction_leaves_the_place(database: Databa
         finish_runs(connection, database.installation, ends, lasting=True)
     assert database.claim(second).started == []
     assert repaired(database, session) == 0
-    with database.transaction() as connection:
-        apply_deferred_effects(connection, database.installation)
+    database.within(apply_deferred_effects, database.installation)
     assert database.open_run(second).state == RunState.BUFFERED
     play(database)
     assert states(database, second) == {"a": "succeeded", "b": "succeeded"}
