@@ -43,6 +43,11 @@ def release(database: ClockedDatabase) -> None:
         pass
 
 
+def thaw(database: ClockedDatabase) -> None:
+    ask(database, "thaw")
+    release(database)
+
+
 def preview_counts(database: ClockedDatabase) -> tuple[int, int]:
     found = database.within(preview_thaw, FrozenScope("default", None, None, None))
     return found.fires, found.skips
@@ -71,8 +76,7 @@ def test_on_resume_decides_what_a_freeze_has_held(
     assert [held for (held,) in still.rows(HELD)] == ["job"]
     still.advance(2 * MINUTE)
     assert fire_due(still) == 0
-    ask(still, "thaw")
-    release(still)
+    thaw(still)
     fire_all(still)
     assert (instants(still), skips(still)) == (made, spans)
     still.advance(MINUTE)
@@ -121,8 +125,7 @@ def test_run_written_ahead_that_started_before_the_freeze_stays(still: ClockedDa
     ask(still, "freeze")
     release(still)
     assert [(run.state, at) for run, at in zip(still.job_runs(), instants(still), strict=True)] == [("running", 1.0)]
-    ask(still, "thaw")
-    release(still)
+    thaw(still)
     still.advance(MINUTE)
     fire_all(still)
     assert instants(still) == [1.0, 2.0]
@@ -138,8 +141,7 @@ def test_once_written_ahead_of_a_freeze_fires_after_the_thaw(still: ClockedDatab
     assert still.job_runs() == []
     assert still.value("SELECT finished_at FROM jobs") is None
     still.advance(MINUTE)
-    ask(still, "thaw")
-    release(still)
+    thaw(still)
     fire_all(still)
     [run] = still.job_runs()
     assert claimable(still, run.run_id) == [True]
@@ -156,8 +158,7 @@ def test_moved_occurrence_written_ahead_of_a_freeze_is_frozen(still: ClockedData
     assert len(still.job_runs()) == 1
     ask(still, "freeze")
     still.advance(MINUTE)
-    ask(still, "thaw")
-    release(still)
+    thaw(still)
     fire_all(still)
     assert (still.job_runs(), skips(still)) == ([], [("frozen", 1)])
 
@@ -244,8 +245,7 @@ def test_pause_and_freeze_end_each_by_itself(still: ClockedDatabase) -> None:
     ask(still, "freeze")
     still.advance(MINUTE)
     fire_all(still)
-    ask(still, "thaw")
-    release(still)
+    thaw(still)
     fire_all(still)
     assert (still.rows(HOLDS), still.job_runs()) == ([("pause",)], [])
     still.apply_batch(about("job.resume"))
@@ -259,8 +259,7 @@ def test_pause_within_a_freeze_stays_after_the_thaw(still: ClockedDatabase) -> N
     still.advance(MINUTE)
     fire_all(still)
     still.apply_batch(about("job.pause"))
-    ask(still, "thaw")
-    release(still)
+    thaw(still)
     assert still.rows(HOLDS) == [("pause",)]
     still.advance(MINUTE)
     still.apply_batch(about("job.resume"))
@@ -275,8 +274,7 @@ def test_pause_that_ends_under_a_freeze_is_over_and_the_freeze_holds(still: Cloc
     fire_all(still)
     assert still.rows("SELECT paused, hold_reason FROM jobs JOIN timers USING (job_id)") == [(False, "freeze")]
     assert "io.tidewheel.job.resumed.v1" in {event.type for event in still.lifecycle()}
-    ask(still, "thaw")
-    release(still)
+    thaw(still)
     assert skips(still) == [("frozen", 3)]
 
 
@@ -298,8 +296,7 @@ def test_deleted_job_of_a_freeze_leaves_no_timer(still: ClockedDatabase) -> None
     still.advance(2 * MINUTE)
     fire_all(still)
     still.apply_batch(about("job.delete"))
-    ask(still, "thaw")
-    release(still)
+    thaw(still)
     assert (still.count("timers"), still.count("freezes"), skips(still)) == (0, 0, [("frozen", 2)])
 
 
@@ -314,8 +311,7 @@ def test_fixed_delay_goes_on_after_the_thaw(still: ClockedDatabase) -> None:
     still.advance(5 * MINUTE)
     fire_all(still)
     assert still.rows(HOLDS) == [("freeze",)]
-    ask(still, "thaw")
-    release(still)
+    thaw(still)
     fire_all(still)
     assert (len(still.job_runs()), still.rows(HOLDS)) == (1, [("run",)])
 
@@ -376,8 +372,7 @@ def test_freeze_over_an_edit_that_did_not_see_it_ends(still: ClockedDatabase) ->
         steps += 1
         assert steps < 10, "the scheduler spins"
     assert [still.final_state(run) for run in runs] == [("skipped", "frozen")] * 2
-    ask(still, "thaw")
-    release(still)
+    thaw(still)
     assert still.count("freezes") == 0
     run = still.trigger()
     assert claimable(still, run) == [True]
@@ -549,8 +544,7 @@ def test_request_that_changes_nothing_leaves_a_held_job_to_the_thaw(still: Clock
         still.advance(MINUTE)
         fire_all(still)
     assert (still.job_runs(), still.rows(HOLDS)) == ([], [("freeze",)])
-    ask(still, "thaw")
-    release(still)
+    thaw(still)
     fire_all(still)
     assert (len(still.job_runs()), still.count("freezes")) == (1, 0)
 
@@ -565,8 +559,7 @@ def test_edit_fires_no_paused_instant_of_a_pause_that_ended_under_a_freeze(still
     assert still.rows(HOLDS) == [("freeze",)]
     still.submit(**MINUTELY, labels={"team": "billing"})
     assert still.job_runs() == []
-    ask(still, "thaw")
-    release(still)
+    thaw(still)
     fire_all(still)
     assert still.job_runs() == []
 

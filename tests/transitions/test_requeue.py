@@ -26,40 +26,37 @@ COUNTED = [
 
 @pytest.mark.parametrize(("outcome", "state", "failed_attempts", "lost"), COUNTED)
 def test_only_failures_count_against_max_attempts(
-    database: Database, outcome: AttemptOutcome, state: str, failed_attempts: int, lost: int
+    with_job: Database, outcome: AttemptOutcome, state: str, failed_attempts: int, lost: int
 ) -> None:
-    database.submit()
-    started = database.begun()
-    database.requeue(started, outcome)
-    run = database.open_run(started.run_id)
+    started = with_job.begun()
+    with_job.requeue(started, outcome)
+    run = with_job.open_run(started.run_id)
     assert (run.state, run.attempt, run.failed_attempts, run.lost_attempts) == (state, 1, failed_attempts, lost)
     assert (run.executor_id, run.started_at) == (None, None)
-    assert database.attempts(started.run_id) == [(1, outcome)]
-    assert database.completions() == []
-    again = database.begin(started.run_id)
+    assert with_job.attempts(started.run_id) == [(1, outcome)]
+    assert with_job.completions() == []
+    again = with_job.begin(started.run_id)
     assert (again.attempt, again.failed_attempts, again.lost_attempts) == (2, failed_attempts, lost)
 
 
-def test_failed_and_lost_attempts_add_up(database: Database) -> None:
-    database.submit()
-    run_id = database.trigger()
+def test_failed_and_lost_attempts_add_up(with_job: Database) -> None:
+    run_id = with_job.trigger()
     for outcome in (AttemptOutcome.FAILED, AttemptOutcome.LOST, AttemptOutcome.SNOOZED, AttemptOutcome.FAILED):
-        database.requeue(database.begin(run_id), outcome)
-    run = database.open_run(run_id)
+        with_job.requeue(with_job.begin(run_id), outcome)
+    run = with_job.open_run(run_id)
     assert (run.attempt, run.failed_attempts, run.lost_attempts) == (4, 2, 1)
 
 
-def test_next_attempt_has_its_publish_time_in_row_and_outbox(database: Database) -> None:
-    database.submit()
-    started = database.begun()
-    before = database.now()
-    database.requeue(started, AttemptOutcome.FAILED, timedelta(hours=3))
-    run = database.open_run(started.run_id)
-    assert before + timedelta(hours=3) <= run.publish_at <= database.now() + timedelta(hours=3)
-    first, second = database.requests()
+def test_next_attempt_has_its_publish_time_in_row_and_outbox(with_job: Database) -> None:
+    started = with_job.begun()
+    before = with_job.now()
+    with_job.requeue(started, AttemptOutcome.FAILED, timedelta(hours=3))
+    run = with_job.open_run(started.run_id)
+    assert before + timedelta(hours=3) <= run.publish_at <= with_job.now() + timedelta(hours=3)
+    first, second = with_job.requests()
     assert (first.attempt, second.attempt) == (1, 2)
     assert second.publish_at == run.publish_at
-    [(leaves_at,)] = database.rows("SELECT max(publish_at) FROM outbox")
+    [(leaves_at,)] = with_job.rows("SELECT max(publish_at) FROM outbox")
     assert leaves_at == run.publish_at
     assert run.scheduled_at == first.scheduled_at == second.scheduled_at
 
@@ -77,11 +74,10 @@ def test_retry_of_a_trigger_keeps_its_payload(database: Database, outcome: Attem
     assert second.definition == first.definition
 
 
-def test_binary_payload_is_kept_byte_for_byte(database: Database) -> None:
-    database.submit()
-    started = database.begun(payload_base64="AAEC/w==")
-    database.requeue(started, AttemptOutcome.FAILED)
-    assert [(r.payload, r.payload_content_type) for r in database.requests()] == [
+def test_binary_payload_is_kept_byte_for_byte(with_job: Database) -> None:
+    started = with_job.begun(payload_base64="AAEC/w==")
+    with_job.requeue(started, AttemptOutcome.FAILED)
+    assert [(r.payload, r.payload_content_type) for r in with_job.requests()] == [
         (b"\x00\x01\x02\xff", "application/octet-stream")
     ] * 2
 
@@ -106,51 +102,46 @@ def test_retry_message_goes_to_its_lane_and_queue(database: Database) -> None:
     assert found == [(slice_lane_of(number, "critical"),)]
 
 
-def test_zombie_failure_requeues_nothing(database: Database) -> None:
-    database.submit()
-    zombie = database.begun()
-    database.requeue(zombie, AttemptOutcome.LOST)
-    current = database.begin(zombie.run_id)
-    refused = database.requeue(zombie, AttemptOutcome.FAILED)
+def test_zombie_failure_requeues_nothing(with_job: Database) -> None:
+    zombie = with_job.begun()
+    with_job.requeue(zombie, AttemptOutcome.LOST)
+    current = with_job.begin(zombie.run_id)
+    refused = with_job.requeue(zombie, AttemptOutcome.FAILED)
     assert (refused.runs, refused.busy) == ({}, set())
-    run = database.open_run(zombie.run_id)
+    run = with_job.open_run(zombie.run_id)
     assert (run.state, run.attempt, run.failed_attempts, run.executor_id) == ("running", current.attempt, 0, EXECUTOR)
 
 
-def test_attempt_of_another_executor_is_not_requeued(database: Database) -> None:
-    database.submit()
-    run_id = database.trigger()
-    started = database.begin(run_id, uuid4())
-    refused = database.requeue(started, AttemptOutcome.LOST)
+def test_attempt_of_another_executor_is_not_requeued(with_job: Database) -> None:
+    run_id = with_job.trigger()
+    started = with_job.begin(run_id, uuid4())
+    refused = with_job.requeue(started, AttemptOutcome.LOST)
     assert (refused.runs, refused.busy) == ({}, set())
-    assert database.open_run(run_id).state == "running"
+    assert with_job.open_run(run_id).state == "running"
 
 
-def test_locked_run_is_busy_for_a_requeue(database: Database) -> None:
-    database.submit()
-    started = database.begun()
-    holding = database.connection()
+def test_locked_run_is_busy_for_a_requeue(with_job: Database) -> None:
+    started = with_job.begun()
+    holding = with_job.connection()
     holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
-    refused = database.requeue(started, AttemptOutcome.FAILED)
+    refused = with_job.requeue(started, AttemptOutcome.FAILED)
     assert (refused.runs, refused.busy) == ({}, {started.run_id})
     holding.rollback()
-    assert set(database.requeue(started, AttemptOutcome.FAILED).runs) == {started.run_id}
+    assert set(with_job.requeue(started, AttemptOutcome.FAILED).runs) == {started.run_id}
 
 
-def test_cancelling_run_ends_instead_of_being_requeued(database: Database) -> None:
-    database.submit()
-    started = database.begun()
-    database.apply_batch({"type": "run.cancel", "run_id": str(started.run_id)})
-    refused = database.requeue(started, AttemptOutcome.FAILED)
+def test_cancelling_run_ends_instead_of_being_requeued(with_job: Database) -> None:
+    started = with_job.begun()
+    with_job.apply_batch({"type": "run.cancel", "run_id": str(started.run_id)})
+    refused = with_job.requeue(started, AttemptOutcome.FAILED)
     assert (refused.runs, refused.busy) == ({}, set())
-    assert database.rows("SELECT state FROM runs WHERE run_id = %s", [started.run_id]) == [("cancelled",)]
+    assert with_job.rows("SELECT state FROM runs WHERE run_id = %s", [started.run_id]) == [("cancelled",)]
 
 
-def test_finished_run_is_not_requeued(database: Database) -> None:
-    database.submit()
-    started = database.begun()
-    database.succeed(started)
-    refused = database.requeue(started, AttemptOutcome.RELEASED)
+def test_finished_run_is_not_requeued(with_job: Database) -> None:
+    started = with_job.begun()
+    with_job.succeed(started)
+    refused = with_job.requeue(started, AttemptOutcome.RELEASED)
     assert (refused.runs, refused.busy) == ({}, set())
 
 
