@@ -195,7 +195,7 @@ def fired(executing: Executing, end: End, target: object) -> UUID:
     database, key = executing.database, f"job-{next(numbers)}"
     retry = {"max_attempts": 3, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}
     payload = {"do": end.do, "url": database.url}
-    at = {"once": (database.now() + timedelta(milliseconds=300)).isoformat()}
+    at = {"once": (database.now() + timedelta(milliseconds=20)).isoformat()}
     queue = STOPPED if end.act in {"stop", "lose"} else "default"
     database.submit(key, target=target, payload=payload, schedule=at, **({"queue": queue, "retry": retry} | end.job))
     until(lambda: fire_due(database), "it fires")
