@@ -133,12 +133,6 @@ def test_name_with_a_blank_at_an_end_or_a_control_character_is_refused(key: str,
     assert error.remedy
 
 
-def test_two_submits_of_one_job_in_one_batch_are_applied_in_their_order(database: Database) -> None:
-    replies = database.apply_batch(submission(payload=1), submission("other"), submission(payload=2))
-    assert [reply.job_version for reply in replies] == [1, 1, 2]
-    assert kinds(database) == ["job.created", "job.created", "job.updated"]
-
-
 def test_payload_is_stored_in_the_definition_only(database: Database) -> None:
     database.submit(payload={"secret": "of the customer"})
     assert b"of the customer" in database.value("SELECT definition FROM job_versions")
