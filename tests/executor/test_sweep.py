@@ -262,26 +262,26 @@ async def other(context: tidewheel.Context, payload: str) -> None:
 
 
 @pytest.fixture
-def executing(fresh_database: Database, info: StackInfo) -> Executing:
+def loaded(fresh_database: Database, info: StackInfo) -> Executing:
     made = Executing(fresh_database, info.kafka)
     made.make_topics()
     return made
 
 
 @pytest.mark.slow
-def test_lost_message_is_swept_while_messages_fill_every_slot(executing: Executing) -> None:
+def test_lost_message_is_swept_while_messages_fill_every_slot(loaded: Executing) -> None:
     name = uuid4().hex
     flood = FLOODS[name] = Flood()
-    executing.database.submit("drops", target="flood.drop")
-    executing.database.submit("others", target="flood.other")
+    loaded.database.submit("drops", target="flood.drop")
+    loaded.database.submit("others", target="flood.other")
     known = {handler: found for handler, found in registered().items() if handler.startswith("flood.")}
-    with executing.running(known=known, slots=10 * LOST, sweep=timedelta(milliseconds=200)):
-        flooding = in_background(lambda: keep_flooding(executing, name))
+    with loaded.running(known=known, slots=10 * LOST, sweep=timedelta(milliseconds=200)):
+        flooding = in_background(lambda: keep_flooding(loaded, name))
         try:
-            until(lambda: brought_by_messages(executing) > 2 * MAX_OUTSTANDING, "messages keep the executor busy")
+            until(lambda: brought_by_messages(loaded) > 2 * MAX_OUTSTANDING, "messages keep the executor busy")
             # Due at the same moment, and their messages are not published.
-            lost = executing.database.apply_batch(*[{"type": "job.trigger", "key": "others", "payload": name}] * LOST)
-            ended = [executing.ended(UUID(reply.run_id)) for reply in lost]
+            lost = loaded.database.apply_batch(*[{"type": "job.trigger", "key": "others", "payload": name}] * LOST)
+            ended = [loaded.ended(UUID(reply.run_id)) for reply in lost]
         finally:
             flood.over.set()
             flooding.result(60)

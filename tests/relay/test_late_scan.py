@@ -35,19 +35,19 @@ MEBIBYTE = 1 << 20
 
 
 @pytest.fixture
-def relaying(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> Relaying:
+def scanning(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> Relaying:
     monkeypatch.setattr("tidewheel.postgres.low_water._QUICK_SECONDS", 0.0)  # whatever the machine
     monkeypatch.setattr("tidewheel.relay.read._MAX_SCAN_PAUSE_SECONDS", 0.0)  # short walks too
     return relaying
 
 
 @pytest.fixture
-def reader(relaying: Relaying) -> Reader:
+def reader(scanning: Relaying) -> Reader:
     """A reader of ten rows a slice, with marks behind all rows, that scans in the background."""
-    relaying.write(relaying.row("gone"))
-    made = relaying.reader(80)
+    scanning.write(scanning.row("gone"))
+    made = scanning.reader(80)
     until(lambda: bool(made.read(HELD, [], []).rows), "it has read")
-    relaying.database.execute("DELETE FROM outbox")
+    scanning.database.execute("DELETE FROM outbox")
     return made
 
 
@@ -86,43 +86,43 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Generator[Held]:
     made.end()
 
 
-def test_reads_do_not_wait_for_full_scan(relaying: Relaying, held: Held) -> None:
-    topic = relaying.topic("a")
+def test_reads_do_not_wait_for_full_scan(scanning: Relaying, held: Held) -> None:
+    topic = scanning.topic("a")
     held.begin()
-    with relaying.running():
+    with scanning.running():
         assert held.waits.wait(30)
-        relaying.write(relaying.row(topic, b"new", publish_at=relaying.database.now()))
-        relaying.until_empty()
-        relaying.write(relaying.row(topic, b"late", publish_at=relaying.due_at(HALF_AN_HOUR)))
+        scanning.write(scanning.row(topic, b"new", publish_at=scanning.database.now()))
+        scanning.until_empty()
+        scanning.write(scanning.row(topic, b"late", publish_at=scanning.due_at(HALF_AN_HOUR)))
         held.end()
-        relaying.until_empty()
-    assert relaying.values(topic) == [b"new", b"late"]
+        scanning.until_empty()
+    assert scanning.values(topic) == [b"new", b"late"]
 
 
-def test_late_rows_are_published_once_in_order(relaying: Relaying) -> None:
+def test_late_rows_are_published_once_in_order(scanning: Relaying) -> None:
     """During an open transaction; twice, since one background scan is not the last."""
-    topic = relaying.topic("a")
-    somebody = relaying.database.connection()
+    topic = scanning.topic("a")
+    somebody = scanning.database.connection()
     somebody.execute("SELECT pg_current_xact_id()")
-    past = relaying.due_at(HALF_AN_HOUR)
+    past = scanning.due_at(HALF_AN_HOUR)
     first, second = ([b"%d" % number for number in range(start, start + 300)] for start in (0, 300))
-    with relaying.running(relay_batch=80):  # a share is six rows
+    with scanning.running(relay_batch=80):  # a share is six rows
         for late in (first, second):
-            relaying.write(relaying.row(topic, b"new", publish_at=relaying.database.now()))
-            relaying.until_empty()
-            relaying.write(*(relaying.row(topic, value, publish_at=past) for value in late))
-            relaying.until_empty()
+            scanning.write(scanning.row(topic, b"new", publish_at=scanning.database.now()))
+            scanning.until_empty()
+            scanning.write(*(scanning.row(topic, value, publish_at=past) for value in late))
+            scanning.until_empty()
     somebody.rollback()
-    assert relaying.values(topic) == [b"new", *first, b"new", *second]
+    assert scanning.values(topic) == [b"new", *first, b"new", *second]
 
 
-def test_late_flood_does_not_delay_critical_lane(relaying: Relaying, reader: Reader) -> None:
-    past = relaying.due_at(HALF_AN_HOUR)
-    relaying.write(*(relaying.row("a", b"late", publish_at=past) for _ in range(60)))
+def test_late_flood_does_not_delay_critical_lane(scanning: Relaying, reader: Reader) -> None:
+    past = scanning.due_at(HALF_AN_HOUR)
+    scanning.write(*(scanning.row("a", b"late", publish_at=past) for _ in range(60)))
     batches: list[Batch] = []
 
     def late_rows_come() -> bool:
-        relaying.write(relaying.row("a", b"now", publish_at=relaying.database.now(), lane=OutboxLane.CRITICAL))
+        scanning.write(scanning.row("a", b"now", publish_at=scanning.database.now(), lane=OutboxLane.CRITICAL))
         batches.append(reader.read(HELD, [], passed(batches)))
         return b"late" in values(batches[-1])
 
@@ -140,10 +140,10 @@ def values(batch: Batch) -> list[bytes | None]:
     return [row[VALUE] for row in batch.rows]
 
 
-def test_late_rows_come_in_bounded_batches(relaying: Relaying, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_rows_come_in_bounded_batches(scanning: Relaying, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walk, "MAX_BYTES", MEBIBYTE)
-    past = relaying.due_at(HALF_AN_HOUR)
-    relaying.write(*(relaying.row("a", bytes(MEBIBYTE // 2), publish_at=past, shard=n % 64) for n in range(20)))
+    past = scanning.due_at(HALF_AN_HOUR)
+    scanning.write(*(scanning.row("a", bytes(MEBIBYTE // 2), publish_at=past, shard=n % 64) for n in range(20)))
     batches: list[Batch] = []
 
     def all_have_come() -> bool:
@@ -155,11 +155,11 @@ def test_late_rows_come_in_bounded_batches(relaying: Relaying, reader: Reader, m
     assert len({row[ID] for row in passed(batches)}) == 20
 
 
-def test_reread_rows_are_not_found_by_scan_again(relaying: Relaying, held: Held) -> None:
+def test_reread_rows_are_not_found_by_scan_again(scanning: Relaying, held: Held) -> None:
     """The marks are lowered below rows that a scan in flight will find."""
-    past = relaying.due_at(HALF_AN_HOUR)
-    relaying.write(*(relaying.row("a", b"%d" % number, publish_at=past) for number in range(12)))
-    reader = relaying.reader(80)
+    past = scanning.due_at(HALF_AN_HOUR)
+    scanning.write(*(scanning.row("a", b"%d" % number, publish_at=past) for number in range(12)))
+    reader = scanning.reader(80)
     until(lambda: not reader.read(HELD, [], []).full, "the marks lie behind them")
     held.begin_with(reader)
     reader.reset()
@@ -172,15 +172,15 @@ def test_reread_rows_are_not_found_by_scan_again(relaying: Relaying, held: Held)
 
     for _ in range(12):
         found.extend(reader.read(HELD, [], found).rows)
-    relaying.write(relaying.row("a", b"late", publish_at=past - timedelta(minutes=1)))
+    scanning.write(scanning.row("a", b"late", publish_at=past - timedelta(minutes=1)))
     until(late_row_comes, "that walk has ended, and the next")
     assert [row[VALUE] for row in found] == [*(b"%d" % number for number in range(12)), b"late"]
 
 
-def test_scan_results_of_released_slices_are_dropped(relaying: Relaying, reader: Reader, held: Held) -> None:
+def test_scan_results_of_released_slices_are_dropped(scanning: Relaying, reader: Reader, held: Held) -> None:
     held.begin_with(reader)
-    past = relaying.due_at(LATELY)
-    relaying.write(*(relaying.row("a", b"late", publish_at=past, shard=shard) for shard in range(0, 64, 2)))
+    past = scanning.due_at(LATELY)
+    scanning.write(*(scanning.row("a", b"late", publish_at=past, shard=shard) for shard in range(0, 64, 2)))
     held.end()
 
     def is_found() -> bool:
@@ -188,39 +188,39 @@ def test_scan_results_of_released_slices_are_dropped(relaying: Relaying, reader:
         return any(at <= now for at in earliest.values())
 
     until(is_found, "it has found them")
-    published = relaying.database.execute("DELETE FROM outbox WHERE slice_lane % 8 >= 4")
+    published = scanning.database.execute("DELETE FROM outbox WHERE slice_lane % 8 >= 4")
     assert len(reader.read(HELD, [], []).rows) == 32 - published
 
 
-def test_scan_results_of_paused_topic_wait(relaying: Relaying, reader: Reader, held: Held) -> None:
+def test_scan_results_of_paused_topic_wait(scanning: Relaying, reader: Reader, held: Held) -> None:
     held.begin_with(reader)
-    past = relaying.due_at(LATELY)
-    relaying.write(relaying.row("parked", b"late", publish_at=past), relaying.row("other", b"other", publish_at=past))
+    past = scanning.due_at(LATELY)
+    scanning.write(scanning.row("parked", b"late", publish_at=past), scanning.row("other", b"other", publish_at=past))
     held.end()
     until(lambda: values(reader.read(HELD, ["parked"], [])) == [b"other"], "what was found comes")
-    relaying.database.execute("DELETE FROM outbox WHERE topic = 'other'")
-    relaying.write(relaying.row("parked", b"new", publish_at=relaying.due_at(timedelta(0))))
+    scanning.database.execute("DELETE FROM outbox WHERE topic = 'other'")
+    scanning.write(scanning.row("parked", b"new", publish_at=scanning.due_at(timedelta(0))))
     assert values(reader.read(HELD, [], [])) == [b"late", b"new"]
 
 
-def test_scan_results_survive_failed_read(relaying: Relaying, reader: Reader) -> None:
-    relaying.write(relaying.row("a", b"late", publish_at=relaying.due_at(HALF_AN_HOUR)))
+def test_scan_results_survive_failed_read(scanning: Relaying, reader: Reader) -> None:
+    scanning.write(scanning.row("a", b"late", publish_at=scanning.due_at(HALF_AN_HOUR)))
 
     def is_found() -> bool:
         now, earliest = reader.earliest(HELD, [], all_read=True)
         return any(at <= now for at in earliest.values())
 
     until(is_found, "a walk has found it")
-    end_session(relaying.database, "tidewheel-relay")
+    end_session(scanning.database, "tidewheel-relay")
     with pytest.raises(Unavailable):
         reader.read(HELD, [], [])
     assert values(reader.read(HELD, [], [])) == [b"late"]
 
 
-def test_scan_with_ended_session_is_repeated(relaying: Relaying, reader: Reader) -> None:
-    until(lambda: not reader.read(HELD, [], []) and scan_is_running(relaying.database), "walks are made beside")
-    end_session(relaying.database, "tidewheel-relay-scan")
-    relaying.write(relaying.row("a", b"late", publish_at=relaying.due_at(HALF_AN_HOUR)))
+def test_scan_with_ended_session_is_repeated(scanning: Relaying, reader: Reader) -> None:
+    until(lambda: not reader.read(HELD, [], []) and scan_is_running(scanning.database), "walks are made beside")
+    end_session(scanning.database, "tidewheel-relay-scan")
+    scanning.write(scanning.row("a", b"late", publish_at=scanning.due_at(HALF_AN_HOUR)))
     until(lambda: values(reader.read(HELD, [], [])) == [b"late"], "the late row comes")
 
 
