@@ -1,6 +1,7 @@
 """The acts of a database as functions, for the rooms whose tests do not call its methods yet."""
 
 from collections.abc import Mapping
+from uuid import uuid4
 
 from tests.fixtures.acts import EXECUTOR as EXECUTOR
 from tests.fixtures.acts import HANDLER as HANDLER
@@ -32,6 +33,7 @@ dead_letters = Database.dead_letters
 requests = Database.requests
 attempts = Database.attempts
 active_run_of = Database.active_run_of
+some_executor = uuid4
 
 
 def apply_batch_within(connection: Conn, database: Database, *documents: Mapping[str, object]) -> list[Reply]:
