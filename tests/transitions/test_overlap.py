@@ -62,6 +62,11 @@ def test_each_run_is_decided_by_its_own_policy_oldest_first() -> None:
     )
 
 
+def test_only_the_newest_of_several_arrivals_that_cancel_the_active_run_waits() -> None:
+    decision = decide(HOLDER, RunState.RUNNING, [], [run(1, "cancel_other"), run(2, "cancel_other")])
+    assert (decision.buffered, decision.skipped) == (ids(2), ids(1))
+
+
 contenders = st.lists(
     st.builds(run, st.integers(1, 40), st.sampled_from(NEEDING), attempt=st.integers(0, 1)),
     unique_by=lambda each: each.run_id,
